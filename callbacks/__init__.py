@@ -1,0 +1,10 @@
+"""Federated algorithms, one per file, and everything else that listens to rounds. Installed as ``flgraph.callbacks``."""
+
+from flgraph.callbacks.fedavg import FedAvg
+from flgraph.callbacks.fedper import FedPer
+from flgraph.callbacks.fedprox import FedProx
+from flgraph.callbacks.fedsage import FedSage
+from flgraph.callbacks.fedstar import FedStar
+from flgraph.callbacks.local import Local
+
+__all__ = ["FedAvg", "FedPer", "FedProx", "FedSage", "FedStar", "Local"]

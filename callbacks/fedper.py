@@ -1,0 +1,33 @@
+"""FedPer: Arivazhagan et al., "Federated Learning with Personalization Layers", 2019."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from flgraph.callbacks.fedavg import FedAvg
+from flgraph.federation.routes import Route, personal, shared
+
+
+class FedPer(FedAvg):
+    """FedAvg on the base layers; the personalization layers stay with the client.
+
+    For graph classification the base layers are the graph convolutions (FedStar, appendix A.2).
+
+    Args:
+        base: patterns of the shared tensors' names.
+        weighting: see :class:`FedAvg`.
+        optimizer_state: see :class:`FedAvg`.
+    """
+
+    def __init__(
+        self,
+        base: Sequence[str] = ("convs.*",),
+        weighting: Literal["samples", "uniform"] = "samples",
+        optimizer_state: Literal["keep", "reset"] = "keep",
+    ) -> None:
+        super().__init__(weighting, optimizer_state)
+        self.base = list(base)
+
+    def routes(self) -> list[Route]:
+        return [*shared(*self.base), *personal("*")]

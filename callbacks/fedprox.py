@@ -1,0 +1,63 @@
+"""FedProx: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from flgraph.callbacks.fedavg import FedAvg
+from flgraph.errors import expect
+from flgraph.federation.client import Client
+from flgraph.federation.payload import Payload
+
+
+class FedProx(FedAvg):
+    r"""FedAvg with a proximal term: clients minimise :math:`L_m(w) + \frac{\mu}{2} \lVert w - \bar w \rVert^2`.
+
+    The term covers the shared parameters. Its gradient :math:`\mu (w - \bar w)` is added before every optimizer step (and before
+    gradient clipping), exactly what automatic differentiation of the sum would give; the logged loss is the task's alone.
+
+    Args:
+        mu: weight of the proximal term; 0 is FedAvg.
+        weighting: see :class:`FedAvg`.
+        optimizer_state: see :class:`FedAvg`.
+    """
+
+    def __init__(
+        self,
+        mu: float = 0.01,
+        weighting: Literal["samples", "uniform"] = "samples",
+        optimizer_state: Literal["keep", "reset"] = "keep",
+    ) -> None:
+        super().__init__(weighting, optimizer_state)
+        expect(mu >= 0, "aggregator.mu", "0 or more", mu)
+        self.mu = mu
+        self._center: dict[str, Tensor] = {}
+
+    # ----------------------------------------------------------------------------------------------- client half
+    def install(self, client: Client, download: Payload) -> None:
+        super().install(client, download)
+        self._center = dict(download.tensors)
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Adds the gradient of the proximal term."""
+        if self.mu == 0:
+            return
+        parameters = dict(pl_module.named_parameters())
+        for name, center in self._center.items():
+            parameter = parameters.get(name)  # buffers are shared, too, and have no gradient
+            if parameter is not None and parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - center.to(parameter), alpha=self.mu)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The center, for a client that is stopped between its download and its training."""
+        return {"center": self._center}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Puts back what :meth:`state_dict` returned."""
+        self._center = dict(state_dict["center"])

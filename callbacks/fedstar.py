@@ -1,0 +1,34 @@
+"""FedStar: Tan et al., "Federated Learning on Non-IID Graphs via Structural Knowledge Sharing", AAAI 2023."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from flgraph.callbacks.fedavg import FedAvg
+from flgraph.federation.routes import Route, personal, shared
+
+
+class FedStar(FedAvg):
+    """Shares the structure encoder and nothing else (Algorithm 1, Eq. 9).
+
+    The feature encoder, the layers after it and the classifier are trained by each client alone and never leave it. Goes with
+    :class:`flgraph.models.FedStar`, the feature-structure decoupled GNN.
+
+    Args:
+        structure: patterns of the structure encoder's tensors.
+        weighting: see :class:`FedAvg`.
+        optimizer_state: see :class:`FedAvg`.
+    """
+
+    def __init__(
+        self,
+        structure: Sequence[str] = ("structure.*",),
+        weighting: Literal["samples", "uniform"] = "samples",
+        optimizer_state: Literal["keep", "reset"] = "keep",
+    ) -> None:
+        super().__init__(weighting, optimizer_state)
+        self.structure = list(structure)
+
+    def routes(self) -> list[Route]:
+        return [*shared(*self.structure), *personal("*")]

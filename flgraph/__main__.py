@@ -1,0 +1,5 @@
+"""``python -m flgraph``."""
+
+from flgraph.cli import main
+
+main()

@@ -1,0 +1,168 @@
+"""The command line: a LightningCLI for federations."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytorch_lightning as pl
+import torch
+import yaml
+from jsonargparse.typing import NonNegativeInt
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+
+import flgraph.callbacks  # noqa: F401 - so that classes can be given by their short names
+import flgraph.data  # noqa: F401
+import flgraph.models  # noqa: F401
+from flgraph.errors import InputError
+from flgraph.federation import ClientError, FederatedTrainer
+
+
+class Parser(LightningArgumentParser):
+    """Tells what is wrong in one line and exits with code 2; takes options by their full names only."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Called by argparse and jsonargparse for anything they cannot take."""
+        exit_with(" ".join(message.split()), 2)
+
+
+class FederatedCLI(LightningCLI):
+    """``fit``, ``validate``, ``test`` and ``predict`` for :class:`FederatedTrainer`."""
+
+    def __init__(self, args: Sequence[str] | None = None) -> None:
+        super().__init__(
+            model_class=pl.LightningModule,
+            datamodule_class=pl.LightningDataModule,
+            save_config_callback=None,
+            trainer_class=FederatedTrainer,
+            parser_class=Parser,
+            parser_kwargs={"description": "Federated learning on graphs."},
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            args=None if args is None else list(args),
+        )
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The one seed of a run."""
+        parser.add_argument(
+            "--seed_everything", type=NonNegativeInt, default=0, help="Seed from which all randomness of the run derives."
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The seed's way to the trainer."""
+        parser.link_arguments("seed_everything", "trainer.seed")
+
+    def _set_seed(self) -> None:
+        """Nothing to do: the trainer seeds every client's turn."""
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing to do: a checkpoint is a folder, and does not change the configuration."""
+
+    def instantiate_classes(self) -> None:
+        """Brings out what a class said of its arguments; the parser wraps it into several lines of its own."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, InputError):
+                cause = cause.__cause__
+            raise cause or error from None
+
+    def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:
+        """Hands the effective configuration to the trainer, which writes it into the run folder."""
+        trainer: FederatedTrainer = super().instantiate_trainer(**kwargs)
+        config = self.config[self.subcommand] if self.subcommand else self.config
+        trainer.config_text = self._parser(self.subcommand).dump(config, skip_none=False, skip_link_targets=True)
+        trainer.config = yaml.safe_load(trainer.config_text)
+        return trainer
+
+    # -------------------------------------------------------------------------------------------- the subcommands
+    def validate(self, ckpt_path: str | None, **kwargs: Any) -> None:
+        """Validates the run's newest checkpoint if none is named."""
+        self.trainer.validate(ckpt_path=ckpt_path or "last", **kwargs)
+
+    def test(self, ckpt_path: str | None, **kwargs: Any) -> None:
+        """Tests the run's newest checkpoint if none is named."""
+        self.trainer.test(ckpt_path=ckpt_path or "last", **kwargs)
+
+    def predict(self, ckpt_path: str | None, **kwargs: Any) -> None:
+        """Writes ``predictions/CLIENT.csv`` into the run folder: for every graph its probability of each class."""
+        predictions = self.trainer.predict(ckpt_path=ckpt_path or "last", **kwargs)
+        folder = self.trainer.run_dir / "predictions"
+        folder.mkdir(exist_ok=True)
+        for client, batches in predictions.items():
+            _write_predictions(torch.cat(batches), folder / f"{client}.csv")
+        self.trainer.console.print(f"predictions in {folder}", soft_wrap=True)
+
+
+def _write_predictions(probabilities: torch.Tensor, file: Path) -> None:
+    with open(file, "w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["graph", "class", *(f"p{number}" for number in range(probabilities.size(1)))])
+        for number, row in enumerate(probabilities.float()):
+            writer.writerow([number, int(row.argmax()), *(f"{value:.6f}" for value in row.tolist())])
+
+
+def exit_with(message: str, code: int) -> NoReturn:
+    """Prints one line to standard error and exits."""
+    print(f"flgraph: error: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def with_packaged_configs(args: Sequence[str]) -> list[str]:
+    """Lets ``-c configs/data/chem.yaml`` work away from a checkout: what is not there is taken from the package."""
+    result = list(args)
+    for position, (flag, value) in enumerate(zip(result, result[1:], strict=False)):
+        if flag in ("-c", "--config") and value.startswith("configs/") and not Path(value).exists():
+            packaged = Path(str(files("flgraph"))) / value
+            beside = Path(__file__).resolve().parent.parent / value
+            for candidate in (packaged, beside):
+                if candidate.is_file():
+                    result[position + 1] = str(candidate)
+    return result
+
+
+def with_default_data(args: Sequence[str]) -> list[str]:
+    """Lets ``--data.datasets`` stand alone: without a data class, it is that of the TU collection.
+
+    (A default in the parser would hand its arguments' defaults on to whatever class is chosen instead.)
+    """
+    configs = [value for flag, value in zip(args, args[1:], strict=False) if flag in ("-c", "--config")]
+    configs += [arg.split("=", 1)[1] for arg in args if arg.startswith(("-c=", "--config="))]
+    named = any(arg in ("--data", "--data.class_path") or arg.startswith(("--data=", "--data.class_path=")) for arg in args)
+    wanted = any(arg.startswith("--data.") for arg in args)
+    if named or not wanted or any(_names_data(Path(config)) for config in configs):
+        return list(args)
+    return [args[0], "--data=flgraph.data.TUFederation", *args[1:]]
+
+
+def _names_data(config: Path) -> bool:
+    try:
+        content = yaml.safe_load(config.read_text())
+    except (OSError, yaml.YAMLError):
+        return True  # the parser will say what is wrong with it
+    return isinstance(content, dict) and "data" in content
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Entry point of ``flgraph`` and ``python -m flgraph``.
+
+    Exit codes: 0 done; 1 a client's turn failed; 2 something the user gave cannot be used.
+    """
+    given = list(sys.argv[1:] if args is None else args)
+    sys.argv = [sys.argv[0]]  # LightningCLI warns of arguments in two places
+    try:
+        FederatedCLI(with_default_data(with_packaged_configs(given)))
+    except InputError as error:
+        exit_with(str(error), 2)
+    except ClientError as error:
+        exit_with(f"{error}; continue with --ckpt_path last.", 1)

@@ -1,0 +1,295 @@
+"""Many graphs as a few flat tensors, and batches cut from them without touching a single graph in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+
+from flgraph.errors import InputError
+from flgraph.nn.adjacency import Adjacency
+
+
+class FlatGraphs:
+    """A set of labelled graphs stored as concatenated tensors with offsets.
+
+    A batch is a gather with ``arange`` and ``repeat_interleave``, on whatever device the tensors are, instead of a
+    Python loop over graphs. ``graphs.batch(index)`` is a :class:`torch_geometric.data.Batch` with the same contents as
+    PyG's collate, edges in sorted order, plus the batch's adjacency in compressed rows (``batch.adj``).
+
+    Args:
+        x: node features ``[N, F]``, float, or an integer type for features that are small whole numbers (one-hots); a
+            batch holds them as float32.
+        edge_index: ``[2, E]`` integers, source and target as node numbers *within* the graph; sorted by (source, target)
+            inside every graph. Use :meth:`from_pyg` or :func:`sort_edges` when they may not be.
+        y: class of each graph ``[G]``, int64.
+        node_ptr: ``[G + 1]``; graph ``g`` owns the rows ``node_ptr[g]:node_ptr[g + 1]`` of ``x``.
+        edge_ptr: ``[G + 1]``; graph ``g`` owns the columns ``edge_ptr[g]:edge_ptr[g + 1]`` of ``edge_index``.
+        name: what error messages call this data.
+        node_tensors: further tensors with one row per node, for example ``{"s": structure embedding [N, K]}``; they appear
+            under these names in every batch.
+        undirected: whether every edge is present in both directions; worked out when ``None``.
+
+    Raises:
+        InputError: an offset, an edge, a feature or a label is out of range or not a number.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        y: Tensor,
+        node_ptr: Tensor,
+        edge_ptr: Tensor,
+        *,
+        name: str = "graphs",
+        node_tensors: Mapping[str, Tensor] | None = None,
+        undirected: bool | None = None,
+        validate: bool = True,
+    ) -> None:
+        self.x = x
+        self.edge_index = edge_index
+        self.y = y
+        self.node_ptr = node_ptr
+        self.edge_ptr = edge_ptr
+        self.name = name
+        self.node_tensors = dict(node_tensors or {})
+        if validate:
+            self._validate()
+        self.undirected = self._is_undirected() if undirected is None else undirected
+
+    # ---------------------------------------------------------------------------------------------- construction
+    @classmethod
+    def from_pyg(cls, dataset: Iterable[Data], name: str = "graphs") -> FlatGraphs:
+        """Flattens any iterable of :class:`torch_geometric.data.Data` with ``x``, ``edge_index`` and a scalar ``y``.
+
+        Edges are sorted by (source, target); repeated edges are kept, as PyG keeps them.
+
+        Raises:
+            InputError: a graph lacks ``x``, ``edge_index`` or ``y``, or holds values that cannot be used.
+        """
+        graphs = list(dataset)
+        if not graphs:
+            raise InputError(f"Expected data `{name}` to hold at least one graph but got none.")
+        for number, graph in enumerate(graphs):
+            for field in ("x", "edge_index", "y"):
+                if graph.get(field) is None:
+                    raise InputError(f"Expected graph {number} of `{name}` to have `{field}` but it has none.")
+            if graph.y.numel() != 1:
+                raise InputError(
+                    f"Expected `y` of graph {number} of `{name}` to be one class but got {graph.y.numel()} values."
+                )
+        widths = {1 if graph.x.dim() == 1 else graph.x.size(1) for graph in graphs}
+        if len(widths) > 1:
+            raise InputError(f"Expected all graphs of `{name}` to have equally many features but got {sorted(widths)}.")
+        x = torch.cat([graph.x.view(graph.x.size(0), -1) for graph in graphs])
+        y = torch.cat([graph.y.view(-1) for graph in graphs])
+        if y.is_floating_point() and not bool((y == y.round()).all()):
+            raise InputError(f"Expected the labels of `{name}` to be whole numbers but got {y.tolist()[:5]} ...")
+        node_ptr = _offsets([graph.x.size(0) for graph in graphs])
+        edge_ptr = _offsets([graph.edge_index.size(1) for graph in graphs])
+        edge_index = torch.cat([graph.edge_index for graph in graphs], dim=1)
+        _check_edges(edge_index, node_ptr, edge_ptr, name)
+        return cls(x, sort_edges(edge_index, node_ptr, edge_ptr), y.long(), node_ptr, edge_ptr, name=name)
+
+    def _validate(self) -> None:
+        name = self.name
+        if len(self) == 0:
+            raise InputError(f"Expected data `{name}` to hold at least one graph but got none.")
+        _check_offsets("node_ptr", self.node_ptr, self.y.numel(), self.x.size(0), name)
+        _check_offsets("edge_ptr", self.edge_ptr, self.y.numel(), self.edge_index.size(-1), name)
+        _check_edges(self.edge_index, self.node_ptr, self.edge_ptr, name)
+        if self.x.is_floating_point() and not bool(torch.isfinite(self.x).all()):
+            row = int((~torch.isfinite(self.x)).any(dim=1).nonzero()[0])
+            graph = int(torch.searchsorted(self.node_ptr, row, right=True)) - 1
+            raise InputError(f"Expected the features of `{name}` to be finite but graph {graph} holds NaN or infinity.")
+        if bool((self.y < 0).any()):
+            raise InputError(f"Expected the labels of `{name}` to be 0 or more but got {int(self.y.min())}.")
+        for key, tensor in self.node_tensors.items():
+            if tensor.size(0) != self.num_nodes:
+                raise InputError(
+                    f"Expected node tensor `{key}` of `{name}` to have {self.num_nodes} rows but got {tensor.size(0)}."
+                )
+
+    def _is_undirected(self) -> bool:
+        source, target = self._global_edges()
+        n = max(self.num_nodes, 1)
+        forward = source * n + target
+        return bool(torch.equal(forward, (target * n + source).sort().values))
+
+    def _global_edges(self) -> Tensor:
+        shift = torch.repeat_interleave(self.node_ptr[:-1], self.edge_ptr.diff())
+        return self.edge_index.long() + shift
+
+    # ------------------------------------------------------------------------------------------------ properties
+    def __len__(self) -> int:
+        return self.node_ptr.numel() - 1
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.name}: {len(self)} graphs, {self.num_nodes} nodes, "
+            f"{self.edge_index.size(1)} edges, {self.num_features} features, {self.num_classes} classes)"
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all graphs together."""
+        return self.x.size(0)
+
+    @property
+    def num_features(self) -> int:
+        """Columns of ``x``."""
+        return self.x.size(1)
+
+    @property
+    def num_classes(self) -> int:
+        """Largest label + 1."""
+        return int(self.y.max()) + 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors held."""
+        tensors = [self.x, self.edge_index, self.y, self.node_ptr, self.edge_ptr, *self.node_tensors.values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def degrees(self) -> Tensor:
+        """Out-degree of every node ``[N]``, int64 (the degree, where graphs are undirected)."""
+        return torch.bincount(self._global_edges()[0], minlength=self.num_nodes)
+
+    # --------------------------------------------------------------------------------------------------- subsets
+    def select(self, index: Tensor | Sequence[int]) -> FlatGraphs:
+        """A copy of the graphs ``index`` (in that order) as a flat set of its own."""
+        index = torch.as_tensor(index, dtype=torch.long, device=self.x.device)
+        nodes, node_ptr = _gather_ranges(self.node_ptr, index)
+        edges, edge_ptr = _gather_ranges(self.edge_ptr, index)
+        return FlatGraphs(
+            self.x.index_select(0, nodes),
+            self.edge_index.index_select(1, edges),
+            self.y.index_select(0, index),
+            node_ptr,
+            edge_ptr,
+            name=self.name,
+            node_tensors={key: tensor.index_select(0, nodes) for key, tensor in self.node_tensors.items()},
+            undirected=self.undirected,
+            validate=False,
+        )
+
+    def to(self, device: torch.device | str) -> FlatGraphs:
+        """The same graphs on another device (``self`` when they are there already)."""
+        if self.x.device == torch.device(device):
+            return self
+        return FlatGraphs(
+            self.x.to(device),
+            self.edge_index.to(device),
+            self.y.to(device),
+            self.node_ptr.to(device),
+            self.edge_ptr.to(device),
+            name=self.name,
+            node_tensors={key: tensor.to(device) for key, tensor in self.node_tensors.items()},
+            undirected=self.undirected,
+            validate=False,
+        )
+
+    def __getitem__(self, number: int) -> Data:
+        """Graph ``number`` as an ordinary :class:`~torch_geometric.data.Data`."""
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"graph {number} of {len(self)}")
+        number %= len(self)
+        nodes = slice(int(self.node_ptr[number]), int(self.node_ptr[number + 1]))
+        edges = slice(int(self.edge_ptr[number]), int(self.edge_ptr[number + 1]))
+        further = {key: _as_float(tensor[nodes]) for key, tensor in self.node_tensors.items()}
+        return Data(
+            x=_as_float(self.x[nodes]), edge_index=self.edge_index[:, edges].long(), y=self.y[number : number + 1], **further
+        )
+
+    # --------------------------------------------------------------------------------------------------- batches
+    def batch(self, index: Tensor | None = None) -> Batch:
+        """The graphs ``index`` (all when ``None``) as one disconnected graph.
+
+        Args:
+            index: graph numbers ``[B]``, int64, on the device of the data; repeats are allowed.
+
+        Returns:
+            A :class:`~torch_geometric.data.Batch` with ``x [n, F]`` float32, ``edge_index [2, e]`` sorted by source,
+            ``y [B]``, ``batch [n]``, ``ptr [B + 1]``, every node tensor, and ``adj``, the
+            :class:`~flgraph.nn.Adjacency` of ``edge_index``.
+        """
+        if index is None:
+            index = torch.arange(len(self), device=self.x.device)
+        nodes, node_ptr = _gather_ranges(self.node_ptr, index)
+        edges, edge_ptr = _gather_ranges(self.edge_ptr, index)
+        num_graphs, num_nodes = index.numel(), nodes.numel()
+        numbers = torch.arange(num_graphs, device=index.device)
+        shift = torch.repeat_interleave(node_ptr[:-1], edge_ptr.diff(), output_size=edges.numel())
+        edge_index = self.edge_index.index_select(1, edges).long() + shift
+        batch = Batch(
+            x=_as_float(self.x.index_select(0, nodes)),
+            edge_index=edge_index,
+            y=self.y.index_select(0, index),
+            batch=torch.repeat_interleave(numbers, node_ptr.diff(), output_size=num_nodes),
+            ptr=node_ptr,
+            adj=Adjacency.from_sorted(edge_index, num_nodes, symmetric=self.undirected),
+        )
+        slices, increments = {"x": node_ptr, "edge_index": edge_ptr}, {"edge_index": node_ptr[:-1]}
+        slices["y"] = torch.arange(num_graphs + 1, device=index.device)
+        for key, tensor in self.node_tensors.items():
+            batch[key] = _as_float(tensor.index_select(0, nodes))
+            slices[key] = node_ptr
+        zeros = torch.zeros(num_graphs, dtype=torch.long, device=index.device)
+        batch._num_graphs = num_graphs
+        batch._slice_dict = slices  # what `to_data_list` and `batch[i]` read
+        batch._inc_dict = {key: increments.get(key, zeros) for key in slices}
+        return batch
+
+
+def sort_edges(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor) -> Tensor:
+    """Sorts the columns of ``edge_index [2, E]`` by (graph, source, target), nodes numbered within their graph."""
+    shift = torch.repeat_interleave(node_ptr[:-1], edge_ptr.diff())
+    n = max(int(node_ptr[-1]), 1)
+    keys = (edge_index[0].long() + shift) * n + edge_index[1].long() + shift
+    return edge_index[:, keys.argsort()]
+
+
+def _offsets(counts: Sequence[int]) -> Tensor:
+    ptr = torch.zeros(len(counts) + 1, dtype=torch.long)
+    ptr[1:] = torch.tensor(counts, dtype=torch.long).cumsum(0)
+    return ptr
+
+
+def _gather_ranges(ptr: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions of the ranges ``ptr[i]:ptr[i + 1]`` for ``i`` in ``index``, one after another, and their new offsets."""
+    start = ptr.index_select(0, index)
+    length = ptr.index_select(0, index + 1) - start
+    new_ptr = torch.zeros(index.numel() + 1, dtype=torch.long, device=ptr.device)
+    torch.cumsum(length, 0, out=new_ptr[1:])
+    total = int(new_ptr[-1])
+    positions = torch.repeat_interleave(start - new_ptr[:-1], length, output_size=total)
+    return positions.add_(torch.arange(total, device=ptr.device)), new_ptr
+
+
+def _as_float(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_floating_point() else tensor.float()
+
+
+def _check_offsets(field: str, ptr: Tensor, num_graphs: int, total: int, name: str) -> None:
+    if ptr.numel() != num_graphs + 1 or int(ptr[0]) != 0 or int(ptr[-1]) != total or bool((ptr.diff() < 0).any()):
+        shown = f"{ptr.numel()} numbers from {int(ptr[0])} to {int(ptr[-1])}"
+        raise InputError(
+            f"Expected `{field}` of `{name}` to be {num_graphs + 1} numbers that rise from 0 to {total} but got {shown}."
+        )
+
+
+def _check_edges(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor, name: str) -> None:
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        raise InputError(f"Expected `edge_index` of `{name}` to be of shape [2, E] but got {list(edge_index.shape)}.")
+    nodes = torch.repeat_interleave(node_ptr.diff(), edge_ptr.diff())
+    outside = ((edge_index < 0) | (edge_index >= nodes)).any(dim=0)
+    if bool(outside.any()):
+        column = int(outside.nonzero()[0])
+        graph = int(torch.searchsorted(edge_ptr, column, right=True)) - 1
+        raise InputError(
+            f"Expected the edges of graph {graph} of `{name}` to join nodes 0 to {int(nodes[column]) - 1} "
+            f"but got {edge_index[:, column].tolist()}."
+        )

@@ -1,0 +1,147 @@
+"""Where the text files of a TU data set come from: a folder, a zip archive, or the collection's web site."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import lzma
+import os
+import tempfile
+import urllib.error
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, TypeVar
+
+from torch_geometric.data import download_url
+from torch_geometric.datasets import TUDataset
+
+from flgraph.data.cache import cache_folder, content_key
+from flgraph.errors import InputError
+
+T = TypeVar("T")
+
+_CHUNK = 1 << 20
+"""Bytes of text read at a time; Python's LZMA reader is ten times slower with 16 MB."""
+
+_MEMBERS = ("A", "graph_indicator", "graph_labels", "node_labels", "node_attributes")
+# RuntimeError is what an encrypted archive gives, NotImplementedError an unknown compression.
+_READ_ERRORS = (OSError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, NotImplementedError, RuntimeError)
+
+
+def locate(name: str, root: str | Path | None, cache_dir: str | Path | None) -> Path:
+    """The zip file, or the folder of text files, of data set ``name``."""
+    chosen = root or os.environ.get("FLGRAPH_DATA")
+    places = [cache_folder(cache_dir)]
+    if chosen:
+        places.insert(0, Path(chosen).expanduser())
+    for place in places:
+        for path in (place / f"{name}.zip", place / "tu" / f"{name}.zip"):
+            if path.is_file():
+                return path
+        for folder in (place / name / "raw", place / name, place / "tu" / name / "raw", place / "tu" / name):
+            if (folder / f"{name}_A.txt").is_file():
+                return folder
+    return _download(name, places)
+
+
+def _download(name: str, places: list[Path]) -> Path:
+    """Puts ``NAME.zip`` into the first of ``places`` that can be written."""
+    url = f"{TUDataset.url}/{name}.zip"
+    reason: object = "no folder can be written"
+    with ExitStack() as stack:
+        for place in places:
+            try:
+                place.mkdir(parents=True, exist_ok=True)
+                # A name of its own until it is complete: an interrupted download must not pass for the data set.
+                folder = stack.enter_context(tempfile.TemporaryDirectory(dir=place, prefix=".download-"))
+            except OSError as error:
+                reason = error
+                continue
+            try:
+                path = download_url(url, folder)
+                if zipfile.is_zipfile(path):
+                    os.replace(path, place / f"{name}.zip")
+                    return place / f"{name}.zip"
+                reason = "the answer is not a zip archive"
+            except urllib.error.HTTPError as error:
+                if error.code == 404:
+                    raise InputError(
+                        f"Expected `name` to be a data set of the TU collection but got {name!r}, which is neither in "
+                        f"{places[0]} nor at {url}."
+                    ) from error
+                reason = error
+            except (OSError, http.client.HTTPException) as error:
+                reason = error
+            break
+    raise InputError(
+        f"Expected `root` to be a folder with {name}.zip (from {url}) or {name}/raw/{name}_A.txt and its companions "
+        f"but got {places[0]}, which has neither, and the download failed ({reason})."
+    )
+
+
+class TUFiles:
+    """The text files of one data set, in a zip archive or a folder.
+
+    Args:
+        name: of the data set, with which the files' names begin.
+        path: the archive or folder.
+    """
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name, self.path = name, path
+        found = self._guarded(self._list)
+        self.members = {key: found[f"{name}_{key}.txt"] for key in _MEMBERS if f"{name}_{key}.txt" in found}
+        for key in _MEMBERS[:3]:
+            if key not in self.members:
+                raise InputError(f"Expected `{path}` to hold {name}_{key}.txt but it has no such file.")
+
+    def label(self, key: str) -> str:
+        """How error messages call a file."""
+        return f"`{self.name}_{key}.txt` in {self.path}"
+
+    def digest(self) -> str:
+        """sha256 of the archive, or of the files in the folder."""
+        paths = [Path(self.members[key]) for key in sorted(self.members)] if self.path.is_dir() else [self.path]
+        parts = []
+        for path in paths:
+            digest = hashlib.sha256()
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+            parts.append((path.name, digest.hexdigest()))
+        return content_key(parts)
+
+    def lines(self, key: str) -> Iterator[bytes]:
+        """Blocks of whole lines, each ending in a newline; blank lines at the end of the file are left out."""
+        with ExitStack() as stack:
+            file = self._guarded(lambda: self._open(key, stack))
+            rest = b""
+            while chunk := self._guarded(lambda: file.read(_CHUNK)):
+                rest += chunk
+                end = rest.rstrip().rfind(b"\n") + 1  # the last line stays behind, and blank ones after it
+                if end:
+                    yield rest[:end]
+                    rest = rest[end:]
+            if rest.strip():
+                yield rest.rstrip() + b"\n"
+
+    def _list(self) -> dict[str, str]:
+        if self.path.is_dir():
+            return {path.name: str(path) for path in self.path.iterdir()}
+        with zipfile.ZipFile(self.path) as archive:
+            return {member.rpartition("/")[2]: member for member in archive.namelist()}
+
+    def _open(self, key: str, stack: ExitStack) -> IO[bytes]:
+        if self.path.is_dir():
+            return stack.enter_context(open(self.members[key], "rb"))
+        return stack.enter_context(stack.enter_context(zipfile.ZipFile(self.path)).open(self.members[key]))
+
+    def _guarded(self, action: Callable[[], T]) -> T:
+        try:
+            return action()
+        except _READ_ERRORS as error:
+            cause = str(error) or type(error).__name__
+            raise InputError(f"Expected `{self.path}` to be readable and intact but got an error: {cause}.") from error

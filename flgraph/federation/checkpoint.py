@@ -1,0 +1,260 @@
+"""Atomic checkpoints: a folder per round that is either whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flgraph.errors import InputError
+
+MANIFEST = "manifest.json"
+CLIENTS = "clients"
+SERVER = "server.safetensors"
+_ROUND = "round-"
+_TEMPORARY = ".writing-"
+
+
+class CheckpointStore:
+    """The ``checkpoints`` folder of a run.
+
+    A checkpoint is the folder ``round-00037`` with ``server.safetensors``, ``clients/NAME.ckpt`` and ``manifest.json``, which
+    holds the size and SHA-256 of every file and the settings a run must share to continue from it. It is written under
+    another name, flushed to disk, and renamed; so a process killed at any moment leaves only whole checkpoints. ``last`` and
+    ``best`` are links to the newest checkpoint and to that of the best validation round.
+
+    Args:
+        folder: the ``checkpoints`` folder; made when first written to.
+        keep: how many of the newest checkpoints stay (the best round's stays as well).
+    """
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        self.folder, self.keep = folder, keep
+
+    # ------------------------------------------------------------------------------------------------------ writing
+    def save(
+        self,
+        round: int,
+        server: bytes,
+        write_clients: Callable[[Path, Path | None], None],
+        settings: Mapping[str, Any],
+        best_round: int | None = None,
+    ) -> Path:
+        """Writes the checkpoint of a round.
+
+        Args:
+            round: the number of whole rounds it stands for.
+            server: the server's state.
+            write_clients: called with the folder to write client files to, and that of the previous checkpoint.
+            settings: what a run must share to continue from here.
+            best_round: the best validation round so far, whose checkpoint is kept.
+
+        Raises:
+            InputError: the disk is full or not writable; earlier checkpoints are untouched.
+        """
+        target, temporary = self.path(round), self.folder / f"{_TEMPORARY}{round:05d}"
+        previous = self.last()
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            (temporary / CLIENTS).mkdir(parents=True)
+            write_clients(temporary / CLIENTS, previous / CLIENTS if previous else None)
+            write_file(server, temporary / SERVER)
+            files = {str(file.relative_to(temporary)): _digest(file) for file in sorted(temporary.rglob("*.*"))}
+            manifest = {"round": round, "settings": settings, "files": files}
+            write_file(json.dumps(manifest, indent=1).encode(), temporary / MANIFEST)
+            _sync_folder(temporary / CLIENTS)
+            _sync_folder(temporary)
+            if target.exists():
+                shutil.rmtree(target)
+            os.replace(temporary, target)
+            _sync_folder(self.folder)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise InputError(
+                f"Expected `{self.folder}` to take the checkpoint of round {round} but got {error.strerror or error}; "
+                "earlier checkpoints are whole, continue with --ckpt_path last."
+            ) from error
+        self._link("last", target)
+        if best_round is not None and self.path(best_round).exists():
+            self._link("best", self.path(best_round))
+        self._prune(best_round)
+        return target
+
+    def _link(self, name: str, target: Path) -> None:
+        temporary = self.folder / f".{name}"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target.name)
+        os.replace(temporary, self.folder / name)
+
+    def _prune(self, best_round: int | None) -> None:
+        for old in self.rounds()[: -self.keep]:
+            if old != best_round:
+                shutil.rmtree(self.path(old))
+
+    # ------------------------------------------------------------------------------------------------------ reading
+    def path(self, round: int) -> Path:
+        """Folder of a round's checkpoint."""
+        return self.folder / f"{_ROUND}{round:05d}"
+
+    def rounds(self) -> list[int]:
+        """Rounds with a checkpoint, ascending."""
+        return sorted(int(path.name.removeprefix(_ROUND)) for path in self.folder.glob(f"{_ROUND}*") if path.is_dir())
+
+    def last(self) -> Path | None:
+        """The newest checkpoint."""
+        rounds = self.rounds()
+        return self.path(rounds[-1]) if rounds else None
+
+    def discard_after(self, round: int) -> None:
+        """Removes checkpoints of later rounds, which a run that continues from ``round`` will write again."""
+        for later in self.rounds():
+            if later > round:
+                shutil.rmtree(self.path(later))
+
+
+def find_checkpoint(ckpt_path: str, runs: Path) -> Path:
+    """The checkpoint folder that ``ckpt_path`` stands for.
+
+    Args:
+        ckpt_path: ``last`` or ``best`` of the newest run in ``runs`` that has a checkpoint; or a run folder, a ``checkpoints``
+            folder, or one checkpoint's folder.
+        runs: where the versions of a run lie, ``root/name``.
+
+    Raises:
+        InputError: there is none.
+    """
+    if ckpt_path in ("last", "best"):
+        folders = sorted(runs.glob("version_*"), key=lambda path: _version(path), reverse=True)
+        for folder in folders:
+            if (folder / "checkpoints" / ckpt_path).exists():
+                return (folder / "checkpoints" / ckpt_path).resolve()
+        raise InputError(f"Expected `ckpt_path` {ckpt_path!r} to find a checkpoint under {runs} but there is none.")
+    path = Path(ckpt_path)
+    for candidate in (path, path / "last", path / "checkpoints" / "last"):
+        if (candidate / MANIFEST).is_file():
+            return candidate.resolve()
+    found = "nothing" if not path.exists() else "a file" if path.is_file() else "a folder without one"
+    raise InputError(f"Expected `ckpt_path` to be last, best, or the folder of a run or checkpoint but {path} is {found}.")
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, after checking that every file is there, whole and unchanged.
+
+    Raises:
+        InputError: a file is missing, cut short or altered; names an older checkpoint that could be used instead.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
+        files = dict(manifest["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"Expected {checkpoint / MANIFEST} to be a whole manifest but got {error}{_older(checkpoint)}.") from error
+    for name, expected in files.items():
+        file = checkpoint / name
+        if not file.is_file():
+            raise InputError(f"Expected checkpoint {checkpoint} to hold {name} but it is missing{_older(checkpoint)}.")
+        size = file.stat().st_size
+        if size != expected["bytes"] or _digest(file) != expected:
+            got = f"{size} bytes" + (" of other content" if size == expected["bytes"] else "")
+            raise InputError(
+                f"Expected checkpoint file {file} to be whole ({expected['bytes']} bytes) but got {got}{_older(checkpoint)}."
+            )
+    return manifest
+
+
+def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any], checkpoint: Path) -> None:
+    """Refuses to continue from a checkpoint of another configuration.
+
+    Raises:
+        InputError: names the first setting that differs, and both values.
+    """
+    # Through JSON once, so that tuples and lists compare equal.
+    now, then = _flatten(json.loads(json.dumps(current))), _flatten(saved)
+    for key in sorted(now.keys() | then.keys()):
+        if now.get(key) != then.get(key):
+            raise InputError(
+                f"Expected `{key}` to be {then.get(key)!r} as in checkpoint {checkpoint} but got {now.get(key)!r}."
+            )
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+def write_file(data: bytes, file: Path) -> None:
+    """Writes and flushes to disk."""
+    with open(file, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def save_file(state: Mapping[str, Any], file: Path) -> None:
+    """``torch.save``, flushed to disk."""
+    with open(file, "wb") as stream:
+        torch.save(state, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def load_file(file: Path) -> dict[str, Any]:
+    """``torch.load`` on the CPU, of tensors and plain values only.
+
+    Raises:
+        InputError: the file holds something else or is broken.
+    """
+    try:
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for a broken file
+        raise InputError(f"Expected {file} to be a client's checkpoint but got {type(error).__name__}: {error}.") from error
+    return state
+
+
+def link_or_copy(source: Path, target: Path) -> bool:
+    """Makes ``target`` a hard link to ``source`` (a copy where the file system has no links); False if there is no source."""
+    if not source.is_file():
+        return False
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+    return True
+
+
+def _digest(file: Path) -> dict[str, Any]:
+    with open(file, "rb") as stream:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _version(folder: Path) -> int:
+    number = folder.name.removeprefix("version_")
+    return int(number) if number.isdigit() else -1
+
+
+def _older(checkpoint: Path) -> str:
+    """Names an older whole checkpoint beside a broken one."""
+    store = CheckpointStore(checkpoint.parent)
+    for round in reversed(store.rounds()):
+        path = store.path(round)
+        if path != checkpoint and path.name < checkpoint.name and (path / MANIFEST).is_file():
+            return f"; an older checkpoint is there: continue with --ckpt_path {path}"
+    return ""
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not value:
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        flat.update(_flatten(inner, f"{prefix}.{key}" if prefix else str(key)))
+    return flat

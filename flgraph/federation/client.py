@@ -1,0 +1,262 @@
+"""One client: a module, its data, and one Trainer that lives for the whole run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from flgraph.errors import InputError
+from flgraph.federation.aggregator import Aggregator
+from flgraph.federation.callback import acts_in_clients
+from flgraph.federation.payload import Payload
+from flgraph.federation.routes import RoutingTable
+from flgraph.federation.seeding import derive_seed, seed_all
+
+DESCRIBE, AGREE, EVALUATE = "describe", "agree", "evaluate"
+"""Exchanges that belong to the loop rather than to an algorithm."""
+
+FORM = "form:"
+"""Prefix of the scalars with which a client describes a shared tensor."""
+
+
+class ClientData(Protocol):
+    """What a client must hold; any LightningDataModule with ``num_train_samples`` and ``model_args`` will do."""
+
+    @property
+    def num_train_samples(self) -> int:
+        """The client's weight in averages."""
+
+    @property
+    def model_args(self) -> Mapping[str, Any]:
+        """Arguments of the model that the data decides, for example ``in_channels`` and ``num_classes``."""
+
+    def train_dataloader(self) -> Any:
+        """Batches to train on."""
+
+    def val_dataloader(self) -> Any:
+        """Batches to validate on."""
+
+    def test_dataloader(self) -> Any:
+        """Batches to test on."""
+
+    def predict_dataloader(self) -> Any:
+        """Batches to predict."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One request to a client.
+
+    Args:
+        round: counts from 1; 0 before the first round.
+        exchange: name of the exchange within the round.
+        download: bytes of a :class:`Payload`, or ``None`` if there is nothing new to install.
+        splits: for the ``evaluate`` exchange, which of ``train``, ``val``, ``test`` to report.
+    """
+
+    round: int
+    exchange: str
+    download: bytes | None = None
+    splits: tuple[str, ...] = ()
+
+
+class Client:
+    """Holds everything that belongs to one client and answers the server's requests.
+
+    Args:
+        name: the client's name; seeds are derived from it.
+        module: its model.
+        data: its data.
+        aggregator: the algorithm; a copy is made.
+        callbacks: further callbacks; those that override Lightning's hooks are copied into the client's Trainer.
+        seed: the run's seed.
+        local_epochs: epochs per training exchange.
+        trainer_args: arguments of the client's :class:`pytorch_lightning.Trainer`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: pl.LightningModule,
+        data: ClientData,
+        aggregator: Aggregator,
+        callbacks: Sequence[pl.Callback] = (),
+        *,
+        seed: int = 0,
+        local_epochs: int = 1,
+        trainer_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name, self.module, self.data = name, module, data
+        self.seed, self.local_epochs = seed, local_epochs
+        self.aggregator = copy.deepcopy(aggregator)
+        self.routing = RoutingTable(
+            self.aggregator.routes(),
+            module.state_dict(),
+            extra=self.aggregator.extra_tensors,
+            scalars=self.aggregator.upload_scalars,
+            client=name,
+        )
+        self.changed = True  # since it was last written to disk
+        self._train_metrics: dict[str, float] = {}
+        self._loaders: dict[str, Any] = {}
+        self._optimizers = _OptimizerStates(keep=self.aggregator.optimizer_state == "keep")
+        own = [copy.deepcopy(callback) for callback in callbacks if acts_in_clients(callback)]
+        self.trainer = pl.Trainer(
+            **(trainer_args or {}),
+            max_epochs=0,
+            callbacks=[self._optimizers, self.aggregator, *own],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+        )
+
+    # --------------------------------------------------------------------------------------- the server's requests
+    def turn(self, turn: Turn) -> bytes:
+        """Answers a request: install the download, do the work, return the upload's bytes.
+
+        Raises:
+            InputError: the upload holds something that the routes do not name.
+        """
+        seed_all(derive_seed(self.seed, self.name, turn.round, turn.exchange))
+        download = None if turn.download is None else Payload.from_bytes(turn.download)
+        if turn.exchange == DESCRIBE:
+            return Payload(scalars={FORM + key: form for key, form in self.routing.signature().items()}).to_bytes()
+        if turn.exchange == AGREE:
+            return self._agree(download or Payload()).to_bytes()
+        if download is not None:
+            self.changed = True
+            self.aggregator.install(self, download)
+        if turn.exchange == EVALUATE:
+            return Payload(scalars=self.evaluate(turn.splits)).to_bytes()
+        self.changed = True
+        self.aggregator.local_update(self, turn.round, turn.exchange)
+        upload = self.aggregator.upload(self, turn.round, turn.exchange)
+        self.routing.check_upload(upload)
+        return upload.to_bytes()
+
+    def _agree(self, terms: Payload) -> Payload:
+        self.routing.agree(_names(terms, "shared"))
+        tensors = self.module.state_dict()
+        upload = Payload({name: tensors[name] for name in _names(terms, "initial")})
+        self.routing.check_upload(upload)
+        return upload
+
+    # --------------------------------------------------------------------------- what the client half of an algorithm uses
+    @property
+    def num_samples(self) -> int:
+        """Number of training samples."""
+        return self.data.num_train_samples
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """The model's shared tensors by name (not copied)."""
+        tensors = self.module.state_dict()
+        return {name: tensors[name] for name in self.routing.shared}
+
+    def load_shared(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copies ``tensors`` into the model.
+
+        Raises:
+            InputError: one of them is not shared by this client, or has another shape.
+        """
+        own = self.module.state_dict()
+        shared = set(self.routing.shared)
+        for name, tensor in tensors.items():
+            if name not in shared:
+                raise InputError(f"Client `{self.name}` refused to install `{name}`: it is not among its shared tensors.")
+            if own[name].shape != tensor.shape:
+                raise InputError(
+                    f"Client `{self.name}` refused to install `{name}`: expected shape {list(own[name].shape)} but got "
+                    f"{list(tensor.shape)}."
+                )
+            own[name].copy_(tensor)  # state_dict tensors share the model's memory
+
+    def fit(self, epochs: int | None = None) -> None:
+        """Trains for ``epochs`` (default: the local epochs) more, with the client's own Trainer."""
+        self.trainer.fit_loop.max_epochs = self.trainer.current_epoch + (epochs or self.local_epochs)
+        self.trainer.fit(self.module, train_dataloaders=self._loader("train"))
+        metrics = self.trainer.callback_metrics
+        self._train_metrics = {name: float(metrics[name]) for name in sorted(metrics) if not name.endswith("_step")}
+
+    def evaluate(self, splits: Sequence[str] = ("train", "val", "test")) -> dict[str, float]:
+        """Metrics as the module logs them; ``train`` gives those logged during the last local training."""
+        metrics = dict(self._train_metrics) if "train" in splits else {}
+        for split, run in (("val", self.trainer.validate), ("test", self.trainer.test)):
+            loader = self._loader(split) if split in splits else None
+            if loader is not None and len(loader):
+                metrics.update(run(self.module, dataloaders=loader, verbose=False)[0])
+        return metrics
+
+    def predict(self) -> list[Any]:
+        """What the module's ``predict_step`` returns for each batch of the client's prediction data."""
+        return self.trainer.predict(self.module, dataloaders=self._loader("predict")) or []
+
+    def _loader(self, split: str) -> Any:
+        if split not in self._loaders:
+            self._loaders[split] = getattr(self.data, f"{split}_dataloader")()
+        return self._loaders[split]
+
+    # ------------------------------------------------------------------------------------------------- persistence
+    def state(self) -> dict[str, Any]:
+        """A Lightning checkpoint: ``type(module).load_from_checkpoint`` reads it with no federation in sight."""
+        callbacks = [callback for callback in self.trainer.callbacks if callback is not self._optimizers]  # type: ignore[attr-defined]
+        return {
+            "state_dict": self.module.state_dict(),
+            "hyper_parameters": dict(self.module.hparams),
+            "hparams_name": "kwargs",
+            "pytorch-lightning_version": pl.__version__,
+            "epoch": self.trainer.current_epoch,
+            "global_step": self.trainer.global_step,
+            "loops": {"fit_loop": self.trainer.fit_loop.state_dict()},
+            "optimizer_states": self._optimizers.optimizers,
+            "lr_schedulers": self._optimizers.schedulers,
+            "precision": self.trainer.precision_plugin.state_dict(),
+            "callbacks": {callback.state_key: state for callback in callbacks if (state := callback.state_dict())},
+            "client": {"name": self.name, "train_metrics": self._train_metrics, "shared": self.routing.shared},
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Puts back what :meth:`state` returned."""
+        self.module.load_state_dict(state["state_dict"])
+        self.trainer.fit_loop.load_state_dict(state["loops"]["fit_loop"])
+        self._optimizers.optimizers = state["optimizer_states"]
+        self._optimizers.schedulers = state["lr_schedulers"]
+        if state["precision"]:
+            self.trainer.precision_plugin.load_state_dict(state["precision"])
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if callback.state_key in state["callbacks"]:
+                callback.load_state_dict(state["callbacks"][callback.state_key])
+        self._train_metrics = dict(state["client"]["train_metrics"])
+        self.routing.agree(state["client"]["shared"])
+
+
+class _OptimizerStates(pl.Callback):
+    """Carries optimizers and schedulers from one ``fit`` to the next: Lightning makes new ones in each."""
+
+    def __init__(self, keep: bool) -> None:
+        self.keep = keep
+        self.optimizers: list[dict[str, Any]] = []
+        self.schedulers: list[dict[str, Any]] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for optimizer, state in zip(trainer.optimizers, self.optimizers, strict=bool(self.optimizers)):
+            optimizer.load_state_dict(state)
+        for config, state in zip(trainer.lr_scheduler_configs, self.schedulers, strict=bool(self.schedulers)):
+            config.scheduler.load_state_dict(state)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self.keep:
+            self.optimizers = [optimizer.state_dict() for optimizer in trainer.optimizers]
+            self.schedulers = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
+
+
+def _names(terms: Payload, key: str) -> list[str]:
+    text = str(terms.scalars.get(key, ""))
+    return text.split("\n") if text else []

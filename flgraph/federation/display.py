@@ -1,0 +1,124 @@
+"""What a run shows while it goes and when it ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from flgraph.federation.callback import FederatedCallback
+from flgraph.federation.records import Metrics, mean_metrics
+
+if TYPE_CHECKING:
+    from flgraph.federation.trainer import FederatedTrainer
+
+
+class RoundProgress(FederatedCallback):
+    """A progress bar over rounds with the time left and the mean validation metric; plain lines where there is no terminal.
+
+    Args:
+        console: where to write; standard output when ``None``.
+        lines: about how many lines a whole run prints where there is no terminal.
+    """
+
+    def __init__(self, console: Console | None = None, lines: int = 20) -> None:
+        self.console, self.lines = console or Console(), lines
+        self._progress: Progress | None = None
+        self._began = 0.0
+        self._first = 0
+
+    def on_federation_start(self, trainer: FederatedTrainer) -> None:
+        self._began, self._first = time.perf_counter(), trainer.current_round
+        if self.console.is_terminal:
+            columns = [TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left")]
+            self._progress = Progress(
+                *columns, TimeRemainingColumn(), TextColumn("{task.fields[metric]}"), console=self.console
+            )
+            self._progress.add_task("rounds", total=trainer.rounds, completed=trainer.current_round, metric="")
+            self._progress.start()
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        value = trainer.history.last.get("mean", {}).get(trainer.monitor)
+        metric = "" if value is None else f"{trainer.monitor} {value:.4f}"
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], completed=trainer.current_round, metric=metric)
+            return
+        done, every = trainer.current_round, max(1, trainer.rounds // self.lines)
+        if done % every == 0 or done == trainer.rounds:
+            elapsed = time.perf_counter() - self._began
+            left = elapsed / max(done - self._first, 1) * (trainer.rounds - done)
+            self.console.print(f"round {done}/{trainer.rounds}  {metric}  {elapsed:.0f} s, {left:.0f} s left")
+
+    def on_federation_end(self, trainer: FederatedTrainer) -> None:
+        self.close()
+
+    def on_federation_exception(self, trainer: FederatedTrainer, error: BaseException) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives the terminal back."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+def metrics_table(metrics: Metrics, title: str) -> Table:
+    """Clients as rows, metrics as columns, the mean last."""
+    mean = mean_metrics(metrics)
+    table = Table(title=title)
+    table.add_column("client")
+    for name in mean:
+        table.add_column(name, justify="right")
+    for client, values in metrics.items():
+        table.add_row(client, *(f"{values[name]:.4f}" if name in values else "-" for name in mean))
+    table.add_section()
+    table.add_row("mean", *(f"{value:.4f}" for value in mean.values()))
+    return table
+
+
+def routes_table(rows: Sequence[tuple[str, str, str]]) -> Table:
+    """The routing table."""
+    table = Table("parameter", "shape", "route", title="What may leave a client")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def routes_markdown(rows: Sequence[tuple[str, str, str]]) -> str:
+    """The routing table for TensorBoard."""
+    return "\n".join(["| parameter | shape | route |", "|---|---|---|", *(f"| {a} | {b} | {c} |" for a, b, c in rows)])
+
+
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Silences what Lightning says once per Trainer and once per fit, which in a federation is per client and round."""
+    names = ("pytorch_lightning", "pytorch_lightning.utilities.rank_zero", "lightning.pytorch.utilities.rank_zero")
+    before: Mapping[str, int] = {name: logging.getLogger(name).level for name in names}
+    ignored = (
+        r".*You defined a `validation_step` but have no `val_dataloader`.*",
+        r".*does not have many workers.*",
+        r".*is smaller than the logging interval.*",
+        r".*Trying to infer the `batch_size`.*",
+        r".*module\(s\) in eval mode at the start of training.*",
+        r".*`isinstance\(treespec, LeafSpec\)` is deprecated.*",
+        r".*Sparse CSR tensor support is in beta state.*",
+        r".*Sparse invariant checks are implicitly disabled.*",
+        r".*GPU available but not used.*",
+    )
+    with warnings.catch_warnings():
+        for message in ignored:
+            warnings.filterwarnings("ignore", message=message)
+        for name in names:
+            logging.getLogger(name).setLevel(logging.WARNING)
+        try:
+            yield
+        finally:
+            for name, level in before.items():
+                logging.getLogger(name).setLevel(level)

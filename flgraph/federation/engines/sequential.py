@@ -1,0 +1,53 @@
+"""All clients in this process, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flgraph.errors import InputError
+from flgraph.federation.checkpoint import link_or_copy, load_file, save_file
+from flgraph.federation.client import Client, Turn
+from flgraph.federation.engines.base import ClientError, Engine
+from flgraph.federation.routes import describe_routes
+
+
+class Sequential(Engine):
+    """Runs every turn in this process; the reference that all other engines must equal bit for bit."""
+
+    def __init__(self) -> None:
+        self.clients: dict[str, Client] = {}
+
+    def setup(self, build: Callable[[str], Client], names: Sequence[str]) -> None:
+        self.clients = {name: build(name) for name in names}
+
+    def run(self, turns: Mapping[str, Turn]) -> dict[str, bytes]:
+        return {name: self._turn(name, turn) for name, turn in turns.items()}
+
+    def _turn(self, name: str, turn: Turn) -> bytes:
+        try:
+            return self.clients[name].turn(turn)
+        except (InputError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            raise ClientError(name, turn, error) from error
+
+    def save(self, folder: Path, previous: Path | None) -> None:
+        for name, client in self.clients.items():
+            file = folder / f"{name}.ckpt"
+            if previous is None or client.changed or not link_or_copy(previous / file.name, file):
+                save_file(client.state(), file)
+            client.changed = False
+
+    def load(self, folder: Path) -> None:
+        for name, client in self.clients.items():
+            client.load_state(load_file(folder / f"{name}.ckpt"))
+            client.changed = False
+
+    def routes(self) -> list[tuple[str, str, str]]:
+        return describe_routes({name: client.routing for name, client in self.clients.items()})
+
+    def predict(self) -> Iterator[tuple[str, list[Any]]]:
+        for name, client in self.clients.items():
+            yield name, client.predict()

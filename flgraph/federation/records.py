@@ -1,0 +1,177 @@
+"""What a run writes down: a record per round, and the results at its end."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+Metrics = dict[str, dict[str, float]]
+"""Client to metric to value."""
+
+
+@dataclass
+class RoundRecord:
+    """One round as it is logged and written to ``history.jsonl``.
+
+    Args:
+        round: counts from 1.
+        seconds: wall-clock time of the round, evaluation included, checkpoint not.
+        bytes_up: wire bytes of all uploads of the algorithm.
+        bytes_down: wire bytes of all downloads.
+        metric_bytes: wire bytes with which clients reported metrics.
+        clients: who took part.
+        metrics: client to metric to value; empty in rounds without evaluation.
+    """
+
+    round: int
+    seconds: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    metric_bytes: int = 0
+    clients: list[str] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=dict)
+
+    @property
+    def mean(self) -> dict[str, float]:
+        """The unweighted mean over clients of every metric."""
+        return mean_metrics(self.metrics)
+
+
+def mean_metrics(metrics: Metrics) -> dict[str, float]:
+    """Metric to its unweighted mean over the clients that report it."""
+    names = {name: None for values in metrics.values() for name in values}
+    columns = {name: [values[name] for values in metrics.values() if name in values] for name in names}
+    return {name: math.fsum(column) / len(column) for name, column in columns.items()}
+
+
+class History:
+    """All rounds so far: totals and the best round in memory, the rounds themselves in ``history.jsonl``.
+
+    Args:
+        monitor: metric that decides the best round.
+        mode: ``"max"`` or ``"min"``.
+    """
+
+    def __init__(self, monitor: str, mode: str) -> None:
+        self.monitor, self.mode = monitor, mode
+        self.rounds = 0
+        self.totals = {"seconds": 0.0, "bytes_up": 0, "bytes_down": 0, "metric_bytes": 0}
+        self.last: dict[str, Any] = {}
+        self.best: dict[str, Any] = {}
+
+    def add(self, record: RoundRecord) -> None:
+        """Takes in a round."""
+        self.rounds = record.round
+        for key in self.totals:
+            self.totals[key] += getattr(record, key)
+        if not record.metrics:
+            return
+        self.last = {"round": record.round, "clients": record.metrics, "mean": record.mean}
+        score = record.mean.get(self.monitor)
+        if score is not None and not math.isnan(score) and self._improves(score):
+            self.best = dict(self.last)
+
+    def _improves(self, score: float) -> bool:
+        if not self.best:
+            return True
+        best = self.best["mean"][self.monitor]
+        return bool(score > best if self.mode == "max" else score < best)
+
+    def state(self) -> dict[str, Any]:
+        """For checkpoints."""
+        return {"rounds": self.rounds, "totals": self.totals, "last": self.last, "best": self.best}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Puts back what :meth:`state` returned."""
+        self.rounds, self.totals = state["rounds"], dict(state["totals"])
+        self.last, self.best = dict(state["last"]), dict(state["best"])
+
+    def results(self) -> dict[str, Any]:
+        """The measured part of ``results.json``."""
+        rounds = max(self.rounds, 1)
+        per_round = {key: total / rounds for key, total in self.totals.items()}
+        return {
+            "final": self.last or {"clients": {}, "mean": {}},
+            "best_val": self.best or self.last or {"clients": {}, "mean": {}},
+            "rounds": self.rounds,
+            "seconds_per_round": per_round["seconds"],
+            "bytes_per_round": {"up": per_round["bytes_up"], "down": per_round["bytes_down"]},
+            "metric_bytes_per_round": per_round["metric_bytes"],
+        }
+
+
+def append_record(record: RoundRecord, file: Path) -> None:
+    """Adds a round to ``history.jsonl``."""
+    with open(file, "a") as stream:
+        stream.write(json.dumps(_plain({**asdict(record), "mean": record.mean})) + "\n")
+
+
+def truncate_records(file: Path, rounds: int) -> None:
+    """Drops the rounds after ``rounds``, and a line that was cut short, before a run goes on from there."""
+    if not file.exists():
+        return
+    kept = [line for line in file.read_text().splitlines() if _round_of(line) <= rounds]
+    write_text("".join(line + "\n" for line in kept), file)
+
+
+def read_records(file: Path) -> list[dict[str, Any]]:
+    """The rounds in a ``history.jsonl``."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def write_json(value: Any, file: Path) -> None:
+    """Writes JSON that any parser reads (NaN and infinity become null), whole or not at all."""
+    write_text(json.dumps(_plain(value), indent=2) + "\n", file)
+
+
+def write_text(text: str, file: Path) -> None:
+    """Writes a text file whole or not at all."""
+    temporary = file.with_name(f".{file.name}.writing")
+    temporary.write_text(text)
+    os.replace(temporary, file)
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Versions of what computed the results, and the git revision of the package where it lies in a checkout."""
+    found = {"python": ".".join(map(str, __import__("sys").version_info[:3]))}
+    for package in ("flgraph", "torch", "torch_geometric", "pytorch-lightning", "torchmetrics", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    found["git"] = _git_revision()
+    return found
+
+
+def _git_revision() -> str:
+    folder = Path(__file__).resolve().parent
+    try:
+        command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def _round_of(line: str) -> float:
+    try:
+        return int(json.loads(line)["round"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+    return [_plain(inner) for inner in value]

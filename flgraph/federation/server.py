@@ -1,0 +1,129 @@
+"""The server's side of the loop: whom to ask, what to send, what to do with the answers."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from flgraph.federation.aggregator import Aggregator
+from flgraph.federation.client import AGREE, DESCRIBE, EVALUATE, FORM, Turn
+from flgraph.federation.engines import Engine
+from flgraph.federation.payload import Payload
+from flgraph.federation.records import Metrics, RoundRecord
+from flgraph.federation.routes import agree
+from flgraph.federation.seeding import derive_seed
+
+
+class Server:
+    """Runs exchanges between an algorithm's server half and the clients of an engine.
+
+    Args:
+        aggregator: the server half.
+        engine: holds the clients.
+        clients: their names.
+        seed: the run's seed; decides which clients take part in which round.
+        client_fraction: share of the clients that take part in a round.
+    """
+
+    def __init__(
+        self, aggregator: Aggregator, engine: Engine, clients: Sequence[str], *, seed: int, client_fraction: float
+    ) -> None:
+        self.aggregator, self.engine, self.clients = aggregator, engine, list(clients)
+        self.seed, self.client_fraction = seed, client_fraction
+        self.version = 0  # how often the aggregator changed what it has to give
+        self.installed: dict[str, int] = {}  # which version each client has
+        self.setup_record = RoundRecord(0)
+
+    def begin(self) -> None:
+        """Agrees on what is shared, collects the initial values, runs the exchanges of round 0, sends what is to send.
+
+        Clients tell names and shapes of the tensors that their routes would share, nothing of the others. The initial value of
+        each shared tensor is that of the first client that holds it, so that all start alike.
+        """
+        record = self.setup_record = RoundRecord(0)
+        answers = self._ask({name: Turn(0, DESCRIBE) for name in self.clients}, record)
+        signatures = {
+            name: {key.removeprefix(FORM): str(form) for key, form in answer.scalars.items()}
+            for name, answer in answers.items()
+        }
+        agreed = agree(signatures, self.aggregator.routes())
+        asked: set[str] = set()
+        turns = {}
+        for name in self.clients:
+            first = [tensor for tensor in agreed[name] if tensor not in asked]
+            asked.update(first)
+            terms = Payload(scalars={"shared": "\n".join(agreed[name]), "initial": "\n".join(first)})
+            turns[name] = Turn(0, AGREE, terms.to_bytes())
+        initial: dict[str, Tensor] = {}
+        for answer in self._ask(turns, record).values():
+            initial.update(answer.tensors)
+        self.aggregator.start(initial, self.clients)
+        self.version += 1
+        for exchange in self.aggregator.exchanges(0):
+            self._exchange(0, exchange, self.clients, record)
+        self.evaluate(0, (), record)
+
+    def round(self, number: int, record: RoundRecord) -> None:
+        """Runs all exchanges of a round with the clients drawn for it."""
+        record.clients = self.participants(number)
+        for exchange in self.aggregator.exchanges(number):
+            self._exchange(number, exchange, record.clients, record)
+
+    def participants(self, number: int) -> list[str]:
+        """The clients of a round, in the order of the federation; depends on the seed and the round alone."""
+        count = max(1, round(self.client_fraction * len(self.clients)))
+        if count == len(self.clients):
+            return list(self.clients)
+        drawn = set(random.Random(derive_seed(self.seed, "participants", number)).sample(self.clients, count))
+        return [name for name in self.clients if name in drawn]
+
+    def evaluate(self, number: int, splits: tuple[str, ...], record: RoundRecord) -> Metrics:
+        """Installs what is new in every client and returns each one's metrics on ``splits``."""
+        turns = {name: Turn(number, EVALUATE, self._download(name, number, EVALUATE, record), splits) for name in self.clients}
+        if not splits:
+            turns = {name: turn for name, turn in turns.items() if turn.download is not None}
+        answers = {name: Payload.from_bytes(answer) for name, answer in self.engine.run(turns).items()}
+        record.metric_bytes += sum(answer.nbytes for answer in answers.values())
+        return {name: {key: float(value) for key, value in answer.scalars.items()} for name, answer in answers.items()}
+
+    def _exchange(self, number: int, exchange: str, clients: Sequence[str], record: RoundRecord) -> None:
+        turns = {name: Turn(number, exchange, self._download(name, number, exchange, record)) for name in clients}
+        self.aggregator.aggregate(self._ask(turns, record), number, exchange)
+        self.version += 1
+
+    def _ask(self, turns: dict[str, Turn], record: RoundRecord) -> dict[str, Payload]:
+        answers = self.engine.run(turns)
+        record.bytes_up += sum(map(len, answers.values()))
+        return {name: Payload.from_bytes(answers[name]) for name in turns}
+
+    def _download(self, name: str, number: int, exchange: str, record: RoundRecord) -> bytes | None:
+        if self.installed.get(name) == self.version:
+            return None
+        payload = self.aggregator.download(name, number, exchange)
+        self.installed[name] = self.version
+        if payload is None:
+            return None
+        record.bytes_down += payload.nbytes
+        return payload.to_bytes()
+
+    # ------------------------------------------------------------------------------------------------- persistence
+    def state(self, further: dict[str, Any]) -> bytes:
+        """The server's state and ``further`` plain values as payload bytes."""
+        own = self.aggregator.server_state()
+        loop = {"version": self.version, "installed": self.installed, **further}
+        setup = {"bytes_up": self.setup_record.bytes_up, "bytes_down": self.setup_record.bytes_down}
+        scalars = {"loop": json.dumps({**loop, "setup": setup}), "aggregator": json.dumps(dict(own.scalars))}
+        return Payload(own.tensors, scalars).to_bytes()
+
+    def load_state(self, data: bytes) -> dict[str, Any]:
+        """Puts back what :meth:`state` wrote; returns what was passed as ``further`` (among the rest)."""
+        payload = Payload.from_bytes(data)
+        loop: dict[str, Any] = json.loads(str(payload.scalars["loop"]))
+        self.version, self.installed = loop["version"], loop["installed"]
+        self.setup_record = RoundRecord(0, **loop["setup"])
+        self.aggregator.load_server_state(Payload(payload.tensors, json.loads(str(payload.scalars["aggregator"]))))
+        return loop

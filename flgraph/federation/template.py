@@ -1,0 +1,56 @@
+"""From the one model of the configuration to each client's own."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytorch_lightning as pl
+
+from flgraph.errors import InputError
+from flgraph.federation.client import ClientData
+from flgraph.federation.seeding import derive_seed, seed_all
+
+Model = pl.LightningModule | Callable[[ClientData], pl.LightningModule]
+"""A template, or a function from a client's data to its model."""
+
+
+def client_module(model: Model, data: ClientData, seed: int, name: str) -> pl.LightningModule:
+    """Makes a client's model, with initial weights that depend on the seed and the client alone.
+
+    A template is made anew from its saved hyper-parameters, those that it leaves open (-1 or None) taken from
+    ``data.model_args``. One without ``save_hyperparameters`` is copied, weights included.
+
+    Raises:
+        InputError: a hyper-parameter contradicts the data.
+    """
+    seed_all(derive_seed(seed, name, "initial weights"))
+    if not isinstance(model, pl.LightningModule):
+        return model(data)
+    given = dict(model.hparams)
+    if not _is_rebuildable(type(model), given):
+        return copy.deepcopy(model)
+    for key, value in data.model_args.items():
+        if key not in given or given[key] == 0:  # a size of 0 means that the model does without
+            continue
+        if given[key] is not None and given[key] not in (-1, value):
+            raise InputError(f"Expected `model.{key}` to be {value}, as in the data of client `{name}`, but got {given[key]}.")
+        given[key] = value
+    return type(model)(**given)
+
+
+def model_settings(model: Model) -> dict[str, Any]:
+    """Class and plain hyper-parameters, for comparing runs."""
+    if not isinstance(model, pl.LightningModule):
+        return {"class": getattr(model, "__qualname__", type(model).__qualname__)}
+    plain = (bool, int, float, str, list, tuple, type(None))
+    return {"class": type(model).__name__, **{k: v for k, v in model.hparams.items() if isinstance(v, plain)}}
+
+
+def _is_rebuildable(kind: type[pl.LightningModule], hparams: dict[str, Any]) -> bool:
+    parameters = list(inspect.signature(kind).parameters.values())
+    known = {parameter.name for parameter in parameters}
+    needed = {p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    return needed <= hparams.keys() <= known and bool(hparams)

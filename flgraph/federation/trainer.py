@@ -1,0 +1,451 @@
+"""The federated loop, on top of Lightning's Trainer."""
+
+from __future__ import annotations
+
+import copy
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import pytorch_lightning as pl
+from pytorch_lightning.loggers import Logger, TensorBoardLogger
+from rich.console import Console
+
+from flgraph.errors import expect
+from flgraph.federation.aggregator import Aggregator
+from flgraph.federation.callback import FederatedCallback
+from flgraph.federation.checkpoint import CLIENTS, SERVER, CheckpointStore, check_settings, find_checkpoint, read_manifest
+from flgraph.federation.client import Client, ClientData
+from flgraph.federation.display import RoundProgress, metrics_table, quiet_lightning, routes_markdown, routes_table
+from flgraph.federation.engines import Engine, Sequential
+from flgraph.federation.records import (
+    History,
+    Metrics,
+    RoundRecord,
+    append_record,
+    truncate_records,
+    versions,
+    write_json,
+    write_text,
+)
+from flgraph.federation.server import Server
+from flgraph.federation.template import Model, client_module, model_settings
+
+SPLITS = ("train", "val", "test")
+
+
+class FederatedData(Protocol):
+    """What the trainer needs of a federated datamodule."""
+
+    @property
+    def name(self) -> str:
+        """How runs on this data are called."""
+
+    @property
+    def clients(self) -> Sequence[str]:
+        """Names of the clients; they serve as file names."""
+
+    def client(self, name: str) -> ClientData:
+        """A client's data."""
+
+    def prepare_data(self) -> None:
+        """Fetches what is not there."""
+
+    def setup(self, stage: str) -> None:
+        """Makes the data ready; called before the others."""
+
+
+class FederatedTrainer(pl.Trainer):
+    """Trains one model per client, round by round.
+
+    Lightning's own fields (``accelerator``, ``devices``, ``precision``, gradient clipping, ...) mean what they always mean and
+    hold for every client's Trainer.
+
+    Args:
+        aggregator: the federated algorithm.
+        rounds: communication rounds.
+        local_epochs: epochs that a client trains per round.
+        client_fraction: share of the clients that take part in a round, drawn anew for each (at least one).
+        engine: where clients run; in this process when ``None``.
+        evaluate_every: rounds between evaluations of all clients; the last round is always evaluated. A client is evaluated
+            with the model it would use: the newest aggregate installed, its personal part as it is.
+        monitor: metric whose mean over clients decides the best round.
+        monitor_mode: whether more of it is better.
+        seed: all randomness derives from it.
+        default_root_dir: where run folders go.
+        name: name of the run's folder; algorithm and data (``fedstar-chem``) when ``None``.
+        logger: ``True`` for TensorBoard in the run folder, ``False`` for none, or Lightning loggers.
+        callbacks: federated callbacks, and Lightning callbacks for the clients' Trainers.
+        max_logged_clients: in larger federations only means over clients are logged to TensorBoard.
+        enable_checkpointing: whether to write checkpoints.
+        checkpoint_every: rounds between checkpoints; the last round always has one.
+        keep_checkpoints: how many of the newest checkpoints stay; the best validation round's stays as well.
+        enable_progress_bar: whether to show progress, the routing table and the final table.
+        accelerator: see :class:`pytorch_lightning.Trainer`, as for all that follow; they hold per client.
+        devices: see there.
+        strategy: see there.
+        precision: see there. Aggregation is done in float64 whatever the precision.
+        gradient_clip_val: see there.
+        gradient_clip_algorithm: see there.
+        accumulate_grad_batches: see there.
+        deterministic: see there.
+        limit_train_batches: see there.
+        limit_val_batches: see there.
+        limit_test_batches: see there.
+        detect_anomaly: see there.
+
+    Raises:
+        InputError: a value is out of range.
+    """
+
+    def __init__(
+        self,
+        aggregator: Aggregator,
+        rounds: int = 200,
+        local_epochs: int = 1,
+        client_fraction: float = 1.0,
+        engine: Engine | None = None,
+        evaluate_every: int = 1,
+        monitor: str = "val/accuracy",
+        monitor_mode: Literal["max", "min"] = "max",
+        seed: int = 0,
+        default_root_dir: str = "runs",
+        name: str | None = None,
+        logger: bool | Logger | list[Logger] = True,
+        callbacks: list[pl.Callback] | pl.Callback | None = None,
+        max_logged_clients: int = 100,
+        enable_checkpointing: bool = True,
+        checkpoint_every: int = 1,
+        keep_checkpoints: int = 2,
+        enable_progress_bar: bool = True,
+        accelerator: str = "auto",
+        devices: int | str | list[int] = 1,
+        strategy: str = "auto",
+        precision: str | int | None = None,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+        accumulate_grad_batches: int = 1,
+        deterministic: bool | Literal["warn"] | None = None,
+        limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None,
+        limit_test_batches: int | float | None = None,
+        detect_anomaly: bool = False,
+    ) -> None:
+        for field, value in (
+            ("rounds", rounds),
+            ("local_epochs", local_epochs),
+            ("evaluate_every", evaluate_every),
+            ("checkpoint_every", checkpoint_every),
+            ("keep_checkpoints", keep_checkpoints),
+        ):
+            expect(isinstance(value, int) and value >= 1, f"trainer.{field}", "a whole number of 1 or more", value)
+        expect(0 < client_fraction <= 1, "trainer.client_fraction", "above 0 and at most 1", client_fraction)
+        expect(monitor_mode in ("max", "min"), "trainer.monitor_mode", "max or min", monitor_mode)
+        expect(name is None or _is_file_name(name), "trainer.name", "the name of a folder, without /", name)
+        expect(isinstance(aggregator, Aggregator), "trainer.aggregator", "an Aggregator", type(aggregator).__name__)
+        self._client_args: dict[str, Any] = {
+            "accelerator": accelerator,
+            "devices": devices,
+            "strategy": strategy,
+            "precision": precision,
+            "gradient_clip_val": gradient_clip_val,
+            "gradient_clip_algorithm": gradient_clip_algorithm,
+            "accumulate_grad_batches": accumulate_grad_batches,
+            "deterministic": deterministic,
+            "limit_train_batches": limit_train_batches,
+            "limit_val_batches": limit_val_batches,
+            "limit_test_batches": limit_test_batches,
+            "detect_anomaly": detect_anomaly,
+        }
+        with quiet_lightning():
+            super().__init__(
+                **self._client_args,
+                max_epochs=rounds,
+                default_root_dir=default_root_dir,
+                logger=False,
+                callbacks=callbacks,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+        self.aggregator, self.engine = aggregator, engine or Sequential()
+        self.rounds, self.local_epochs, self.client_fraction = rounds, local_epochs, client_fraction
+        self.evaluate_every, self.monitor, self.monitor_mode = evaluate_every, monitor, monitor_mode
+        self.seed, self.name, self.max_logged_clients = seed, name, max_logged_clients
+        self.write_checkpoints, self.checkpoint_every = enable_checkpointing, checkpoint_every
+        self.keep_checkpoints, self.console = keep_checkpoints, Console(quiet=not enable_progress_bar)
+        self.given_callbacks: list[pl.Callback] = list(self.callbacks)  # type: ignore[attr-defined]
+        self.round_callbacks = [c for c in self.given_callbacks if isinstance(c, FederatedCallback)]
+        self.round_callbacks.append(RoundProgress(self.console))
+        self._logger_choice = logger
+        self.config: dict[str, Any] = {}
+        """What the command line was given, for ``results.json``."""
+        self.config_text = ""
+        """The same as YAML, for ``config.yaml``."""
+        self.run_dir: Path | None = None
+        self.server: Server | None = None
+        self.history = History(monitor, monitor_mode)
+        self.current_round = 0
+        self.record = RoundRecord(0)
+        self._settings: dict[str, Any] = {}
+
+    # ------------------------------------------------------------------------------------------------- entry points
+    def fit(  # type: ignore[override]
+        self, model: Model, datamodule: FederatedData, ckpt_path: str | None = None
+    ) -> dict[str, Any]:
+        """Runs the federation.
+
+        Args:
+            model: a template whose hyper-parameters every client's model shares, the ones that the data decides filled in
+                per client; or a function from a client's data to its model.
+            datamodule: the clients and their data.
+            ckpt_path: continue a stopped run: ``last`` (of the newest run of this name), or the folder of a run or of one of
+                its checkpoints. The run goes on in its own folder, and its result is the same bits as if it had never
+                stopped.
+
+        Returns:
+            The contents of ``results.json``.
+
+        Raises:
+            InputError: data, model, routes, or checkpoint cannot be used.
+            ClientError: a client's turn failed; the run can be resumed from the last whole round.
+        """
+        with quiet_lightning():
+            try:
+                server = self._prepare(model, datamodule, ckpt_path, "fit")
+                return self._loop(server, datamodule, resumed=ckpt_path is not None)
+            except BaseException as error:
+                self._call("on_federation_exception", error)
+                raise
+            finally:
+                for logger in self.loggers:
+                    logger.finalize("success")
+                self.engine.teardown()
+
+    def validate(  # type: ignore[override]
+        self, model: Model | None = None, datamodule: FederatedData | None = None, ckpt_path: str | None = None
+    ) -> Metrics:
+        """Validation metrics of every client; arguments as for :meth:`fit`, none of them needed after it."""
+        return self._evaluate_only("val", model, datamodule, ckpt_path)
+
+    def test(  # type: ignore[override]
+        self, model: Model | None = None, datamodule: FederatedData | None = None, ckpt_path: str | None = None
+    ) -> Metrics:
+        """Test metrics of every client; arguments as for :meth:`fit`, none of them needed after it."""
+        return self._evaluate_only("test", model, datamodule, ckpt_path)
+
+    def predict(  # type: ignore[override]
+        self, model: Model | None = None, datamodule: FederatedData | None = None, ckpt_path: str | None = None
+    ) -> dict[str, list[Any]]:
+        """Every client's predictions, one entry per batch, as its model's ``predict_step`` returns them."""
+        with quiet_lightning():
+            self._ready(model, datamodule, ckpt_path, "predict")
+            return dict(self.engine.predict())
+
+    def _evaluate_only(
+        self, split: str, model: Model | None, datamodule: FederatedData | None, ckpt_path: str | None
+    ) -> Metrics:
+        with quiet_lightning():
+            server = self._ready(model, datamodule, ckpt_path, "validate" if split == "val" else "test")
+            metrics = server.evaluate(self.current_round, (split,), RoundRecord(self.current_round))
+        self.console.print(metrics_table(metrics, f"{split}, round {self.current_round}"))
+        return metrics
+
+    def _ready(
+        self, model: Model | None, datamodule: FederatedData | None, ckpt_path: str | None, stage: str
+    ) -> Server:
+        """The server of the last ``fit`` when no model is given, else a new one."""
+        if model is None or datamodule is None:
+            expect(self.server is not None, "model", "given with a datamodule, or fit before", model)
+            assert self.server is not None
+            return self.server
+        server = self._prepare(model, datamodule, ckpt_path, stage)
+        if ckpt_path is None:
+            server.begin()
+        return server
+
+    # ---------------------------------------------------------------------------------------------------- preparing
+    def _prepare(self, model: Model, datamodule: FederatedData, ckpt_path: str | None, stage: str) -> Server:
+        """Makes clients and server, in the state of the checkpoint if there is one."""
+        datamodule.prepare_data()
+        datamodule.setup(stage)
+        names = list(datamodule.clients)
+        expect(len(names) > 0, "data.clients", "at least one client", "none")
+        expect(len(set(names)) == len(names), "data.clients", "different names", names)
+        for name in names:
+            fits = _is_file_name(name) and name != "mean"
+            expect(fits, "data.clients", "names that can be file names, and none of them `mean`,", name)
+        runs = Path(self.default_root_dir) / (self.name or f"{self.aggregator.name}-{datamodule.name}")
+        checkpoint = None if ckpt_path is None else find_checkpoint(ckpt_path, runs)
+        self._settings = self._describe(model, datamodule, names)
+        self.history, self.current_round, self.should_stop = History(self.monitor, self.monitor_mode), 0, False
+        if checkpoint is not None:
+            manifest = read_manifest(checkpoint)
+            check_settings(manifest["settings"], self._settings, checkpoint)
+
+        def build(name: str) -> Client:
+            data = datamodule.client(name)
+            return Client(
+                name,
+                client_module(model, data, self.seed, name),
+                data,
+                self.aggregator,
+                self.given_callbacks,
+                seed=self.seed,
+                local_epochs=self.local_epochs,
+                trainer_args=self._client_args,
+            )
+
+        self.engine.setup(build, names)
+        server = self.server = Server(
+            copy.deepcopy(self.aggregator), self.engine, names, seed=self.seed, client_fraction=self.client_fraction
+        )
+        if checkpoint is None:
+            self.run_dir = runs
+        else:
+            self.run_dir = checkpoint.parent.parent
+            self.engine.load(checkpoint / CLIENTS)
+            saved = server.load_state((checkpoint / SERVER).read_bytes())
+            self.current_round = saved["round"]
+            self.history.load_state(saved["history"])
+        return server
+
+    def _describe(self, model: Model, datamodule: FederatedData, names: Sequence[str]) -> dict[str, Any]:
+        """What a run must share to continue from its checkpoints, under the names that users know."""
+        aggregator = {"class": type(self.aggregator).__name__, **self.aggregator.hyperparameters()}
+        trainer = {
+            "aggregator": aggregator,
+            "local_epochs": self.local_epochs,
+            "client_fraction": self.client_fraction,
+            "monitor": self.monitor,
+            "monitor_mode": self.monitor_mode,
+            **{key: value for key, value in self._client_args.items() if key not in ("accelerator", "devices", "strategy")},
+        }
+        data = {name: _data_settings(datamodule.client(name)) for name in names}
+        return {"seed": self.seed, "trainer": trainer, "model": model_settings(model), "data": data}
+
+    # ------------------------------------------------------------------------------------------------------ the loop
+    def _loop(self, server: Server, datamodule: FederatedData, resumed: bool) -> dict[str, Any]:
+        assert self.run_dir is not None
+        if resumed:
+            self._store.discard_after(self.current_round)
+            truncate_records(self.run_dir / "history.jsonl", self.current_round)
+            self.console.print(f"continuing {self.run_dir} after round {self.current_round}")
+        else:
+            server.begin()
+            self.run_dir = _new_version(self.run_dir)
+        if self.config_text:
+            write_text(self.config_text, self.run_dir / "config.yaml")
+        self._start_loggers()
+        self._call("on_federation_start")
+        while self.current_round < self.rounds and not self.should_stop:
+            self._round(server)
+        if self.history.last.get("round") != self.current_round:  # stopped early, between two evaluations
+            self._evaluate(server)
+        results = {
+            **self.history.results(),
+            "setup_bytes": {"up": server.setup_record.bytes_up, "down": server.setup_record.bytes_down},
+            "seed": self.seed,
+            "versions": versions(),
+            "config": self.config or self._settings,
+        }
+        write_json(results, self.run_dir / "results.json")
+        self._call("on_federation_end")
+        self.console.print(metrics_table(self.history.last["clients"], f"round {self.current_round}"))
+        self.console.print(f"results in {self.run_dir}", soft_wrap=True)
+        return results
+
+    def _round(self, server: Server) -> None:
+        began = time.perf_counter()
+        self.current_round += 1
+        self.record = RoundRecord(self.current_round)
+        self._call("on_round_start")
+        server.round(self.current_round, self.record)
+        last = self.current_round == self.rounds
+        if last or self.current_round % self.evaluate_every == 0:
+            self.record.metrics = server.evaluate(self.current_round, SPLITS, self.record)
+        self.record.seconds = time.perf_counter() - began
+        self.history.add(self.record)
+        self._log(self.record)
+        self._call("on_round_end")
+        if self.write_checkpoints and (last or self.should_stop or self.current_round % self.checkpoint_every == 0):
+            self._checkpoint(server)
+
+    def _evaluate(self, server: Server) -> None:
+        self.record.metrics = server.evaluate(self.current_round, SPLITS, self.record)
+        self.history.last = {"round": self.current_round, "clients": self.record.metrics, "mean": self.record.mean}
+
+    def _checkpoint(self, server: Server) -> None:
+        state = server.state({"round": self.current_round, "history": self.history.state()})
+        best = self.history.best.get("round")
+        self._store.save(self.current_round, state, self.engine.save, self._settings, best)
+
+    @property
+    def _store(self) -> CheckpointStore:
+        assert self.run_dir is not None
+        return CheckpointStore(self.run_dir / "checkpoints", self.keep_checkpoints)
+
+    def _call(self, hook: str, *args: Any) -> None:
+        for callback in self.round_callbacks:
+            getattr(callback, hook)(self, *args)
+
+    # ------------------------------------------------------------------------------------------------------- logging
+    def _start_loggers(self) -> None:
+        assert self.run_dir is not None
+        rows = self.engine.routes()
+        self.console.print(routes_table(rows))
+        choice = self._logger_choice
+        if choice is True:
+            version, name, root = self.run_dir.name, self.run_dir.parent.name, self.run_dir.parent.parent
+            purge = self.current_round + 1 if self.current_round else None
+            self.loggers = [TensorBoardLogger(str(root), name, version, purge_step=purge)]
+        else:
+            self.loggers = [] if choice is False else choice if isinstance(choice, list) else [choice]
+        for logger in self.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_text("routes", routes_markdown(rows), self.current_round)
+                logger.experiment.add_text("config", f"```yaml\n{self.config_text or self._settings}\n```", self.current_round)
+
+    def _log(self, record: RoundRecord) -> None:
+        assert self.run_dir is not None
+        append_record(record, self.run_dir / "history.jsonl")
+        values = {
+            "federation/seconds_per_round": record.seconds,
+            "federation/bytes_up": float(record.bytes_up),
+            "federation/bytes_down": float(record.bytes_down),
+        }
+        values.update({f"mean/{_tag(name)}": value for name, value in record.mean.items()})
+        if len(record.metrics) <= self.max_logged_clients:
+            for client, metrics in record.metrics.items():
+                values.update({f"{_tag(name)}/{client}": value for name, value in metrics.items()})
+        for logger in self.loggers:
+            logger.log_metrics(values, step=record.round)
+
+
+def _tag(metric: str) -> str:
+    """``val/accuracy`` as ``val_accuracy``: TensorBoard groups by what stands before the first slash."""
+    return metric.replace("/", "_")
+
+
+def _is_file_name(name: str) -> bool:
+    return bool(re.fullmatch(r"[^/\\\0]+", name)) and name not in (".", "..")
+
+
+def _data_settings(data: ClientData) -> dict[str, Any]:
+    further = dict(getattr(data, "settings", {}))
+    return {"num_train_samples": data.num_train_samples, **dict(data.model_args), **further}
+
+
+def _new_version(runs: Path) -> Path:
+    runs.mkdir(parents=True, exist_ok=True)
+    numbers = [int(text) for path in runs.glob("version_*") if (text := path.name.removeprefix("version_")).isdigit()]
+    number = max(numbers, default=-1) + 1
+    while True:  # another process may take the number first
+        try:
+            folder = runs / f"version_{number}"
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            number += 1

@@ -1,0 +1,273 @@
+"""What all graph classifiers have in common: loss, metrics, optimizer, and the checks of what users give."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch_geometric.data import Data
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+
+from flgraph.errors import InputError, expect
+from flgraph.nn import Adjacency, Dropout, PoolName, graph_pool
+
+OptimizerName = Literal["adam", "adamw", "sgd"]
+
+_OPTIMIZERS: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+
+
+class GraphClassifier(pl.LightningModule):
+    """One class per graph: a base for modules that turn a batch into one row per graph (:meth:`encode`).
+
+    Sizes of -1 mean "given by the data". A module with such a size is a template: it holds hyper-parameters only, has
+    no layers, and cannot be called. ``type(m)(**{**m.hparams, **sizes})`` makes a working module of it.
+
+    Subclasses call ``save_hyperparameters()``, build their layers, and then call :meth:`add_head`, where
+    :attr:`is_template` is false.
+
+    Args:
+        in_channels: columns of the node features.
+        num_classes: number of classes.
+        hidden_channels: columns of all hidden layers.
+        num_layers: number of graph convolutions.
+        dropout: probability of a zero after each hidden layer.
+        pool: how the nodes of a graph become one row: ``sum``, ``mean`` or ``max``.
+        lr: learning rate.
+        weight_decay: weight decay (an L2 penalty, except with ``adamw``).
+        optimizer: ``adam``, ``adamw`` or ``sgd``.
+
+    Shapes:
+        - **input:** a PyG batch with ``x [N, in_channels]``, ``edge_index [2, E]``, ``batch [N]`` and, except for
+          prediction, ``y [B]``; its ``adj``, an :class:`~flgraph.nn.Adjacency`, is used where it has one
+        - **output:** logits ``[B, num_classes]``
+
+    Raises:
+        InputError: a hyper-parameter or a batch cannot be used.
+    """
+
+    data_sizes: ClassVar[tuple[str, ...]] = ("in_channels", "num_classes")
+    """Names of the hyper-parameters that may be -1, "given by the data"."""
+
+    def __init__(
+        self,
+        in_channels: int = -1,
+        num_classes: int = -1,
+        hidden_channels: int = 64,
+        num_layers: int = 3,
+        dropout: float = 0.5,
+        pool: PoolName = "sum",
+        lr: float = 1e-3,
+        weight_decay: float = 5e-4,
+        optimizer: OptimizerName = "adam",
+    ) -> None:
+        super().__init__()
+        for name, size in (("in_channels", in_channels), ("num_classes", num_classes)):
+            expect(size == -1 or size >= 1, f"model.{name}", "a positive integer, or -1 for given by the data", size)
+        for name, size in (("hidden_channels", hidden_channels), ("num_layers", num_layers)):
+            expect(size >= 1, f"model.{name}", "a positive integer", size)
+        expect(0 <= dropout < 1, "model.dropout", "at least 0 and less than 1", dropout)
+        expect(0 <= lr < float("inf"), "model.lr", "a finite number, 0 or more", lr)
+        expect(0 <= weight_decay < float("inf"), "model.weight_decay", "a finite number, 0 or more", weight_decay)
+        expect(optimizer in _OPTIMIZERS, "model.optimizer", f"one of {', '.join(_OPTIMIZERS)}", optimizer)
+        self.pool = graph_pool(pool, field="model.pool")
+        self.in_channels, self.num_classes = in_channels, num_classes
+        self.hidden_channels, self.num_layers = hidden_channels, num_layers
+        self.pool_name, self.optimizer_name = pool, optimizer
+        self.lr, self.weight_decay = lr, weight_decay
+        self.dropout = Dropout(dropout)
+        self._seen: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {"train": [], "val": [], "test": []}
+
+    @property
+    def is_template(self) -> bool:
+        """Whether a size is still to be given by the data."""
+        return any(getattr(self, name) == -1 for name in self.data_sizes)
+
+    def add_head(self) -> None:
+        """Adds what follows the encoder: ``post``, ``readout`` and the metrics. Subclasses call it last."""
+        self.post = torch.nn.Linear(self.hidden_channels, self.hidden_channels)
+        self.readout = torch.nn.Linear(self.hidden_channels, self.num_classes)
+        self.train_metrics = self._new_metrics("train/")
+        self.val_metrics = self._new_metrics("val/")
+        self.test_metrics = self._new_metrics("test/")
+
+    def reset_parameters(self) -> None:
+        """Draws new weights for all layers."""
+        _reset(self)
+
+    # ---------------------------------------------------------------------------------------------------- forward
+    def encode(self, batch: Data) -> Tensor:
+        """One row per graph ``[B, hidden_channels]``; what a subclass must say."""
+        raise NotImplementedError
+
+    def forward(self, batch: Data) -> Tensor:
+        """Logits ``[B, num_classes]``."""
+        if self.is_template:
+            missing = " and ".join(f"`model.{name}`" for name in self.data_sizes if getattr(self, name) == -1)
+            raise InputError(
+                f"Expected {missing} to be given before the module is called but got -1 (given by the data)."
+            )
+        h: Tensor = self.encode(batch)
+        logits: Tensor = self.readout(self.dropout(torch.relu(self.post(h))))
+        return logits
+
+    def node_input(self, batch: Data, name: str, columns: int) -> Tensor:
+        """Tensor ``name`` of the batch in the precision of the weights, after a look at its width.
+
+        Raises:
+            InputError: the batch has no such tensor, or not ``columns`` columns.
+        """
+        tensor = batch.get(name)
+        if tensor is None:
+            raise InputError(f"Expected `batch.{name}` to be a tensor of {columns} columns but the batch has none.")
+        fits = tensor.dim() == 2 and tensor.size(1) == columns
+        expect(fits, f"batch.{name}", f"of shape [nodes, {columns}]", list(tensor.shape))
+        rows: Tensor = tensor.to(self.post.weight.dtype)
+        return rows
+
+    def neighbours(self, batch: Data) -> Adjacency:
+        """The adjacency that the batch brings along, or a new one of its edges."""
+        adj = batch.get("adj")
+        return Adjacency.from_edges(batch.edge_index, batch.num_nodes) if adj is None else adj
+
+    def pool_nodes(self, batch: Data, *rows: Tensor) -> list[Tensor]:
+        """Each of ``rows [N, C]`` pooled to ``[B, C]``. Data without a batch vector counts as one graph."""
+        graph, count = batch.batch, 1
+        if graph is None:
+            graph = torch.zeros(batch.num_nodes, dtype=torch.long, device=rows[0].device)
+        else:
+            count = batch.num_graphs
+        return [self.pool(row, graph, count) for row in rows]
+
+    # ------------------------------------------------------------------------------------------------------ steps
+    def training_step(self, batch: Data, batch_idx: int = 0) -> Tensor:
+        """Cross-entropy of a training batch."""
+        return self._step(batch, "train")
+
+    def validation_step(self, batch: Data, batch_idx: int = 0) -> Tensor:
+        """Cross-entropy of a validation batch."""
+        return self._step(batch, "val")
+
+    def test_step(self, batch: Data, batch_idx: int = 0) -> Tensor:
+        """Cross-entropy of a test batch."""
+        return self._step(batch, "test")
+
+    def predict_step(self, batch: Data, batch_idx: int = 0) -> Tensor:
+        """Class probabilities ``[B, num_classes]``."""
+        return _at_least_float32(self(batch)).softmax(dim=-1)
+
+    def _step(self, batch: Data, stage: str) -> Tensor:
+        logits = _at_least_float32(self(batch))
+        labels = self._labels(batch, logits.size(0))
+        loss = F.cross_entropy(logits, labels)
+        # An update of the metrics costs as much as a layer of a small model, so there is one per epoch, not per step.
+        self._seen[stage].append((loss.detach(), logits.detach(), labels))
+        return loss
+
+    def _labels(self, batch: Data, num_graphs: int) -> Tensor:
+        labels = batch.get("y")
+        if labels is None:
+            raise InputError("Expected `batch.y` to be one class per graph but the batch has none.")
+        expect(labels.numel() == num_graphs, "batch.y", f"{num_graphs} classes, one per graph", list(labels.shape))
+        expect(not labels.is_floating_point(), "batch.y", "of an integer type", labels.dtype)
+        # Elsewhere a look at the values would make the host wait for the device at every step; there the loss itself
+        # stops the run at a class out of range.
+        if labels.device.type == "cpu" and num_graphs:
+            low, high = (int(bound) for bound in labels.aminmax())
+            fits = low >= 0 and high < self.num_classes
+            expect(fits, "batch.y", f"classes from 0 to {self.num_classes - 1}", high if low >= 0 else low)
+        return labels.view(-1).long()
+
+    # ---------------------------------------------------------------------------------------------------- metrics
+    def _new_metrics(self, prefix: str) -> MetricCollection:
+        # Metrics would otherwise wait for all processes of a torch.distributed group, even where each of them trains a
+        # module of its own.
+        shared: dict[str, Any] = {"distributed_available_fn": self._is_distributed}
+        classes: dict[str, Any] = {"num_classes": self.num_classes, "validate_args": False, **shared}
+        return MetricCollection(
+            {
+                "loss": MeanMetric(nan_strategy="disable", **shared),
+                "accuracy": MulticlassAccuracy(average="micro", **classes),
+                "f1": MulticlassF1Score(average="macro", **classes),
+            },
+            prefix=prefix,
+            compute_groups=False,
+        )
+
+    def _is_distributed(self) -> bool:
+        return self._trainer is not None and self._trainer.world_size > 1
+
+    def on_train_epoch_start(self) -> None:
+        """Forgets what an interrupted epoch left."""
+        self._seen["train"].clear()
+
+    def on_validation_epoch_start(self) -> None:
+        """Forgets what an interrupted epoch left."""
+        self._seen["val"].clear()
+
+    def on_test_epoch_start(self) -> None:
+        """Forgets what an interrupted epoch left."""
+        self._seen["test"].clear()
+
+    def on_train_epoch_end(self) -> None:
+        """Logs ``train/loss``, ``train/accuracy`` and ``train/f1``."""
+        self._log_epoch("train", self.train_metrics)
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs ``val/loss``, ``val/accuracy`` and ``val/f1``."""
+        self._log_epoch("val", self.val_metrics)
+
+    def on_test_epoch_end(self) -> None:
+        """Logs ``test/loss``, ``test/accuracy`` and ``test/f1``."""
+        self._log_epoch("test", self.test_metrics)
+
+    def _log_epoch(self, stage: str, metrics: MetricCollection) -> None:
+        seen = self._seen[stage]
+        if not seen:
+            return
+        losses, logits, labels = zip(*seen, strict=True)
+        counts = torch.tensor([part.numel() for part in labels], device=losses[0].device)
+        metrics.reset()  # here, since Lightning may have been in another inference mode the last time
+        metrics.update(
+            # Once per graph, because MeanMetric ignores weights where it does not look for NaN.
+            value=torch.stack(losses).repeat_interleave(counts),
+            preds=torch.cat(logits).float(),
+            target=torch.cat(labels),
+        )
+        self.log_dict(metrics.compute(), batch_size=1)
+        seen.clear()
+
+    # -------------------------------------------------------------------------------------------------- optimizer
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The optimizer that the hyper-parameters name, over all parameters."""
+        optimizer: torch.optim.Optimizer = _OPTIMIZERS[self.optimizer_name](
+            self.parameters(), lr=self.lr, weight_decay=self.weight_decay, fused=self._may_fuse()
+        )
+        return optimizer
+
+    def _may_fuse(self) -> bool:
+        """Whether one kernel may update all parameters, which takes less than half the time."""
+        trainer = self._trainer
+        if trainer is not None:
+            # A fused optimizer undoes the scaling of float16 gradients itself, after the hooks that look at gradients,
+            # and Lightning therefore refuses to clip them under mixed precision.
+            precision = str(trainer.precision)
+            if precision == "16-mixed" or ("mixed" in precision and trainer.gradient_clip_val):
+                return False
+        return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in self.parameters())
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def _reset(module: torch.nn.Module) -> None:
+    for child in module.children():
+        reset = getattr(child, "reset_parameters", None)
+        if callable(reset):
+            reset()
+        else:
+            _reset(child)

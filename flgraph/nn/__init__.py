@@ -1,0 +1,37 @@
+"""Layers and functions that the models are made of; plain torch, no federation."""
+
+from flgraph.nn.adjacency import Adjacency
+from flgraph.nn.conv import ConvName, check_conv, make_conv
+from flgraph.nn.dropout import Dropout, dropout
+from flgraph.nn.gcn import GCNConv, gcn_norm
+from flgraph.nn.gin import GINConv
+from flgraph.nn.linear import ConcatLinear, concat_linear
+from flgraph.nn.pool import Pool, PoolName, graph_max, graph_mean, graph_pool, graph_sum
+from flgraph.nn.sage import SAGEConv
+from flgraph.nn.structure import degree_one_hot, random_walk_return, structure_embedding
+from flgraph.nn.tanh import tanh
+
+__all__ = [
+    "Adjacency",
+    "ConcatLinear",
+    "ConvName",
+    "Dropout",
+    "GCNConv",
+    "GINConv",
+    "Pool",
+    "PoolName",
+    "SAGEConv",
+    "check_conv",
+    "concat_linear",
+    "degree_one_hot",
+    "dropout",
+    "gcn_norm",
+    "graph_max",
+    "graph_mean",
+    "graph_pool",
+    "graph_sum",
+    "make_conv",
+    "random_walk_return",
+    "structure_embedding",
+    "tanh",
+]

@@ -1,0 +1,108 @@
+"""Sparse neighbourhood sums on sorted edges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Adjacency:
+    """An unweighted adjacency matrix in compressed sparse rows, made once per batch and used by every layer.
+
+    Row ``i`` lists the nodes whose messages node ``i`` receives. ``adj.sum(x)`` is 2 to 3 times faster than gather and
+    scatter on a CPU. Its gradient is the product with the transpose, which for undirected graphs is the matrix itself.
+
+    Args:
+        rowptr: ``[N + 1]``; the senders of node ``i`` are ``col[rowptr[i]:rowptr[i + 1]]``.
+        col: ``[E]``.
+        transposed: ``(rowptr, col)`` of the transpose; ``None`` where the matrix is symmetric.
+    """
+
+    def __init__(self, rowptr: Tensor, col: Tensor, transposed: tuple[Tensor, Tensor] | None = None) -> None:
+        self.rowptr, self.col, self.transposed = rowptr, col, transposed
+        self.derived: dict[Any, Any] = {}  # what layers compute from this matrix alone, once for all of them
+        self._matrices: dict[tuple[torch.dtype, bool], Tensor] = {}
+        self._degree: Tensor | None = None
+
+    @classmethod
+    def from_sorted(cls, edge_index: Tensor, num_nodes: int, symmetric: bool) -> Adjacency:
+        """From ``edge_index [2, E]`` sorted by source; row 0 holds sources (senders), row 1 targets (receivers)."""
+        by_source = (_rowptr(edge_index[0], num_nodes), edge_index[1])
+        if symmetric:
+            return cls(*by_source)
+        order = edge_index[1].argsort(stable=True)
+        return cls(_rowptr(edge_index[1][order], num_nodes), edge_index[0][order], by_source)
+
+    @classmethod
+    def from_edges(cls, edge_index: Tensor, num_nodes: int) -> Adjacency:
+        """From any ``edge_index [2, E]``."""
+        order = (edge_index[0] * max(num_nodes, 1) + edge_index[1]).argsort()
+        return cls.from_sorted(edge_index[:, order], num_nodes, symmetric=False)
+
+    @property
+    def num_nodes(self) -> int:
+        """Rows, and columns."""
+        return self.rowptr.numel() - 1
+
+    @property
+    def degree(self) -> Tensor:
+        """Number of senders per node ``[N, 1]``, float32."""
+        if self._degree is None:
+            self._degree = self.rowptr.diff().unsqueeze(1).float()
+        return self._degree
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum of the senders' rows: ``A x``, shapes ``[N, C] -> [N, C]``; differentiable in ``x``.
+
+        Half-precision rows are added in float32, autocast or not.
+        """
+        total: Tensor = _NeighbourSum.apply(x, self)
+        return total
+
+    def matrix(self, dtype: torch.dtype, transpose: bool = False) -> Tensor:
+        """The matrix as a sparse CSR tensor of ones ``[N, N]``."""
+        transpose = transpose and self.transposed is not None
+        if (dtype, transpose) not in self._matrices:
+            rowptr, col = self.transposed if transpose and self.transposed else (self.rowptr, self.col)
+            ones = torch.ones(col.numel(), dtype=dtype, device=col.device)
+            size = (self.num_nodes, self.num_nodes)
+            self._matrices[dtype, transpose] = torch.sparse_csr_tensor(rowptr, col, ones, size, check_invariants=False)
+        return self._matrices[dtype, transpose]
+
+    def to(self, device: torch.device | str, **kwargs: Any) -> Adjacency:
+        """The same matrix on another device."""
+        if self.col.device == torch.device(device):
+            return self
+        move = [tensor.to(device, **kwargs) for tensor in (self.rowptr, self.col, *(self.transposed or ()))]
+        return Adjacency(move[0], move[1], (move[2], move[3]) if self.transposed else None)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_nodes={self.num_nodes}, num_edges={self.col.numel()})"
+
+
+class _NeighbourSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, adj: Adjacency) -> Tensor:
+        ctx.adj = adj
+        return _matmul(adj, x, transpose=False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _matmul(ctx.adj, grad.contiguous(), transpose=True), None
+
+
+def _matmul(adj: Adjacency, x: Tensor, transpose: bool) -> Tensor:
+    if adj.col.numel() == 0:
+        return torch.zeros_like(x)
+    # Sparse kernels exist for float32 and float64 on every device, and autocast would choose a narrower type.
+    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    with torch.autocast(x.device.type, enabled=False):
+        return (adj.matrix(wide.dtype, transpose) @ wide).to(x.dtype)
+
+
+def _rowptr(sorted_rows: Tensor, num_nodes: int) -> Tensor:
+    ptr = torch.zeros(num_nodes + 1, dtype=torch.long, device=sorted_rows.device)
+    torch.cumsum(torch.bincount(sorted_rows, minlength=num_nodes), 0, out=ptr[1:])
+    return ptr

@@ -1,0 +1,50 @@
+"""GraphSAGE layer with mean aggregation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flgraph.nn.adjacency import Adjacency
+from flgraph.nn.linear import ConcatLinear
+
+
+class SAGEConv(torch.nn.Module):
+    r"""GraphSAGE layer with the mean of all neighbours.
+
+    `"Inductive Representation Learning on Large Graphs" <https://arxiv.org/abs/1706.02216>`_:
+
+    .. math::
+        \mathbf{x}^{\prime}_i = \mathbf{W}_l \cdot \mathrm{mean}_{j \in \mathcal{N}(i)} \mathbf{x}_j + \mathbf{b}
+        + \mathbf{W}_r \mathbf{x}_i
+
+    The mean over no neighbours is zero. The input is projected before the mean is taken.
+
+    Args:
+        in_channels: columns of the input (of ``x`` and ``extra`` together, where there are two).
+        out_channels: columns of the output.
+
+    Shapes:
+        - **input:** ``x [N, C1]``, ``adj`` of ``N`` nodes, optionally ``extra [N, C2]``; ``C1 + C2 = in_channels``
+        - **output:** ``[N, out_channels]``
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.lin_l = ConcatLinear(in_channels, out_channels, bias=False)
+        self.lin_r = ConcatLinear(in_channels, out_channels)
+
+    def reset_parameters(self) -> None:
+        """Draws new weights, as :class:`torch.nn.Linear` does."""
+        self.lin_l.reset_parameters()
+        self.lin_r.reset_parameters()
+
+    def forward(self, x: Tensor, adj: Adjacency, extra: Tensor | None = None) -> Tensor:
+        """Node representations after one step; ``extra`` stands to the right of ``x``."""
+        total = adj.sum(self.lin_l(x, extra))
+        share = adj.degree.clamp(min=1).to(total.dtype).reciprocal()
+        return torch.addcmul(self.lin_r(x, extra), total, share)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"

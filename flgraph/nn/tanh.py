@@ -1,0 +1,41 @@
+"""Hyperbolic tangent that is quick on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def tanh(x: Tensor) -> Tensor:
+    r"""Hyperbolic tangent, :math:`2 \sigma(2x) - 1`.
+
+    On a CPU PyTorch's logistic function takes a tenth of the time of its hyperbolic tangent. In float32 the two ways
+    differ by at most 2.4e-7, everywhere; for other types and devices this is :func:`torch.tanh`.
+
+    Args:
+        x: any tensor.
+
+    Shapes:
+        - **input:** any
+        - **output:** as the input
+    """
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        return torch.tanh(x)
+    y: Tensor = _Tanh.apply(x)
+    return y
+
+
+class _Tanh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = torch.mul(x, 2).sigmoid_().mul_(2).sub_(1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        result: Tensor = torch.ops.aten.tanh_backward(grad, y)
+        return result

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric import nn as pyg
+
+from flgraph.nn import Adjacency, GCNConv, gcn_norm
+from flgraph.nn.gcn import _NORMS
+
+RANDOM = torch.randint(30, (2, 80), generator=torch.Generator().manual_seed(3))
+LITERAL = torch.tensor([[0, 1, 1, 2, 2], [1, 0, 2, 1, 3]])
+LOOPS = torch.tensor(
+    [[0, 0, 1, 2, 2, 3], [0, 1, 0, 2, 2, 3]]
+)  # one loop, none, the same loop twice, nothing but a loop
+
+
+def test_hand_worked() -> None:
+    conv = GCNConv(1, 1)
+    with torch.no_grad():
+        conv.lin.weight.fill_(2.0)
+        conv.bias.fill_(1.0)
+    out = conv(torch.tensor([[3.0], [5.0], [7.0]]), Adjacency.from_edges(torch.tensor([[0, 1], [1, 0]]), 3))
+    # 0 and 1 have two senders each, themselves included: (3 + 5) / 2; 2 has itself.
+    torch.testing.assert_close(out, torch.tensor([[9.0], [9.0], [15.0]]))
+
+
+@pytest.mark.parametrize(("edges", "nodes"), [(LITERAL, 5), (RANDOM, 30), (LOOPS, 5), (LITERAL[:, :0], 4)])
+def test_equals_pyg(edges: Tensor, nodes: int) -> None:
+    torch.manual_seed(0)
+    conv, twin = GCNConv(6, 3).double(), pyg.GCNConv(6, 3).double()
+    torch.nn.init.normal_(conv.bias)
+    twin.load_state_dict(conv.state_dict())  # PyG's names
+    x = torch.randn(nodes, 6, dtype=torch.double, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    out, expected = conv(x, Adjacency.from_edges(edges, nodes)), twin(y, edges)
+    torch.testing.assert_close(out, expected)
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    theirs = dict(twin.named_parameters())
+    for name, parameter in conv.named_parameters():
+        torch.testing.assert_close(parameter.grad, theirs[name].grad)
+
+
+def test_initialised_as_pyg() -> None:
+    torch.manual_seed(0)
+    conv = GCNConv(300, 100)
+    bound = (6 / 400) ** 0.5
+    assert conv.lin.weight.abs().max() <= bound
+    assert conv.lin.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.02)
+    assert not conv.bias.any()
+
+
+def test_normalisation_is_made_once_per_batch_and_forgotten_with_it() -> None:
+    adj = Adjacency.from_edges(RANDOM, 30)
+    first, second = gcn_norm(adj, torch.float32), gcn_norm(adj, torch.bfloat16)
+    assert first[0] is second[0]
+    assert gcn_norm(adj, torch.float64)[0].dtype == torch.float64
+    known = len(_NORMS)
+    del adj
+    gc.collect()
+    assert len(_NORMS) < known
+
+
+def test_repr() -> None:
+    assert str(GCNConv(8, 4)) == "GCNConv(8, 4)"

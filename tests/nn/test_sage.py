@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric import nn as pyg
+
+from flgraph.nn import Adjacency, SAGEConv
+
+RANDOM = torch.randint(30, (2, 80), generator=torch.Generator().manual_seed(3))
+LITERAL = torch.tensor([[0, 1, 1, 2, 2], [1, 0, 2, 1, 3]])
+
+
+def test_hand_worked() -> None:
+    conv = SAGEConv(1, 1)
+    with torch.no_grad():
+        conv.lin_l.weight.fill_(2.0)
+        conv.lin_r.weight.fill_(10.0)
+        conv.lin_r.bias.fill_(1.0)
+    out = conv(torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0]]), Adjacency.from_edges(LITERAL, 5))
+    # Means of senders: 2, (1 + 3) / 2, 2, 3, none.
+    assert out.flatten().tolist() == [15.0, 25.0, 35.0, 47.0, 51.0]
+
+
+@pytest.mark.parametrize(("edges", "nodes"), [(LITERAL, 5), (RANDOM, 30), (LITERAL[:, :0], 4)])
+def test_equals_pyg(edges: Tensor, nodes: int) -> None:
+    torch.manual_seed(0)
+    conv, twin = SAGEConv(6, 3).double(), pyg.SAGEConv(6, 3).double()
+    pairs = [
+        (conv.lin_l.weight, twin.lin_l.weight),
+        (conv.lin_r.bias, twin.lin_l.bias),
+        (conv.lin_r.weight, twin.lin_r.weight),
+    ]
+    with torch.no_grad():
+        for ours, theirs in pairs:
+            theirs.copy_(ours)
+    x = torch.randn(nodes, 6, dtype=torch.double, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    out, expected = conv(x, Adjacency.from_edges(edges, nodes)), twin(y, edges)
+    torch.testing.assert_close(out, expected)
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_repr() -> None:
+    assert str(SAGEConv(8, 4)) == "SAGEConv(8, 4)"
