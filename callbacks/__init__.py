@@ -1,4 +1,4 @@
-"""Federated algorithms, one per file, and everything else that listens to rounds. Installed as ``flgraph.callbacks``."""
+"""Federated algorithms, one per file, and whatever else listens to rounds; installed as ``flgraph.callbacks``."""
 
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.callbacks.fedper import FedPer

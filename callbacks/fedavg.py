@@ -18,8 +18,8 @@ from flgraph.federation.routes import Route, shared
 class FedAvg(Aggregator):
     r"""Averages what clients have in common: :math:`\bar w = \sum_m \frac{|D_m|}{N} w_m` (FedStar, Eq. 4).
 
-    By default every parameter and buffer that all clients hold in the same shape is shared; across data sets with different
-    features and classes, input and output layers so stay with the client.
+    By default every parameter and buffer that all clients hold in the same shape is shared; across data sets with
+    different features and classes, input and output layers so stay with the client.
 
     Args:
         weighting: ``"samples"`` weighs clients by their number of training samples, ``"uniform"`` alike.

@@ -17,8 +17,9 @@ from flgraph.federation.payload import Payload
 class FedProx(FedAvg):
     r"""FedAvg with a proximal term: clients minimise :math:`L_m(w) + \frac{\mu}{2} \lVert w - \bar w \rVert^2`.
 
-    The term covers the shared parameters. Its gradient :math:`\mu (w - \bar w)` is added before every optimizer step (and before
-    gradient clipping), exactly what automatic differentiation of the sum would give; the logged loss is the task's alone.
+    The term covers the shared parameters. Its gradient :math:`\mu (w - \bar w)` is added before every optimizer step
+    (and before gradient clipping), exactly what automatic differentiation of the sum would give; the logged loss is
+    the task's alone.
 
     Args:
         mu: weight of the proximal term; 0 is FedAvg.
@@ -42,6 +43,11 @@ class FedProx(FedAvg):
         super().install(client, download)
         self._center = dict(download.tensors)
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Moves the center to where the model is, once per training and not at every step."""
+        parameters = dict(pl_module.named_parameters())  # buffers are shared, too, but have no gradient
+        self._center = {name: t.to(parameters[name]) for name, t in self._center.items() if name in parameters}
+
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
@@ -50,9 +56,9 @@ class FedProx(FedAvg):
             return
         parameters = dict(pl_module.named_parameters())
         for name, center in self._center.items():
-            parameter = parameters.get(name)  # buffers are shared, too, and have no gradient
-            if parameter is not None and parameter.grad is not None:
-                parameter.grad.add_(parameter.detach() - center.to(parameter), alpha=self.mu)
+            parameter = parameters[name]
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - center, alpha=self.mu)
 
     def state_dict(self) -> dict[str, Any]:
         """The center, for a client that is stopped between its download and its training."""

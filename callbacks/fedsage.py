@@ -13,8 +13,8 @@ from flgraph.federation.payload import Payload
 class FedSage(FedAvg):
     """FedAvg for models of GraphSAGE layers; refuses any other model.
 
-    This is the baseline of the FedStar and GCFL papers. The missing-neighbour generator of Zhang et al. (NeurIPS 2021) has no
-    place in graph classification, where no edges are cut.
+    This is the baseline of the FedStar and GCFL papers. The missing-neighbour generator of Zhang et al. (NeurIPS 2021)
+    has no place in graph classification, where no edges are cut.
 
     Args:
         weighting: see :class:`FedAvg`.

@@ -12,8 +12,8 @@ from flgraph.federation.routes import Route, personal, shared
 class FedStar(FedAvg):
     """Shares the structure encoder and nothing else (Algorithm 1, Eq. 9).
 
-    The feature encoder, the layers after it and the classifier are trained by each client alone and never leave it. Goes with
-    :class:`flgraph.models.FedStar`, the feature-structure decoupled GNN.
+    The feature encoder, the layers after it and the classifier are trained by each client alone and never leave it.
+    Goes with :class:`flgraph.models.FedStar`, the feature-structure decoupled GNN.
 
     Args:
         structure: patterns of the structure encoder's tensors.

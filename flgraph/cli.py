@@ -6,6 +6,7 @@ import csv
 import sys
 from collections.abc import Sequence
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,11 +16,12 @@ import yaml
 from jsonargparse.typing import NonNegativeInt
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
-import flgraph.callbacks  # noqa: F401 - so that classes can be given by their short names
-import flgraph.data  # noqa: F401
+import flgraph.callbacks
+import flgraph.data
 import flgraph.models  # noqa: F401
 from flgraph.errors import InputError
 from flgraph.federation import ClientError, FederatedTrainer
+from flgraph.reproduce.cli import main as reproduce
 
 
 class Parser(LightningArgumentParser):
@@ -36,6 +38,8 @@ class Parser(LightningArgumentParser):
 class FederatedCLI(LightningCLI):
     """``fit``, ``validate``, ``test`` and ``predict`` for :class:`FederatedTrainer`."""
 
+    trainer: FederatedTrainer
+
     def __init__(self, args: Sequence[str] | None = None) -> None:
         super().__init__(
             model_class=pl.LightningModule,
@@ -43,7 +47,7 @@ class FederatedCLI(LightningCLI):
             save_config_callback=None,
             trainer_class=FederatedTrainer,
             parser_class=Parser,
-            parser_kwargs={"description": "Federated learning on graphs."},
+            parser_kwargs={"description": "Federated learning on graphs. There is also `flgraph reproduce --help`."},
             subclass_mode_model=True,
             subclass_mode_data=True,
             auto_configure_optimizers=False,
@@ -54,7 +58,10 @@ class FederatedCLI(LightningCLI):
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The one seed of a run."""
         parser.add_argument(
-            "--seed_everything", type=NonNegativeInt, default=0, help="Seed from which all randomness of the run derives."
+            "--seed_everything",
+            type=NonNegativeInt,
+            default=0,
+            help="Seed from which all randomness of the run derives.",
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -79,7 +86,8 @@ class FederatedCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:
         """Hands the effective configuration to the trainer, which writes it into the run folder."""
-        trainer: FederatedTrainer = super().instantiate_trainer(**kwargs)
+        trainer = super().instantiate_trainer(**kwargs)
+        assert isinstance(trainer, FederatedTrainer)
         config = self.config[self.subcommand] if self.subcommand else self.config
         trainer.config_text = self._parser(self.subcommand).dump(config, skip_none=False, skip_link_targets=True)
         trainer.config = yaml.safe_load(trainer.config_text)
@@ -97,6 +105,7 @@ class FederatedCLI(LightningCLI):
     def predict(self, ckpt_path: str | None, **kwargs: Any) -> None:
         """Writes ``predictions/CLIENT.csv`` into the run folder: for every graph its probability of each class."""
         predictions = self.trainer.predict(ckpt_path=ckpt_path or "last", **kwargs)
+        assert self.trainer.run_dir is not None
         folder = self.trainer.run_dir / "predictions"
         folder.mkdir(exist_ok=True)
         for client, batches in predictions.items():
@@ -121,7 +130,7 @@ def exit_with(message: str, code: int) -> NoReturn:
 def with_packaged_configs(args: Sequence[str]) -> list[str]:
     """Lets ``-c configs/data/chem.yaml`` work away from a checkout: what is not there is taken from the package."""
     result = list(args)
-    for position, (flag, value) in enumerate(zip(result, result[1:], strict=False)):
+    for position, (flag, value) in enumerate(pairwise(result)):
         if flag in ("-c", "--config") and value.startswith("configs/") and not Path(value).exists():
             packaged = Path(str(files("flgraph"))) / value
             beside = Path(__file__).resolve().parent.parent / value
@@ -136,9 +145,11 @@ def with_default_data(args: Sequence[str]) -> list[str]:
 
     (A default in the parser would hand its arguments' defaults on to whatever class is chosen instead.)
     """
-    configs = [value for flag, value in zip(args, args[1:], strict=False) if flag in ("-c", "--config")]
+    configs = [value for flag, value in pairwise(args) if flag in ("-c", "--config")]
     configs += [arg.split("=", 1)[1] for arg in args if arg.startswith(("-c=", "--config="))]
-    named = any(arg in ("--data", "--data.class_path") or arg.startswith(("--data=", "--data.class_path=")) for arg in args)
+    named = any(
+        arg in ("--data", "--data.class_path") or arg.startswith(("--data=", "--data.class_path=")) for arg in args
+    )
     wanted = any(arg.startswith("--data.") for arg in args)
     if named or not wanted or any(_names_data(Path(config)) for config in configs):
         return list(args)
@@ -156,13 +167,18 @@ def _names_data(config: Path) -> bool:
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point of ``flgraph`` and ``python -m flgraph``.
 
-    Exit codes: 0 done; 1 a client's turn failed; 2 something the user gave cannot be used.
+    Exit codes: 0 done; 1 a client's turn failed; 2 something the user gave cannot be used; 130 interrupted.
     """
     given = list(sys.argv[1:] if args is None else args)
     sys.argv = [sys.argv[0]]  # LightningCLI warns of arguments in two places
     try:
+        if given[:1] == ["reproduce"]:
+            reproduce(given[1:])
+            return
         FederatedCLI(with_default_data(with_packaged_configs(given)))
     except InputError as error:
         exit_with(str(error), 2)
     except ClientError as error:
-        exit_with(f"{error}; continue with --ckpt_path last.", 1)
+        exit_with("; ".join([str(error), *getattr(error, "__notes__", [])]) + ".", 1)
+    except KeyboardInterrupt:
+        exit_with("interrupted.", 130)

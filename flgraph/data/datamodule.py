@@ -42,14 +42,16 @@ class GraphDataModule(pl.LightningDataModule):
 
     Args:
         graphs: a flat set or any iterable of PyG graphs with ``x``, ``edge_index`` and a scalar ``y``.
-        splits: index tensors of the training, validation and test graphs; a stratified 80 / 10 / 10 split when ``None``.
+        splits: index tensors of the training, validation and test graphs; a stratified 80 / 10 / 10 split when
+            ``None``.
         num_classes: number of classes; largest label + 1 when ``None``.
         batch_size: graphs per training batch.
         eval_batch_size: graphs per batch otherwise.
         settings: plain values that describe how the data was made; a stopped run can only be continued with the same.
 
     Raises:
-        InputError: the data is empty or malformed, a label is not below ``num_classes``, or there is nothing to train on.
+        InputError: the data is empty or malformed, a label is not below ``num_classes``, or there is nothing to train
+            on.
     """
 
     def __init__(
@@ -209,8 +211,8 @@ class GraphFederation(pl.LightningDataModule):
 class TUFederation(GraphFederation):
     """Data sets of the TU collection, each one client or cut into several.
 
-    Found under ``root`` as ``NAME.zip``, ``NAME/raw/NAME_A.txt`` or ``NAME/NAME_A.txt``, there or in a folder ``tu``; downloaded
-    otherwise.
+    Found under ``root`` as ``NAME.zip``, ``NAME/raw/NAME_A.txt`` or ``NAME/NAME_A.txt``, there or in a folder ``tu``;
+    downloaded otherwise.
 
     Args:
         datasets: names, for example ``[MUTAG, ENZYMES]``.
@@ -218,7 +220,8 @@ class TUFederation(GraphFederation):
         features: ``"auto"`` takes node labels as one-hots, where there are none attributes, where there are none degree
             one-hots; ``"labels"``, ``"attributes"``, ``"all"`` (attributes and labels) and ``"degree"`` are the others.
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
-        name: how runs on this data are called; when ``None``, the setting in :data:`TU_SETTINGS` or the data sets' names.
+        name: how runs on this data are called; when ``None``, the setting in :data:`TU_SETTINGS` or the data sets'
+            names.
         structure: see :class:`GraphFederation`, as for all that follow.
         dse_dim: see there.
         rwse_dim: see there.
@@ -255,7 +258,17 @@ class TUFederation(GraphFederation):
         joined = "-".join(dataset.lower() for dataset in datasets[:3]) + ("-etc" if len(datasets) > 3 else "")
         joined = known.get(tuple(datasets), joined) + (f"-{shards}" if shards > 1 else "")
         super().__init__(
-            {}, None, name or joined, structure, dse_dim, rwse_dim, fractions, split_seed, batch_size, eval_batch_size, cache_dir
+            {},
+            None,
+            name or joined,
+            structure,
+            dse_dim,
+            rwse_dim,
+            fractions,
+            split_seed,
+            batch_size,
+            eval_batch_size,
+            cache_dir,
         )
         self.datasets, self.shards, self.features, self.root = list(datasets), shards, features, root
 
@@ -266,5 +279,7 @@ class TUFederation(GraphFederation):
             if self.shards == 1:
                 yield dataset, graphs, graphs.num_classes
                 continue
+            enough = self.shards <= len(graphs)
+            expect(enough, "data.shards", f"at most {len(graphs)}, the number of graphs of {dataset},", self.shards)
             for number, index in enumerate(make_shards(len(graphs), self.shards, self.split_seed), start=1):
                 yield f"{dataset}-{number}", graphs.select(index), graphs.num_classes

@@ -22,14 +22,14 @@ class FlatGraphs:
     Args:
         x: node features ``[N, F]``, float, or an integer type for features that are small whole numbers (one-hots); a
             batch holds them as float32.
-        edge_index: ``[2, E]`` integers, source and target as node numbers *within* the graph; sorted by (source, target)
-            inside every graph. Use :meth:`from_pyg` or :func:`sort_edges` when they may not be.
+        edge_index: ``[2, E]`` integers, source and target as node numbers *within* the graph; sorted by (source,
+            target) inside every graph. Use :meth:`from_pyg` or :func:`sort_edges` when they may not be.
         y: class of each graph ``[G]``, int64.
         node_ptr: ``[G + 1]``; graph ``g`` owns the rows ``node_ptr[g]:node_ptr[g + 1]`` of ``x``.
         edge_ptr: ``[G + 1]``; graph ``g`` owns the columns ``edge_ptr[g]:edge_ptr[g + 1]`` of ``edge_index``.
         name: what error messages call this data.
-        node_tensors: further tensors with one row per node, for example ``{"s": structure embedding [N, K]}``; they appear
-            under these names in every batch.
+        node_tensors: further tensors with one row per node, for example ``{"s": structure embedding [N, K]}``; they
+            appear under these names in every batch.
         undirected: whether every edge is present in both directions; worked out when ``None``.
 
     Raises:
@@ -201,7 +201,10 @@ class FlatGraphs:
         edges = slice(int(self.edge_ptr[number]), int(self.edge_ptr[number + 1]))
         further = {key: _as_float(tensor[nodes]) for key, tensor in self.node_tensors.items()}
         return Data(
-            x=_as_float(self.x[nodes]), edge_index=self.edge_index[:, edges].long(), y=self.y[number : number + 1], **further
+            x=_as_float(self.x[nodes]),
+            edge_index=self.edge_index[:, edges].long(),
+            y=self.y[number : number + 1],
+            **further,
         )
 
     # --------------------------------------------------------------------------------------------------- batches
@@ -259,7 +262,7 @@ def _offsets(counts: Sequence[int]) -> Tensor:
 
 
 def _gather_ranges(ptr: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of the ranges ``ptr[i]:ptr[i + 1]`` for ``i`` in ``index``, one after another, and their new offsets."""
+    """Positions of the ranges ``ptr[i]:ptr[i + 1]`` for ``i`` of ``index``, one after another, and new offsets."""
     start = ptr.index_select(0, index)
     length = ptr.index_select(0, index + 1) - start
     new_ptr = torch.zeros(index.numel() + 1, dtype=torch.long, device=ptr.device)
@@ -277,7 +280,7 @@ def _check_offsets(field: str, ptr: Tensor, num_graphs: int, total: int, name: s
     if ptr.numel() != num_graphs + 1 or int(ptr[0]) != 0 or int(ptr[-1]) != total or bool((ptr.diff() < 0).any()):
         shown = f"{ptr.numel()} numbers from {int(ptr[0])} to {int(ptr[-1])}"
         raise InputError(
-            f"Expected `{field}` of `{name}` to be {num_graphs + 1} numbers that rise from 0 to {total} but got {shown}."
+            f"Expected `{field}` of `{name}` to be {num_graphs + 1} numbers rising from 0 to {total} but got {shown}."
         )
 
 

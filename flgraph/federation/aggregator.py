@@ -30,8 +30,8 @@ class Aggregator(FederatedCallback):
     2. client: :meth:`install`, :meth:`local_update`, :meth:`upload`,
     3. server: :meth:`aggregate` with all uploads.
 
-    State that must survive a stopped run: the server half returns its own from :meth:`server_state`; the client half uses
-    Lightning's ``state_dict`` and ``load_state_dict``.
+    State that must survive a stopped run: the server half returns its own from :meth:`server_state`; the client half
+    uses Lightning's ``state_dict`` and ``load_state_dict``.
 
     Args:
         optimizer_state: whether a client's optimizers and schedulers are kept over rounds or made anew in each.

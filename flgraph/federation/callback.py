@@ -15,7 +15,8 @@ class FederatedCallback(pl.Callback):
 
     The object given to ``FederatedTrainer(callbacks=...)`` lives with the server, and its round hooks are called there.
     If it (or any plain Lightning callback in that list) overrides one of Lightning's own hooks, every client's Trainer
-    gets a copy of its own, made before the first round, and Lightning calls that copy's hooks during the client's turns.
+    gets a copy of its own, made before the first round, and Lightning calls that copy's hooks during the client's
+    turns.
     """
 
     def on_federation_start(self, trainer: FederatedTrainer) -> None:

@@ -24,10 +24,11 @@ _TEMPORARY = ".writing-"
 class CheckpointStore:
     """The ``checkpoints`` folder of a run.
 
-    A checkpoint is the folder ``round-00037`` with ``server.safetensors``, ``clients/NAME.ckpt`` and ``manifest.json``, which
-    holds the size and SHA-256 of every file and the settings a run must share to continue from it. It is written under
-    another name, flushed to disk, and renamed; so a process killed at any moment leaves only whole checkpoints. ``last`` and
-    ``best`` are links to the newest checkpoint and to that of the best validation round.
+    A checkpoint is the folder ``round-00037`` with ``server.safetensors``, ``clients/NAME.ckpt`` and
+    ``manifest.json``, which holds the size and SHA-256 of every file and the settings a run must share to continue
+    from it. It is written under another name, flushed to disk, and renamed; so a process killed at any moment leaves
+    only whole checkpoints. ``last`` and ``best`` are links to the newest checkpoint and to that of the best validation
+    round.
 
     Args:
         folder: the ``checkpoints`` folder; made when first written to.
@@ -122,8 +123,8 @@ def find_checkpoint(ckpt_path: str, runs: Path) -> Path:
     """The checkpoint folder that ``ckpt_path`` stands for.
 
     Args:
-        ckpt_path: ``last`` or ``best`` of the newest run in ``runs`` that has a checkpoint; or a run folder, a ``checkpoints``
-            folder, or one checkpoint's folder.
+        ckpt_path: ``last`` or ``best`` of the newest run in ``runs`` that has a checkpoint; or a run folder, a
+            ``checkpoints`` folder, or one checkpoint's folder.
         runs: where the versions of a run lie, ``root/name``.
 
     Raises:
@@ -140,7 +141,9 @@ def find_checkpoint(ckpt_path: str, runs: Path) -> Path:
         if (candidate / MANIFEST).is_file():
             return candidate.resolve()
     found = "nothing" if not path.exists() else "a file" if path.is_file() else "a folder without one"
-    raise InputError(f"Expected `ckpt_path` to be last, best, or the folder of a run or checkpoint but {path} is {found}.")
+    raise InputError(
+        f"Expected `ckpt_path` to be last, best, or the folder of a run or checkpoint but {path} is {found}."
+    )
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
@@ -153,7 +156,9 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
         files = dict(manifest["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"Expected {checkpoint / MANIFEST} to be a whole manifest but got {error}{_older(checkpoint)}.") from error
+        raise InputError(
+            f"Expected {checkpoint / MANIFEST} to be a whole manifest but got {error}{_older(checkpoint)}."
+        ) from error
     for name, expected in files.items():
         file = checkpoint / name
         if not file.is_file():
@@ -162,7 +167,8 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
         if size != expected["bytes"] or _digest(file) != expected:
             got = f"{size} bytes" + (" of other content" if size == expected["bytes"] else "")
             raise InputError(
-                f"Expected checkpoint file {file} to be whole ({expected['bytes']} bytes) but got {got}{_older(checkpoint)}."
+                f"Expected checkpoint file {file} to be whole ({expected['bytes']} bytes) but got {got}"
+                f"{_older(checkpoint)}."
             )
     return manifest
 
@@ -208,12 +214,14 @@ def load_file(file: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a broken file
-        raise InputError(f"Expected {file} to be a client's checkpoint but got {type(error).__name__}: {error}.") from error
+        raise InputError(
+            f"Expected {file} to be a client's checkpoint but got {type(error).__name__}: {error}."
+        ) from error
     return state
 
 
 def link_or_copy(source: Path, target: Path) -> bool:
-    """Makes ``target`` a hard link to ``source`` (a copy where the file system has no links); False if there is no source."""
+    """Hard-links ``target`` to ``source`` (copies where there are no links); False if there is no source."""
     if not source.is_file():
         return False
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 import torch
@@ -47,6 +47,14 @@ class ClientData(Protocol):
 
     def predict_dataloader(self) -> Any:
         """Batches to predict."""
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """Client data that can be kept on the client's device, so that batches need no copy from the host."""
+
+    def to(self, device: torch.device) -> Any:
+        """Moves the data."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +125,8 @@ class Client:
             enable_model_summary=False,
             num_sanity_val_steps=0,
         )
+        if isinstance(data, Movable):
+            data.to(self.trainer.strategy.root_device)
 
     # --------------------------------------------------------------------------------------- the server's requests
     def turn(self, turn: Turn) -> bytes:
@@ -149,7 +159,8 @@ class Client:
         self.routing.check_upload(upload)
         return upload
 
-    # --------------------------------------------------------------------------- what the client half of an algorithm uses
+    # --------------------------------------------------------------------------- what the client half of an algorithm
+    # uses
     @property
     def num_samples(self) -> int:
         """Number of training samples."""
@@ -170,7 +181,9 @@ class Client:
         shared = set(self.routing.shared)
         for name, tensor in tensors.items():
             if name not in shared:
-                raise InputError(f"Client `{self.name}` refused to install `{name}`: it is not among its shared tensors.")
+                raise InputError(
+                    f"Client `{self.name}` refused to install `{name}`: it is not among its shared tensors."
+                )
             if own[name].shape != tensor.shape:
                 raise InputError(
                     f"Client `{self.name}` refused to install `{name}`: expected shape {list(own[name].shape)} but got "

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 class RoundProgress(FederatedCallback):
-    """A progress bar over rounds with the time left and the mean validation metric; plain lines where there is no terminal.
+    """A progress bar over rounds with the time left and the mean validation metric.
+
+    Where there is no terminal it prints a line now and then instead.
 
     Args:
         console: where to write; standard output when ``None``.
@@ -69,18 +71,43 @@ class RoundProgress(FederatedCallback):
             self._progress = None
 
 
-def metrics_table(metrics: Metrics, title: str) -> Table:
-    """Clients as rows, metrics as columns, the mean last."""
+def metrics_table(metrics: Metrics, title: str, names: Sequence[str] | None = None) -> Table:
+    """Clients as rows, metrics as columns, the mean last.
+
+    Args:
+        metrics: client to metric to value.
+        title: what stands above.
+        names: which metrics; all when ``None``. A metric that nobody reports is left out.
+    """
     mean = mean_metrics(metrics)
-    table = Table(title=title)
-    table.add_column("client")
-    for name in mean:
-        table.add_column(name, justify="right")
+    columns = [name for name in (names or mean) if name in mean]
+    table = Table("client", title=title)
+    for name in columns:
+        table.add_column(name.replace("/", "\n"), justify="right", no_wrap=True)
     for client, values in metrics.items():
-        table.add_row(client, *(f"{values[name]:.4f}" if name in values else "-" for name in mean))
+        table.add_row(client, *(f"{values[name]:.4f}" if name in values else "-" for name in columns))
     table.add_section()
-    table.add_row("mean", *(f"{value:.4f}" for value in mean.values()))
+    table.add_row("mean", *(f"{mean[name]:.4f}" for name in columns))
     return table
+
+
+def final_table(final: Mapping[str, Any], best: Mapping[str, Any], monitor: str) -> Table:
+    """The table at a run's end: per client the monitored metric and the loss, and the metric at the best round.
+
+    Args:
+        final: the last evaluation, with ``round`` and ``clients``.
+        best: the same for the best validation round; may be empty.
+        monitor: the metric that decided it, such as ``val/accuracy``.
+    """
+    metric = monitor.rpartition("/")[2]
+    splits = ("train", "val", "test")
+    names = [f"{split}/{metric}" for split in splits] + [f"{split}/loss" for split in splits]
+    clients: Metrics = {client: dict(values) for client, values in final["clients"].items()}
+    for client, values in dict(best.get("clients", {})).items():
+        if client in clients and f"test/{metric}" in values:
+            clients[client][f"best val/test {metric}"] = values[f"test/{metric}"]
+    title = f"after round {final['round']}" + (f"; best val round {best['round']}" if best else "")
+    return metrics_table(clients, title, [*names, f"best val/test {metric}"])
 
 
 def routes_table(rows: Sequence[tuple[str, str, str]]) -> Table:

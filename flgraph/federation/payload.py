@@ -73,7 +73,9 @@ class Payload:
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
             scalars = json.loads(header["__metadata__"]["scalars"])
         except (SafetensorError, KeyError, ValueError, TypeError) as error:
-            raise InputError(f"Expected `payload` to be whole safetensors bytes but got {len(data)} bytes: {error}.") from error
+            raise InputError(
+                f"Expected `payload` to be whole safetensors bytes but got {len(data)} bytes: {error}."
+            ) from error
         return cls(tensors, scalars)
 
     @property

@@ -6,12 +6,15 @@ import json
 import math
 import os
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from flgraph.errors import InputError
 
 Metrics = dict[str, dict[str, float]]
 """Client to metric to value."""
@@ -106,6 +109,19 @@ class History:
             "bytes_per_round": {"up": per_round["bytes_up"], "down": per_round["bytes_down"]},
             "metric_bytes_per_round": per_round["metric_bytes"],
         }
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Says where it was when something could not be written.
+
+    Raises:
+        InputError: the disk is full, or the folder not writable.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"Expected `{folder}` to take the run's files but got: {error.strerror or error}.") from error
 
 
 def append_record(record: RoundRecord, file: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -14,15 +14,12 @@ from flgraph.errors import InputError
 from flgraph.federation.payload import Payload
 
 
-class RouteKind(str, Enum):
+class RouteKind(StrEnum):
     """What may happen to a tensor of a client's model."""
 
     SHARED = "shared"  # goes up, comes back aggregated
     COLLECTED = "collected"  # goes up, and the server does with it what the algorithm says
     PERSONAL = "personal"  # never leaves
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)
@@ -33,8 +30,8 @@ class Route:
         pattern: as in a shell (``*``, ``?``, ``[...]``), case-sensitive; ``*`` also matches dots.
         kind: what may happen to the matching tensors.
         mismatch: for shared tensors that some client lacks or holds in another shape or dtype: ``"error"``,
-            ``"personal"`` (they stay with every client), or ``"holders"`` (shared among the clients that hold them; their
-            shapes must agree).
+            ``"personal"`` (they stay with every client), or ``"holders"`` (shared among the clients that hold them;
+            their shapes must agree).
     """
 
     pattern: str
@@ -111,8 +108,8 @@ class RoutingTable:
         for route in routes:
             if route.pattern not in matched:
                 raise InputError(
-                    f"Expected route pattern `{route.pattern}` to match a tensor of client `{client}` but it matches none "
-                    f"of {_some(tensors)}."
+                    f"Expected route pattern `{route.pattern}` to match a tensor of client `{client}` but it matches "
+                    f"none of {_some(tensors)}."
                 )
         self.agreed: frozenset[str] = frozenset(self.names(RouteKind.SHARED))
 

@@ -12,8 +12,8 @@ import torch
 def derive_seed(seed: int, *parts: str | int) -> int:
     """A 63-bit seed from the run's seed and what it is for, for example ``(seed, "MUTAG", round, "train")``.
 
-    Hashing (SHA-256) keeps the seeds of neighbouring rounds and similarly named clients unrelated, and the same on every
-    machine and Python version.
+    Hashing (SHA-256) keeps the seeds of neighbouring rounds and similarly named clients unrelated, and the same on
+    every machine and Python version.
     """
     text = "\x1f".join([str(seed), *map(str, parts)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

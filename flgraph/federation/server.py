@@ -41,8 +41,8 @@ class Server:
     def begin(self) -> None:
         """Agrees on what is shared, collects the initial values, runs the exchanges of round 0, sends what is to send.
 
-        Clients tell names and shapes of the tensors that their routes would share, nothing of the others. The initial value of
-        each shared tensor is that of the first client that holds it, so that all start alike.
+        Clients tell names and shapes of the tensors that their routes would share, nothing of the others. The initial
+        value of each shared tensor is that of the first client that holds it, so that all start alike.
         """
         record = self.setup_record = RoundRecord(0)
         answers = self._ask({name: Turn(0, DESCRIBE) for name in self.clients}, record)
@@ -83,7 +83,10 @@ class Server:
 
     def evaluate(self, number: int, splits: tuple[str, ...], record: RoundRecord) -> Metrics:
         """Installs what is new in every client and returns each one's metrics on ``splits``."""
-        turns = {name: Turn(number, EVALUATE, self._download(name, number, EVALUATE, record), splits) for name in self.clients}
+        turns = {
+            name: Turn(number, EVALUATE, self._download(name, number, EVALUATE, record), splits)
+            for name in self.clients
+        }
         if not splits:
             turns = {name: turn for name, turn in turns.items() if turn.download is not None}
         answers = {name: Payload.from_bytes(answer) for name, answer in self.engine.run(turns).items()}

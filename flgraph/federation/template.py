@@ -36,7 +36,9 @@ def client_module(model: Model, data: ClientData, seed: int, name: str) -> pl.Li
         if key not in given or given[key] == 0:  # a size of 0 means that the model does without
             continue
         if given[key] is not None and given[key] not in (-1, value):
-            raise InputError(f"Expected `model.{key}` to be {value}, as in the data of client `{name}`, but got {given[key]}.")
+            raise InputError(
+                f"Expected `model.{key}` to be {value}, as in the data of client `{name}`, but got {given[key]}."
+            )
         given[key] = value
     return type(model)(**given)
 

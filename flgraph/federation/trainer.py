@@ -5,21 +5,36 @@ from __future__ import annotations
 import copy
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import pytorch_lightning as pl
 from pytorch_lightning.loggers import Logger, TensorBoardLogger
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
-from flgraph.errors import expect
+from flgraph.errors import InputError, expect
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.callback import FederatedCallback
-from flgraph.federation.checkpoint import CLIENTS, SERVER, CheckpointStore, check_settings, find_checkpoint, read_manifest
+from flgraph.federation.checkpoint import (
+    CLIENTS,
+    SERVER,
+    CheckpointStore,
+    check_settings,
+    find_checkpoint,
+    read_manifest,
+)
 from flgraph.federation.client import Client, ClientData
-from flgraph.federation.display import RoundProgress, metrics_table, quiet_lightning, routes_markdown, routes_table
-from flgraph.federation.engines import Engine, Sequential
+from flgraph.federation.display import (
+    RoundProgress,
+    final_table,
+    metrics_table,
+    quiet_lightning,
+    routes_markdown,
+    routes_table,
+)
+from flgraph.federation.engines import ClientError, Engine, Sequential
 from flgraph.federation.records import (
     History,
     Metrics,
@@ -29,8 +44,10 @@ from flgraph.federation.records import (
     versions,
     write_json,
     write_text,
+    writing,
 )
 from flgraph.federation.server import Server
+from flgraph.federation.signals import stop_on_signals
 from flgraph.federation.template import Model, client_module, model_settings
 
 SPLITS = ("train", "val", "test")
@@ -60,8 +77,8 @@ class FederatedData(Protocol):
 class FederatedTrainer(pl.Trainer):
     """Trains one model per client, round by round.
 
-    Lightning's own fields (``accelerator``, ``devices``, ``precision``, gradient clipping, ...) mean what they always mean and
-    hold for every client's Trainer.
+    Lightning's own fields (``accelerator``, ``devices``, ``precision``, gradient clipping, ...) mean what they always
+    mean and hold for every client's Trainer.
 
     Args:
         aggregator: the federated algorithm.
@@ -69,8 +86,8 @@ class FederatedTrainer(pl.Trainer):
         local_epochs: epochs that a client trains per round.
         client_fraction: share of the clients that take part in a round, drawn anew for each (at least one).
         engine: where clients run; in this process when ``None``.
-        evaluate_every: rounds between evaluations of all clients; the last round is always evaluated. A client is evaluated
-            with the model it would use: the newest aggregate installed, its personal part as it is.
+        evaluate_every: rounds between evaluations of all clients; the last round is always evaluated. A client is
+            evaluated with the model it would use: the newest aggregate installed, its personal part as it is.
         monitor: metric whose mean over clients decides the best round.
         monitor_mode: whether more of it is better.
         seed: all randomness derives from it.
@@ -159,17 +176,24 @@ class FederatedTrainer(pl.Trainer):
             "limit_test_batches": limit_test_batches,
             "detect_anomaly": detect_anomaly,
         }
+        expect(accumulate_grad_batches >= 1, "trainer.accumulate_grad_batches", "1 or more", accumulate_grad_batches)
+        clips = gradient_clip_val is None or gradient_clip_val >= 0
+        expect(clips, "trainer.gradient_clip_val", "0 or more", gradient_clip_val)
         with quiet_lightning():
-            super().__init__(
-                **self._client_args,
-                max_epochs=rounds,
-                default_root_dir=default_root_dir,
-                logger=False,
-                callbacks=callbacks,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-            )
+            try:
+                super().__init__(
+                    **self._client_args,
+                    max_epochs=rounds,
+                    default_root_dir=default_root_dir,
+                    logger=False,
+                    callbacks=callbacks,
+                    enable_checkpointing=False,
+                    enable_progress_bar=False,
+                    enable_model_summary=False,
+                )
+            except (MisconfigurationException, ValueError, TypeError) as error:
+                raise _refused_by_lightning(self._client_args, error) from error
+        expect(self.world_size == 1, "trainer.devices", "one device, which all clients of a process share,", devices)
         self.aggregator, self.engine = aggregator, engine or Sequential()
         self.rounds, self.local_epochs, self.client_fraction = rounds, local_epochs, client_fraction
         self.evaluate_every, self.monitor, self.monitor_mode = evaluate_every, monitor, monitor_mode
@@ -198,12 +222,12 @@ class FederatedTrainer(pl.Trainer):
         """Runs the federation.
 
         Args:
-            model: a template whose hyper-parameters every client's model shares, the ones that the data decides filled in
-                per client; or a function from a client's data to its model.
+            model: a template whose hyper-parameters every client's model shares, the ones that the data decides filled
+                in per client; or a function from a client's data to its model.
             datamodule: the clients and their data.
-            ckpt_path: continue a stopped run: ``last`` (of the newest run of this name), or the folder of a run or of one of
-                its checkpoints. The run goes on in its own folder, and its result is the same bits as if it had never
-                stopped.
+            ckpt_path: continue a stopped run: ``last`` (of the newest run of this name), or the folder of a run or of
+                one of its checkpoints. The run goes on in its own folder, and its result is the same bits as if it had
+                never stopped.
 
         Returns:
             The contents of ``results.json``.
@@ -212,11 +236,13 @@ class FederatedTrainer(pl.Trainer):
             InputError: data, model, routes, or checkpoint cannot be used.
             ClientError: a client's turn failed; the run can be resumed from the last whole round.
         """
-        with quiet_lightning():
+        with stop_on_signals(), quiet_lightning():
             try:
                 server = self._prepare(model, datamodule, ckpt_path, "fit")
                 return self._loop(server, datamodule, resumed=ckpt_path is not None)
             except BaseException as error:
+                if isinstance(error, ClientError) and self.run_dir is not None and self._store.last() is not None:
+                    error.add_note("continue with --ckpt_path last")
                 self._call("on_federation_exception", error)
                 raise
             finally:
@@ -240,14 +266,14 @@ class FederatedTrainer(pl.Trainer):
         self, model: Model | None = None, datamodule: FederatedData | None = None, ckpt_path: str | None = None
     ) -> dict[str, list[Any]]:
         """Every client's predictions, one entry per batch, as its model's ``predict_step`` returns them."""
-        with quiet_lightning():
+        with stop_on_signals(), quiet_lightning():
             self._ready(model, datamodule, ckpt_path, "predict")
             return dict(self.engine.predict())
 
     def _evaluate_only(
         self, split: str, model: Model | None, datamodule: FederatedData | None, ckpt_path: str | None
     ) -> Metrics:
-        with quiet_lightning():
+        with stop_on_signals(), quiet_lightning():
             server = self._ready(model, datamodule, ckpt_path, "validate" if split == "val" else "test")
             metrics = server.evaluate(self.current_round, (split,), RoundRecord(self.current_round))
         self.console.print(metrics_table(metrics, f"{split}, round {self.current_round}"))
@@ -321,7 +347,11 @@ class FederatedTrainer(pl.Trainer):
             "client_fraction": self.client_fraction,
             "monitor": self.monitor,
             "monitor_mode": self.monitor_mode,
-            **{key: value for key, value in self._client_args.items() if key not in ("accelerator", "devices", "strategy")},
+            **{
+                key: value
+                for key, value in self._client_args.items()
+                if key not in ("accelerator", "devices", "strategy")
+            },
         }
         data = {name: _data_settings(datamodule.client(name)) for name in names}
         return {"seed": self.seed, "trainer": trainer, "model": model_settings(model), "data": data}
@@ -330,15 +360,18 @@ class FederatedTrainer(pl.Trainer):
     def _loop(self, server: Server, datamodule: FederatedData, resumed: bool) -> dict[str, Any]:
         assert self.run_dir is not None
         if resumed:
-            self._store.discard_after(self.current_round)
-            truncate_records(self.run_dir / "history.jsonl", self.current_round)
+            with writing(self.run_dir):
+                self._store.discard_after(self.current_round)
+                truncate_records(self.run_dir / "history.jsonl", self.current_round)
             self.console.print(f"continuing {self.run_dir} after round {self.current_round}")
         else:
             server.begin()
-            self.run_dir = _new_version(self.run_dir)
-        if self.config_text:
-            write_text(self.config_text, self.run_dir / "config.yaml")
-        self._start_loggers()
+            with writing(self.run_dir):
+                self.run_dir = _new_version(self.run_dir)
+        with writing(self.run_dir):
+            if self.config_text:
+                write_text(self.config_text, self.run_dir / "config.yaml")
+            self._start_loggers()
         self._call("on_federation_start")
         while self.current_round < self.rounds and not self.should_stop:
             self._round(server)
@@ -351,9 +384,10 @@ class FederatedTrainer(pl.Trainer):
             "versions": versions(),
             "config": self.config or self._settings,
         }
-        write_json(results, self.run_dir / "results.json")
+        with writing(self.run_dir):
+            write_json(results, self.run_dir / "results.json")
         self._call("on_federation_end")
-        self.console.print(metrics_table(self.history.last["clients"], f"round {self.current_round}"))
+        self.console.print(final_table(self.history.last, self.history.best, self.monitor))
         self.console.print(f"results in {self.run_dir}", soft_wrap=True)
         return results
 
@@ -406,11 +440,14 @@ class FederatedTrainer(pl.Trainer):
         for logger in self.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_text("routes", routes_markdown(rows), self.current_round)
-                logger.experiment.add_text("config", f"```yaml\n{self.config_text or self._settings}\n```", self.current_round)
+                logger.experiment.add_text(
+                    "config", f"```yaml\n{self.config_text or self._settings}\n```", self.current_round
+                )
 
     def _log(self, record: RoundRecord) -> None:
         assert self.run_dir is not None
-        append_record(record, self.run_dir / "history.jsonl")
+        with writing(self.run_dir):
+            append_record(record, self.run_dir / "history.jsonl")
         values = {
             "federation/seconds_per_round": record.seconds,
             "federation/bytes_up": float(record.bytes_up),
@@ -422,6 +459,17 @@ class FederatedTrainer(pl.Trainer):
                 values.update({f"{_tag(name)}/{client}": value for name, value in metrics.items()})
         for logger in self.loggers:
             logger.log_metrics(values, step=record.round)
+
+
+def _refused_by_lightning(arguments: Mapping[str, Any], error: Exception) -> InputError:
+    """Lightning's objection to one of its arguments as a sentence of ours; it names the argument in many ways."""
+    told = " ".join(str(error).split()).removesuffix(".")
+    named = [key for key in arguments if re.search(rf"`{key}\b", told)]
+    named += [key for key in arguments if re.search(rf"\b{key}\b", told, re.IGNORECASE)]
+    if not named:
+        return InputError(f"Expected `trainer` to be arguments that Lightning takes but got: {told}.")
+    shown = repr(arguments[named[0]])
+    return InputError(f"Expected `trainer.{named[0]}` to be one that Lightning takes here but got {shown}: {told}.")
 
 
 def _tag(metric: str) -> str:

@@ -1,0 +1,7 @@
+"""The papers' tables as data, and what runs them."""
+
+from flgraph.reproduce.runner import run_study
+from flgraph.reproduce.study import Study, list_studies, load_study
+from flgraph.reproduce.table import collect, write_tables
+
+__all__ = ["Study", "collect", "list_studies", "load_study", "run_study", "write_tables"]

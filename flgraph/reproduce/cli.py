@@ -1,0 +1,60 @@
+"""``flgraph reproduce``: a paper's table by one command."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveInt
+
+from flgraph.errors import InputError, expect
+from flgraph.reproduce.runner import run_study
+from flgraph.reproduce.study import list_studies, load_study
+from flgraph.reproduce.table import collect, write_tables
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise InputError(" ".join(message.split()))
+
+
+def main(args: Sequence[str]) -> None:
+    """Runs a study, or lists them.
+
+    Raises:
+        InputError: an argument cannot be used, or a run failed.
+    """
+    parser = _Parser(prog="flgraph reproduce", description="Reproduces a table of a paper.", allow_abbrev=False)
+    parser.add_argument("study", nargs="?", type=str, help="PAPER/TABLE, or a YAML file of the same form")
+    parser.add_argument("--list", action="store_true", help="list the studies and exit")
+    parser.add_argument("--settings", type=str, help="comma-separated names; all if not given")
+    parser.add_argument("--methods", type=str, help="comma-separated names; all if not given")
+    parser.add_argument("--seeds", type=str, help="comma-separated numbers; the study's if not given")
+    parser.add_argument("--rounds", type=PositiveInt, help="rounds of each run; the study's if not given")
+    parser.add_argument("--jobs", type=PositiveInt, default=os.cpu_count() or 1, help="runs at a time")
+    parser.add_argument("--out", type=Path, default=Path("reproduction"), help="where tables go")
+    parser.add_argument("--runs", type=Path, default=Path("runs/reproduce"), help="where run folders go")
+    given = parser.parse_args(list(args))
+    if given.list:
+        print("\n".join(f"{name}: {load_study(name).title}" for name in list_studies()))
+        return
+    expect(given.study is not None, "study", f"one of {', '.join(list_studies())}", "none")
+    seeds = _split(given.seeds)
+    expect(all(seed.isdigit() for seed in seeds or ()), "--seeds", "whole numbers, separated by commas", given.seeds)
+    study = load_study(given.study).cut(
+        _split(given.settings), _split(given.methods), [int(seed) for seed in seeds or ()] or None, given.rounds
+    )
+    runs = given.runs / study.name
+    try:
+        run_study(study, runs, given.jobs)
+    finally:  # whatever is done is worth showing, also when a run failed or the study was stopped
+        cells = collect(study, runs)
+        for file in write_tables(study, cells, given.out, runs):
+            print(f"wrote {file}")
+
+
+def _split(text: str | None) -> list[str] | None:
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]

@@ -1,0 +1,89 @@
+"""Runs the grid of a study, several runs side by side, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from flgraph.errors import InputError
+from flgraph.reproduce.study import Run, Study
+
+
+def run_study(study: Study, runs: Path, jobs: int, report: Callable[[str], None] = print) -> None:
+    """Runs whatever is not done yet.
+
+    Every run is a process of its own, ``flgraph fit`` with one thread, so that the cores are shared by runs and not by
+    threads. A run that was interrupted goes on from its last checkpoint.
+
+    Args:
+        study: what to run.
+        runs: where run folders go.
+        jobs: how many runs at a time.
+        report: called with a line for each run that ends.
+
+    Raises:
+        InputError: a run failed; names its log. The other runs are finished first.
+    """
+    waiting = [run for run in study.runs() if find_results(study, run, runs) is None]
+    total = len(list(study.runs()))
+    report(f"{study.name}: {total - len(waiting)} of {total} runs are done")
+    failed = []
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(_execute, study, run, runs): run for run in waiting}
+        for done, future in enumerate(as_completed(futures), start=total - len(waiting) + 1):
+            run, code = futures[future], future.result()
+            report(f"[{done}/{total}] {run.setting} {run.method} seed {run.seed}: {'done' if code == 0 else 'FAILED'}")
+            if code != 0:
+                failed.append(run)
+    if failed:
+        log = run_folder(failed[0], runs) / "log.txt"
+        raise InputError(
+            f"Expected all runs of {study.name} to end well but {len(failed)} failed; the first's log is {log}."
+        )
+
+
+def command(study: Study, run: Run, runs: Path) -> list[str]:
+    """The ``flgraph`` arguments of a run."""
+    folder = run_folder(run, runs)
+    return [
+        "fit",
+        *run.args,
+        f"--seed_everything={run.seed}",
+        f"--trainer.rounds={study.rounds}",
+        f"--trainer.default_root_dir={folder.parent}",
+        f"--trainer.name={folder.name}",
+    ]
+
+
+def run_folder(run: Run, runs: Path) -> Path:
+    """Where a run's versions lie."""
+    return runs / run.setting / f"{run.method}-seed{run.seed}"
+
+
+def find_results(study: Study, run: Run, runs: Path) -> dict[str, Any] | None:
+    """``results.json`` of a finished run of the study's length, with its folder as ``folder``; the newest there is."""
+    for folder in sorted(run_folder(run, runs).glob("version_*"), key=lambda path: path.stat().st_mtime, reverse=True):
+        file = folder / "results.json"
+        if file.is_file():
+            results: dict[str, Any] = json.loads(file.read_text())
+            if results["rounds"] == study.rounds:
+                return {**results, "folder": str(folder)}
+    return None
+
+
+def _execute(study: Study, run: Run, runs: Path) -> int:
+    folder = run_folder(run, runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    args = command(study, run, runs)
+    if any(folder.glob("version_*/checkpoints/last/manifest.json")):
+        args.append("--ckpt_path=last")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with open(folder / "log.txt", "a") as log:
+        call = [sys.executable, "-m", "flgraph", *args]
+        return subprocess.run(call, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False).returncode
