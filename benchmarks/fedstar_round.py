@@ -28,7 +28,8 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv, GINConv, global_add_pool
 
 from flgraph import callbacks, models
-from flgraph.data import TU_SETTINGS, GraphDataModule, GraphFederation, GraphLoader, TUFederation
+from flgraph.data import GraphDataModule, GraphFederation, GraphLoader, TUFederation
+from flgraph.data.datamodule import TU_SETTINGS
 from flgraph.federation import FederatedCallback, FederatedTrainer
 from flgraph.federation.records import versions
 from flgraph.federation.seeding import derive_seed, seed_all
@@ -69,7 +70,7 @@ def start(federation: GraphFederation, seed: int, dropout: float) -> list[Client
     return clients
 
 
-# ------------------------------------------------------------------------------------------------------------- (a) plain
+# ------------------------------------------------------------------------------------------------------------ (a) plain
 class PlainFedStar(torch.nn.Module):
     """FedStar's network as its description reads, in PyG's own layers."""
 
@@ -146,7 +147,10 @@ class PlainClient:
             hparams["num_layers"],
             hparams["dropout"],
         )
-        self.model.load_state_dict({plain_name(name): tensor for name, tensor in given.weights.items()})
+        weights = {plain_name(name): tensor for name, tensor in given.weights.items()}
+        own = self.model.state_dict()
+        # PyG's GINConv holds its epsilon as a buffer, which is zero.
+        self.model.load_state_dict({**weights, **{name: own[name] for name in own if name.endswith(".eps")}})
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
         graphs = given.data.graphs
         parts = [
@@ -211,7 +215,7 @@ class Plain:
         return metrics
 
 
-# -------------------------------------------------------------------------------------------------------------- (c) bare
+# ------------------------------------------------------------------------------------------------------------- (c) bare
 class BareClient:
     """flgraph's module, batches, metrics and optimizer, without a Trainer."""
 
@@ -293,7 +297,7 @@ class Bare:
         return metrics
 
 
-# ------------------------------------------------------------------------------------------------------------- (d) floor
+# ------------------------------------------------------------------------------------------------------------ (d) floor
 @dataclass(frozen=True)
 class Product:
     """One linear layer on one batch."""
@@ -353,7 +357,7 @@ def _products(client: ClientStart) -> Iterator[Product]:
                 yield Product(rows, layer.in_features, layer.out_features, training, training and not first)
 
 
-# ----------------------------------------------------------------------------------------------------------- (b) flgraph
+# ---------------------------------------------------------------------------------------------------------- (b) flgraph
 def federated_trainer(folder: str, seed: int, rounds: int, callback: FederatedCallback) -> FederatedTrainer:
     """A trainer with its defaults, on the CPU, that does not write to the terminal."""
     return FederatedTrainer(
@@ -487,7 +491,7 @@ def measure(federation: GraphFederation, rounds: int, repeats: int, seed: int, f
     return report
 
 
-# ----------------------------------------------------------------------------------------------------------------- check
+# ---------------------------------------------------------------------------------------------------------------- check
 class KeepMetrics(FederatedCallback):
     """Remembers what a trainer measured in each round."""
 

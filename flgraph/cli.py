@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import sys
 from collections.abc import Sequence
 from importlib.resources import files
@@ -32,7 +33,9 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Called by argparse and jsonargparse for anything they cannot take."""
-        exit_with(" ".join(message.split()), 2)
+        if not self.exit_on_error:  # the parser of one class's arguments; the outer one will say where they stand
+            super().error(message, ex)
+        exit_with(_clear(" ".join(message.split())), 2)
 
 
 class FederatedCLI(LightningCLI):
@@ -121,6 +124,43 @@ def _write_predictions(probabilities: torch.Tensor, file: Path) -> None:
             writer.writerow([number, int(row.argmax()), *(f"{value:.6f}" for value in row.tolist())])
 
 
+# What jsonargparse says of something that a class or a field cannot take, and the sentence that is made of it.
+_SENTENCES = [
+    (
+        r"""Parser key "([\w.]+)": .*?class_path 'pytorch_lightning[\w.]*': Option '(\w+)' is not accepted.*""",
+        r"Expected `\1` to be chosen before its fields (by --\1 CLASS or a -c file) but got `\1.\2` first.",
+    ),
+    (
+        r"""Parser key "([\w.]+)": .*?class_path '([\w.]+)': Option '(\w+)' is not accepted.*""",
+        r"Expected `\1` to have only fields of \2 but got `\3`.",
+    ),
+    (
+        r"""Parser key "([\w.]+)": .*?class_path '[\w.]+': Parser key "([\w.]+)": Expected a (.+?)\. Got value: """
+        r"""(.*?)(?: - Expected a <class 'NoneType'>.*)?""",
+        r"Expected `\1.\2` to be \3 but got \4.",
+    ),
+    (
+        r"""Parser key "([\w.]+)": .*Expected a dot import path string: (\S+).*""",
+        r"Expected `\1` to be the name of a class but got '\2'.",
+    ),
+    (r"""Parser key "([\w.]+)": Expected a (.+?)\. Got value: (.*)""", r"Expected `\1` to be \2 but got \3."),
+]
+_WORDS = [
+    (r"<class '([\w.]+)'>", r"of type \1"),
+    (r"typing\.Literal\[(.*?)\]", r"one of \1"),
+]
+
+
+def _clear(message: str) -> str:
+    for pattern, sentence in _SENTENCES:
+        if re.fullmatch(pattern, message):
+            message = re.sub(pattern, sentence, message)
+            break
+    for pattern, words in _WORDS:
+        message = re.sub(pattern, words, message)
+    return message
+
+
 def exit_with(message: str, code: int) -> NoReturn:
     """Prints one line to standard error and exits."""
     print(f"flgraph: error: {message}", file=sys.stderr)
@@ -129,7 +169,9 @@ def exit_with(message: str, code: int) -> NoReturn:
 
 def with_packaged_configs(args: Sequence[str]) -> list[str]:
     """Lets ``-c configs/data/chem.yaml`` work away from a checkout: what is not there is taken from the package."""
-    result = list(args)
+    result: list[str] = []
+    for arg in args:  # `--config=FILE` becomes two arguments, so that only one form is left to look for
+        result += arg.split("=", 1) if arg.startswith(("-c=", "--config=")) else [arg]
     for position, (flag, value) in enumerate(pairwise(result)):
         if flag in ("-c", "--config") and value.startswith("configs/") and not Path(value).exists():
             packaged = Path(str(files("flgraph"))) / value
@@ -146,21 +188,20 @@ def with_default_data(args: Sequence[str]) -> list[str]:
     (A default in the parser would hand its arguments' defaults on to whatever class is chosen instead.)
     """
     configs = [value for flag, value in pairwise(args) if flag in ("-c", "--config")]
-    configs += [arg.split("=", 1)[1] for arg in args if arg.startswith(("-c=", "--config="))]
     named = any(
         arg in ("--data", "--data.class_path") or arg.startswith(("--data=", "--data.class_path=")) for arg in args
     )
     wanted = any(arg.startswith("--data.") for arg in args)
-    if named or not wanted or any(_names_data(Path(config)) for config in configs):
+    if named or not wanted or any(_names_data(config) for config in configs):
         return list(args)
     return [args[0], "--data=flgraph.data.TUFederation", *args[1:]]
 
 
-def _names_data(config: Path) -> bool:
+def _names_data(config: str) -> bool:
     try:
-        content = yaml.safe_load(config.read_text())
-    except (OSError, yaml.YAMLError):
-        return True  # the parser will say what is wrong with it
+        content = yaml.safe_load(Path(config).read_text() if Path(config).is_file() else config)
+    except (OSError, ValueError, yaml.YAMLError):
+        return False  # the parser will say what is wrong with it
     return isinstance(content, dict) and "data" in content
 
 

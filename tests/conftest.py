@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from torch_geometric.data import Data
+
+from flgraph.data import GraphFederation
+from flgraph.federation import Aggregator, FederatedTrainer, Payload, Sequential, Turn
 
 # Variables that libraries and pytest itself set in passing. Anything else that a test leaves behind fails it.
 PASSING = {
@@ -61,3 +70,237 @@ def environment() -> Iterator[None]:
             del os.environ[name]
     leaked = sorted(changed - PASSING)
     assert not leaked, f"the test left environment variables changed: {', '.join(leaked)}"
+
+
+# ------------------------------------------------------------------------------------------------------ federations
+class ToyData:
+    """A client's rows and classes, in batches; the same rows for training, validation and test."""
+
+    def __init__(self, x: Tensor, y: Tensor, batch_size: int | None = None, shuffle: bool = False) -> None:
+        self.x, self.y, self.shuffle = x, y, shuffle
+        self.batch_size = len(x) if batch_size is None else batch_size
+        self.settings = {"batch_size": self.batch_size}
+
+    @property
+    def num_train_samples(self) -> int:
+        return len(self.x)
+
+    @property
+    def model_args(self) -> dict[str, int]:
+        return {"in_features": self.x.size(1)}
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(self.x, self.y), self.batch_size, shuffle=self.shuffle)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(self.x, self.y), len(self.x))
+
+    test_dataloader = predict_dataloader = val_dataloader
+
+
+class ToyFederation:
+    """Clients by name, for a trainer."""
+
+    name = "toy"
+
+    def __init__(self, given: Mapping[str, ToyData]) -> None:
+        self.given = dict(given)
+
+    @property
+    def clients(self) -> list[str]:
+        return list(self.given)
+
+    def client(self, name: str) -> ToyData:
+        return self.given[name]
+
+    def prepare_data(self) -> None: ...
+
+    def setup(self, stage: str) -> None: ...
+
+
+class ToyModule(pl.LightningModule):
+    """Two classes from rows, in a few matrix products: as much of Lightning as possible, as little time as possible."""
+
+    def __init__(
+        self,
+        in_features: int = -1,
+        hidden: int = 3,
+        dropout: float = 0.0,
+        norm: bool = False,
+        lr: float = 0.1,
+        optimizer: str = "sgd",
+        decay_every: int = 0,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        if in_features == -1:
+            return
+        self.first = torch.nn.Linear(in_features, hidden)
+        self.norm = torch.nn.BatchNorm1d(hidden) if norm else torch.nn.Identity()
+        self.dropout = torch.nn.Dropout(dropout)
+        self.last = torch.nn.Linear(hidden, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.dropout(torch.tanh(self.norm(self.first(x)))))
+        return logits
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        self.log("train/loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self._report(batch, "val")
+
+    def test_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self._report(batch, "test")
+
+    def _report(self, batch: list[Tensor], split: str) -> None:
+        logits = self(batch[0])
+        self.log(f"{split}/loss", F.cross_entropy(logits, batch[1]))
+        self.log(f"{split}/accuracy", (logits.argmax(dim=1) == batch[1]).float().mean())
+
+    def configure_optimizers(self) -> Any:
+        kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[self.hparams["optimizer"]]
+        optimizer = kind(self.parameters(), lr=self.hparams["lr"])
+        if not self.hparams["decay_every"]:
+            return optimizer
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, self.hparams["decay_every"], gamma=0.5)]
+
+
+class Recorder(Sequential):
+    """Clients in this process, and everything that crossed the door: (client, turn, answer)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.crossed: list[tuple[str, Turn, bytes]] = []
+
+    def run(self, turns: Mapping[str, Turn]) -> dict[str, bytes]:
+        answers = super().run(turns)
+        self.crossed += [(name, turn, answers[name]) for name, turn in turns.items()]
+        return answers
+
+    def uploads(self, exchange: str = "train") -> list[tuple[str, Payload]]:
+        """What clients sent in the exchanges of that name."""
+        return [
+            (name, Payload.from_bytes(answer))
+            for name, turn, answer in self.crossed
+            if turn.exchange == exchange and answer
+        ]
+
+    def downloads(self) -> list[tuple[str, Turn, Payload]]:
+        """What the server sent once clients had agreed on what is shared."""
+        return [
+            (name, turn, Payload.from_bytes(turn.download))
+            for name, turn, _ in self.crossed
+            if turn.download is not None and turn.exchange != "agree"
+        ]
+
+
+@pytest.fixture
+def toy_module() -> type[ToyModule]:
+    """A small LightningModule class with ``save_hyperparameters``."""
+    return ToyModule
+
+
+@pytest.fixture
+def toy_data() -> Callable[..., ToyData]:
+    """Makes a client's data: ``toy_data(rows, features=4, seed=0, batch_size=None, shuffle=False)``."""
+
+    def make(rows: int = 6, features: int = 4, seed: int = 0, **kwargs: Any) -> ToyData:
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(rows, features, generator=generator)
+        return ToyData(x, torch.arange(rows) % 2, **kwargs)
+
+    return make
+
+
+@pytest.fixture
+def toy_federation(toy_data: Callable[..., ToyData]) -> Callable[..., ToyFederation]:
+    """Makes a federation of clients ``A``, ``B``, ... with so many rows each, or of given data."""
+
+    def make(*rows: int, **kwargs: Any) -> ToyFederation:
+        if not rows:
+            return ToyFederation(kwargs)
+        return ToyFederation(
+            {chr(65 + number): toy_data(count, seed=number, **kwargs) for number, count in enumerate(rows)}
+        )
+
+    return make
+
+
+@pytest.fixture
+def graph_list() -> Callable[..., list[Data]]:
+    """Makes small graphs with features, two classes by turns: ``graph_list(count, features=4, seed=0)``."""
+
+    def make(count: int, features: int = 4, seed: int = 0) -> list[Data]:
+        generator = torch.Generator().manual_seed(seed)
+        graphs = []
+        for number in range(count):
+            nodes = 4 + number % 3
+            edges = torch.randint(0, nodes, (2, 5), generator=generator)
+            edges = torch.cat([edges, edges.flip(0)], dim=1).unique(dim=1)
+            x = torch.randn(nodes, features, generator=generator)
+            graphs.append(Data(x=x, edge_index=edges, y=torch.tensor([number % 2])))
+        return graphs
+
+    return make
+
+
+@pytest.fixture
+def graph_federation(graph_list: Callable[..., list[Data]]) -> Callable[..., GraphFederation]:
+    """Makes a federation of three clients with 20, 30 and 20 graphs: ``graph_federation(features=(4, 4, 4))``."""
+
+    def make(features: tuple[int, ...] = (4, 4, 4), **kwargs: Any) -> GraphFederation:
+        given = {
+            chr(65 + number): graph_list(30 if number == 1 else 20, width, number)
+            for number, width in enumerate(features)
+        }
+        return GraphFederation(given, **{"batch_size": 8, "dse_dim": 3, "rwse_dim": 3, **kwargs})
+
+    return make
+
+
+@pytest.fixture
+def federate(tmp_path: Path) -> Callable[..., FederatedTrainer]:
+    """Makes a silent trainer on the CPU whose runs lie in the test's folder; no logger unless one is asked for."""
+
+    def make(aggregator: Aggregator, **kwargs: Any) -> FederatedTrainer:
+        quiet = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu"}
+        return FederatedTrainer(aggregator, **{"default_root_dir": str(tmp_path / "runs"), **quiet, **kwargs})
+
+    return make
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    """An engine that keeps everything that crosses between clients and server."""
+    return Recorder()
+
+
+def _same(one: Any, other: Any, where: str) -> None:
+    if isinstance(one, Tensor):
+        assert isinstance(other, Tensor), where
+        assert one.dtype == other.dtype, where
+        assert one.shape == other.shape, where
+        assert torch.equal(one, other), where
+    elif isinstance(one, Mapping):
+        assert list(one) == list(other), where
+        for key in one:
+            _same(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for number, (a, b) in enumerate(zip(one, other, strict=True)):
+            _same(a, b, f"{where}[{number}]")
+    else:
+        assert one == other, where
+
+
+@pytest.fixture
+def assert_same() -> Callable[..., None]:
+    """Compares nested dictionaries, lists and tensors bit for bit; a failure names the place."""
+
+    def compare(one: Any, other: Any) -> None:
+        _same(one, other, "root")
+
+    return compare

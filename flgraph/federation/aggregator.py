@@ -43,6 +43,9 @@ class Aggregator(FederatedCallback):
     upload_scalars: Sequence[str] = ("num_samples",)
     """Names of the scalars that may leave a client."""
 
+    seed: int = 0
+    """The run's seed; set before the first call. Random numbers of the server half derive from it (``derive_seed``)."""
+
     def __init__(self, optimizer_state: Literal["keep", "reset"] = "keep") -> None:
         expect(optimizer_state in ("keep", "reset"), "aggregator.optimizer_state", "keep or reset", optimizer_state)
         self.optimizer_state = optimizer_state
@@ -101,6 +104,6 @@ class Aggregator(FederatedCallback):
         """The client's work in an exchange; by default it trains for its local epochs."""
         client.fit()
 
-    def upload(self, client: Client, round: int, exchange: str) -> Payload:
-        """What the client sends; by default its shared tensors and its number of training samples."""
+    def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
+        """What the client sends, ``None`` for nothing; by default its shared tensors and its number of training samples."""
         return Payload(client.shared_tensors(), {"num_samples": client.num_samples})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -189,7 +190,7 @@ def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any], checkpo
 
 
 # ------------------------------------------------------------------------------------------------------------- files
-def write_file(data: bytes, file: Path) -> None:
+def write_file(data: bytes | memoryview, file: Path) -> None:
     """Writes and flushes to disk."""
     with open(file, "wb") as stream:
         stream.write(data)
@@ -199,10 +200,9 @@ def write_file(data: bytes, file: Path) -> None:
 
 def save_file(state: Mapping[str, Any], file: Path) -> None:
     """``torch.save``, flushed to disk."""
-    with open(file, "wb") as stream:
-        torch.save(state, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
+    buffer = io.BytesIO()  # torch's writer turns an error of the disk into one of its own
+    torch.save(state, buffer)
+    write_file(buffer.getbuffer(), file)
 
 
 def load_file(file: Path) -> dict[str, Any]:

@@ -103,6 +103,7 @@ class Client:
         self.name, self.module, self.data = name, module, data
         self.seed, self.local_epochs = seed, local_epochs
         self.aggregator = copy.deepcopy(aggregator)
+        self.aggregator.seed = seed
         self.routing = RoutingTable(
             self.aggregator.routes(),
             module.state_dict(),
@@ -130,7 +131,7 @@ class Client:
 
     # --------------------------------------------------------------------------------------- the server's requests
     def turn(self, turn: Turn) -> bytes:
-        """Answers a request: install the download, do the work, return the upload's bytes.
+        """Answers a request: install the download, do the work, return the upload's bytes (none if nothing is sent).
 
         Raises:
             InputError: the upload holds something that the routes do not name.
@@ -149,6 +150,8 @@ class Client:
         self.changed = True
         self.aggregator.local_update(self, turn.round, turn.exchange)
         upload = self.aggregator.upload(self, turn.round, turn.exchange)
+        if upload is None:
+            return b""
         self.routing.check_upload(upload)
         return upload.to_bytes()
 

@@ -19,7 +19,7 @@ from flgraph.errors import InputError
 Scalar = str | int | float | bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # comparing tensors is no yes or no
 class Payload:
     """Named tensors plus plain scalars: the only thing that crosses between client and server, in every engine.
 
@@ -72,7 +72,9 @@ class Payload:
             tensors = safetensors.torch.load(data)
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
             scalars = json.loads(header["__metadata__"]["scalars"])
-        except (SafetensorError, KeyError, ValueError, TypeError) as error:
+            if not isinstance(scalars, dict):
+                raise TypeError("its scalars have no names")
+        except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
             raise InputError(
                 f"Expected `payload` to be whole safetensors bytes but got {len(data)} bytes: {error}."
             ) from error

@@ -34,6 +34,7 @@ class Server:
     ) -> None:
         self.aggregator, self.engine, self.clients = aggregator, engine, list(clients)
         self.seed, self.client_fraction = seed, client_fraction
+        aggregator.seed = seed
         self.version = 0  # how often the aggregator changed what it has to give
         self.installed: dict[str, int] = {}  # which version each client has
         self.setup_record = RoundRecord(0)
@@ -101,7 +102,7 @@ class Server:
     def _ask(self, turns: dict[str, Turn], record: RoundRecord) -> dict[str, Payload]:
         answers = self.engine.run(turns)
         record.bytes_up += sum(map(len, answers.values()))
-        return {name: Payload.from_bytes(answers[name]) for name in turns}
+        return {name: Payload.from_bytes(answers[name]) if answers[name] else Payload() for name in turns}
 
     def _download(self, name: str, number: int, exchange: str, record: RoundRecord) -> bytes | None:
         if self.installed.get(name) == self.version:

@@ -21,9 +21,9 @@ class Stopped(BaseException):
 def stop_on_signals() -> Iterator[None]:
     """Makes SIGINT and SIGTERM end what is inside at once, as KeyboardInterrupt and SystemExit(143).
 
-    The Trainers of the clients look for a SIGTERM only between two of their batches, so that they can miss one, and turn a
-    KeyboardInterrupt into an exit that says nothing. Does nothing outside the main thread, where Python allows no
-    handlers; signals that are ignored stay ignored.
+    The Trainers of the clients look for a SIGTERM only between two of their batches, so that they can miss one, and
+    turn a KeyboardInterrupt into an exit that says nothing. Does nothing outside the main thread, where Python allows
+    no handlers; signals that are ignored stay ignored.
     """
 
     def stop(signum: int, frame: Any) -> None:

@@ -400,12 +400,20 @@ class FederatedTrainer(pl.Trainer):
         last = self.current_round == self.rounds
         if last or self.current_round % self.evaluate_every == 0:
             self.record.metrics = server.evaluate(self.current_round, SPLITS, self.record)
+            self._check_monitor(list(self.record.mean))
         self.record.seconds = time.perf_counter() - began
         self.history.add(self.record)
         self._log(self.record)
         self._call("on_round_end")
         if self.write_checkpoints and (last or self.should_stop or self.current_round % self.checkpoint_every == 0):
             self._checkpoint(server)
+
+    def _check_monitor(self, metrics: list[str]) -> None:
+        """A misspelt metric would make the last round pass for the best one."""
+        # Clients that hold nothing back for validation have no best round.
+        unmeasured = self.monitor.startswith("val/") and not any(name.startswith("val/") for name in metrics)
+        known = not metrics or unmeasured or self.monitor in metrics
+        expect(known, "trainer.monitor", f"one of {', '.join(metrics)}", self.monitor)
 
     def _evaluate(self, server: Server) -> None:
         self.record.metrics = server.evaluate(self.current_round, SPLITS, self.record)
@@ -414,6 +422,8 @@ class FederatedTrainer(pl.Trainer):
     def _checkpoint(self, server: Server) -> None:
         state = server.state({"round": self.current_round, "history": self.history.state()})
         best = self.history.best.get("round")
+        for logger in self.loggers:
+            logger.save()  # whoever continues from this checkpoint finds the rounds before it logged
         self._store.save(self.current_round, state, self.engine.save, self._settings, best)
 
     @property
