@@ -55,10 +55,16 @@ class FedProx(FedAvg):
         if self.mu == 0:
             return
         parameters = dict(pl_module.named_parameters())
+        stepping = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for name, center in self._center.items():
             parameter = parameters[name]
-            if parameter.grad is not None:
-                parameter.grad.add_(parameter.detach() - center, alpha=self.mu)
+            if id(parameter) not in stepping or not parameter.requires_grad:
+                continue
+            distance = parameter.detach() - center
+            if parameter.grad is None:  # the batch did not use it
+                parameter.grad = distance.mul_(self.mu)
+            else:
+                parameter.grad.add_(distance, alpha=self.mu)
 
     def state_dict(self) -> dict[str, Any]:
         """The center, for a client that is stopped between its download and its training."""

@@ -92,7 +92,7 @@ class FederatedCLI(LightningCLI):
         trainer = super().instantiate_trainer(**kwargs)
         assert isinstance(trainer, FederatedTrainer)
         config = self.config[self.subcommand] if self.subcommand else self.config
-        trainer.config_text = self._parser(self.subcommand).dump(config, skip_none=False, skip_link_targets=True)
+        trainer.config_text = self._parser(self.subcommand).dump(config, "yaml", False)  # False: with what is null
         trainer.config = yaml.safe_load(trainer.config_text)
         return trainer
 
@@ -140,6 +140,11 @@ _SENTENCES = [
         r"Expected `\1.\2` to be \3 but got \4.",
     ),
     (
+        r"""Parser key "([\w.]+)": .*?class_path '([\w.]+)': """
+        r"""((?:module '[\w.]+' has no attribute|No module named) '[\w.]+')(?: - .*)?""",
+        r"Expected `\1` to be the name of a class but got '\2' (\3).",
+    ),
+    (
         r"""Parser key "([\w.]+)": .*Expected a dot import path string: (\S+).*""",
         r"Expected `\1` to be the name of a class but got '\2'.",
     ),
@@ -153,8 +158,9 @@ _WORDS = [
 
 def _clear(message: str) -> str:
     for pattern, sentence in _SENTENCES:
-        if re.fullmatch(pattern, message):
-            message = re.sub(pattern, sentence, message)
+        match = re.fullmatch(pattern, message)
+        if match:
+            message = match.expand(sentence)
             break
     for pattern, words in _WORDS:
         message = re.sub(pattern, words, message)
@@ -163,7 +169,7 @@ def _clear(message: str) -> str:
 
 def exit_with(message: str, code: int) -> NoReturn:
     """Prints one line to standard error and exits."""
-    print(f"flgraph: error: {message}", file=sys.stderr)
+    print(f"flgraph: error: {' '.join(message.split())}", file=sys.stderr)
     raise SystemExit(code)
 
 
@@ -220,6 +226,6 @@ def main(args: Sequence[str] | None = None) -> None:
     except InputError as error:
         exit_with(str(error), 2)
     except ClientError as error:
-        exit_with("; ".join([str(error), *getattr(error, "__notes__", [])]) + ".", 1)
+        exit_with("; ".join([str(error).removesuffix("."), *getattr(error, "__notes__", [])]) + ".", 1)
     except KeyboardInterrupt:
         exit_with("interrupted.", 130)

@@ -4,6 +4,7 @@ from flgraph.data.datamodule import GraphDataModule, GraphFederation, TUFederati
 from flgraph.data.flat import FlatGraphs
 from flgraph.data.loader import GraphLoader
 from flgraph.data.partition import dirichlet_shards, shards, stratified_split
+from flgraph.data.synthetic import SyntheticFederation
 from flgraph.data.tu import read_tu
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "GraphDataModule",
     "GraphFederation",
     "GraphLoader",
+    "SyntheticFederation",
     "TUFederation",
     "dirichlet_shards",
     "read_tu",

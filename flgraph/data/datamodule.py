@@ -82,7 +82,7 @@ class GraphDataModule(pl.LightningDataModule):
         return self.train.numel()
 
     @property
-    def model_args(self) -> dict[str, int]:
+    def model_args(self) -> dict[str, Any]:
         """Sizes that the data decides."""
         sizes = {"in_channels": self.graphs.num_features, "num_classes": self.num_classes}
         if "s" in self.graphs.node_tensors:
@@ -134,6 +134,8 @@ class GraphFederation(pl.LightningDataModule):
     Raises:
         InputError: data or a setting cannot be used.
     """
+
+    name: str  # Lightning's own may be None; the trainer needs one
 
     def __init__(
         self,
@@ -197,7 +199,10 @@ class GraphFederation(pl.LightningDataModule):
     def _make(self, name: str, graphs: FlatGraphs, num_classes: int) -> GraphDataModule:
         fractions = self.fractions
         expect(len(fractions) == 3, "data.fractions", "three numbers", list(fractions))
-        splits = stratified_split(graphs.y, (fractions[0], fractions[1], fractions[2]), self.split_seed)
+        try:
+            splits = stratified_split(graphs.y, (fractions[0], fractions[1], fractions[2]), self.split_seed)
+        except InputError as error:
+            raise InputError(f"{str(error).removesuffix('.')} in client `{name}`.") from error
         settings = {
             "structure": self.structure,
             "dse_dim": self.dse_dim,

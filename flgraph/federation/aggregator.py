@@ -105,5 +105,5 @@ class Aggregator(FederatedCallback):
         client.fit()
 
     def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
-        """What the client sends, ``None`` for nothing; by default its shared tensors and its number of training samples."""
+        """What the client sends (nothing if ``None``); by default its shared tensors and number of training samples."""
         return Payload(client.shared_tensors(), {"num_samples": client.num_samples})

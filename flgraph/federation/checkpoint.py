@@ -20,6 +20,7 @@ CLIENTS = "clients"
 SERVER = "server.safetensors"
 _ROUND = "round-"
 _TEMPORARY = ".writing-"
+_LEAVING = ".removing-"
 
 
 class CheckpointStore:
@@ -72,15 +73,15 @@ class CheckpointStore:
             write_file(json.dumps(manifest, indent=1).encode(), temporary / MANIFEST)
             _sync_folder(temporary / CLIENTS)
             _sync_folder(temporary)
-            if target.exists():
-                shutil.rmtree(target)
+            self._remove(target)
             os.replace(temporary, target)
             _sync_folder(self.folder)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
+            hint = "; earlier checkpoints are whole, continue with --ckpt_path last" if previous else ""
             raise InputError(
-                f"Expected `{self.folder}` to take the checkpoint of round {round} but got {error.strerror or error}; "
-                "earlier checkpoints are whole, continue with --ckpt_path last."
+                f"Expected `{self.folder}` to take the checkpoint of round {round} but got: {error.strerror or error}"
+                f"{hint}."
             ) from error
         self._link("last", target)
         if best_round is not None and self.path(best_round).exists():
@@ -97,7 +98,15 @@ class CheckpointStore:
     def _prune(self, best_round: int | None) -> None:
         for old in self.rounds()[: -self.keep]:
             if old != best_round:
-                shutil.rmtree(self.path(old))
+                self._remove(self.path(old))
+
+    def _remove(self, checkpoint: Path) -> None:
+        """Removes a checkpoint, if it is there, such that one half removed does not pass for a whole one."""
+        leaving = self.folder / f"{_LEAVING}{checkpoint.name}"
+        shutil.rmtree(leaving, ignore_errors=True)
+        if checkpoint.exists():
+            os.replace(checkpoint, leaving)
+            shutil.rmtree(leaving)
 
     # ------------------------------------------------------------------------------------------------------ reading
     def path(self, round: int) -> Path:
@@ -114,10 +123,19 @@ class CheckpointStore:
         return self.path(rounds[-1]) if rounds else None
 
     def discard_after(self, round: int) -> None:
-        """Removes checkpoints of later rounds, which a run that continues from ``round`` will write again."""
-        for later in self.rounds():
+        """Removes checkpoints of later rounds, which a run that continues from ``round`` will write again.
+
+        What a killed process left half written or half removed goes as well.
+        """
+        for later in reversed(self.rounds()):
             if later > round:
-                shutil.rmtree(self.path(later))
+                self._remove(self.path(later))
+        for leftover in (*self.folder.glob(f"{_TEMPORARY}*"), *self.folder.glob(f"{_LEAVING}*")):
+            shutil.rmtree(leftover)
+        self._link("last", self.path(round))
+        best = self.folder / "best"
+        if best.is_symlink() and not best.exists():
+            best.unlink()
 
 
 def find_checkpoint(ckpt_path: str, runs: Path) -> Path:
@@ -134,16 +152,19 @@ def find_checkpoint(ckpt_path: str, runs: Path) -> Path:
     if ckpt_path in ("last", "best"):
         folders = sorted(runs.glob("version_*"), key=lambda path: _version(path), reverse=True)
         for folder in folders:
-            if (folder / "checkpoints" / ckpt_path).exists():
-                return (folder / "checkpoints" / ckpt_path).resolve()
+            store = CheckpointStore(folder / "checkpoints")
+            # Not by the link `last`, which a killed process may have left behind the newest checkpoint.
+            found = store.last() if ckpt_path == "last" else store.folder / "best"
+            if found is not None and found.exists():
+                return found.resolve()
         raise InputError(f"Expected `ckpt_path` {ckpt_path!r} to find a checkpoint under {runs} but there is none.")
     path = Path(ckpt_path)
-    for candidate in (path, path / "last", path / "checkpoints" / "last"):
-        if (candidate / MANIFEST).is_file():
+    for candidate in (path, CheckpointStore(path).last(), CheckpointStore(path / "checkpoints").last()):
+        if candidate is not None and (candidate / MANIFEST).is_file():
             return candidate.resolve()
-    found = "nothing" if not path.exists() else "a file" if path.is_file() else "a folder without one"
+    what = "nothing" if not path.exists() else "a file" if path.is_file() else "a folder without one"
     raise InputError(
-        f"Expected `ckpt_path` to be last, best, or the folder of a run or checkpoint but {path} is {found}."
+        f"Expected `ckpt_path` to be last, best, or the folder of a run or checkpoint but {path} is {what}."
     )
 
 
@@ -203,6 +224,23 @@ def save_file(state: Mapping[str, Any], file: Path) -> None:
     buffer = io.BytesIO()  # torch's writer turns an error of the disk into one of its own
     torch.save(state, buffer)
     write_file(buffer.getbuffer(), file)
+
+
+def readable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``values`` that :func:`load_file` takes back: functions and other objects would bar the whole file."""
+    return {name: value for name, value in values.items() if _is_readable(value)}
+
+
+def _is_readable(value: Any) -> bool:
+    if value is None or type(value) in (bool, int, float, str):
+        return True
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    except Exception:  # whatever it is that the object does not like
+        return False
+    return True
 
 
 def load_file(file: Path) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from flgraph.errors import InputError
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.callback import acts_in_clients
+from flgraph.federation.checkpoint import readable
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import RoutingTable
 from flgraph.federation.seeding import derive_seed, seed_all
@@ -202,10 +204,16 @@ class Client:
         self._train_metrics = {name: float(metrics[name]) for name in sorted(metrics) if not name.endswith("_step")}
 
     def evaluate(self, splits: Sequence[str] = ("train", "val", "test")) -> dict[str, float]:
-        """Metrics as the module logs them; ``train`` gives those logged during the last local training."""
+        """Metrics as the module logs them; ``train`` gives those logged during the last local training.
+
+        A split that the client has no data for, or the module no step, is left out.
+        """
         metrics = dict(self._train_metrics) if "train" in splits else {}
-        for split, run in (("val", self.trainer.validate), ("test", self.trainer.test)):
-            loader = self._loader(split) if split in splits else None
+        for split, step, run in (
+            ("val", "validation_step", self.trainer.validate),
+            ("test", "test_step", self.trainer.test),
+        ):
+            loader = self._loader(split) if split in splits and is_overridden(step, self.module) else None
             if loader is not None and len(loader):
                 metrics.update(run(self.module, dataloaders=loader, verbose=False)[0])
         return metrics
@@ -225,7 +233,7 @@ class Client:
         callbacks = [callback for callback in self.trainer.callbacks if callback is not self._optimizers]  # type: ignore[attr-defined]
         return {
             "state_dict": self.module.state_dict(),
-            "hyper_parameters": dict(self.module.hparams),
+            "hyper_parameters": readable(self.module.hparams),
             "hparams_name": "kwargs",
             "pytorch-lightning_version": pl.__version__,
             "epoch": self.trainer.current_epoch,
@@ -242,6 +250,10 @@ class Client:
         """Puts back what :meth:`state` returned."""
         self.module.load_state_dict(state["state_dict"])
         self.trainer.fit_loop.load_state_dict(state["loops"]["fit_loop"])
+        # The state is that between two fits. Were the next one a restart to Lightning, it would iterate over the
+        # loader once less, and each time takes a random number where that is torch's own.
+        self.trainer.fit_loop.restarting = False
+        self.trainer.fit_loop.on_iteration_done()
         self._optimizers.optimizers = state["optimizer_states"]
         self._optimizers.schedulers = state["lr_schedulers"]
         if state["precision"]:

@@ -78,7 +78,8 @@ class Payload:
             raise InputError(
                 f"Expected `payload` to be whole safetensors bytes but got {len(data)} bytes: {error}."
             ) from error
-        return cls(tensors, scalars)
+        # safetensors gives them in no order, another one each time.
+        return cls({name: tensors[name] for name in sorted(tensors)}, scalars)
 
     @property
     def tensor_nbytes(self) -> int:

@@ -120,8 +120,13 @@ def writing(folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
-        raise InputError(f"Expected `{folder}` to take the run's files but got: {error.strerror or error}.") from error
+    except Exception as error:
+        cause: BaseException | None = error  # Lightning's TensorBoard logger makes a ValueError of a full disk
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise InputError(f"Expected `{folder}` to take the run's files but got: {cause.strerror or cause}.") from error
 
 
 def append_record(record: RoundRecord, file: Path) -> None:

@@ -38,6 +38,11 @@ class Route:
     kind: RouteKind
     mismatch: Literal["error", "personal", "holders"] = "error"
 
+    @property
+    def may_lack(self) -> bool:
+        """Whether a client may have no tensor of this kind, as long as another one does."""
+        return self.kind == RouteKind.SHARED and self.mismatch == "holders"
+
 
 def shared(*patterns: str, mismatch: Literal["error", "personal", "holders"] = "error") -> list[Route]:
     """Routes for tensors that go up and come back aggregated."""
@@ -106,7 +111,7 @@ class RoutingTable:
             dtype = str(tensor.dtype).removeprefix("torch.")
             self.rows[name] = RoutedTensor(name, tuple(tensor.shape), dtype, hits[0])
         for route in routes:
-            if route.pattern not in matched:
+            if route.pattern not in matched and not route.may_lack:
                 raise InputError(
                     f"Expected route pattern `{route.pattern}` to match a tensor of client `{client}` but it matches "
                     f"none of {_some(tensors)}."
@@ -169,10 +174,17 @@ def agree(signatures: Mapping[str, Mapping[str, str]], routes: Sequence[Route]) 
         Client to the names that it shares.
 
     Raises:
-        InputError: clients hold a tensor in different forms (or some lack it) and its route does not allow for that.
+        InputError: clients hold a tensor in different forms (or some lack it) and its route does not allow for that; or
+            nobody has what a route expects of some.
     """
     agreed: dict[str, list[str]] = {client: [] for client in signatures}
     names = {name: None for signature in signatures.values() for name in signature}
+    for route in routes:
+        if route.may_lack and not any(fnmatchcase(name, route.pattern) for name in names):
+            raise InputError(
+                f"Expected route pattern `{route.pattern}` to match a shared tensor of some client but it matches none "
+                f"of {_some(names)}."
+            )
     for name in names:
         route = next(route for route in routes if fnmatchcase(name, route.pattern))
         holders = [client for client, signature in signatures.items() if name in signature]

@@ -90,7 +90,8 @@ class Server:
         }
         if not splits:
             turns = {name: turn for name, turn in turns.items() if turn.download is not None}
-        answers = {name: Payload.from_bytes(answer) for name, answer in self.engine.run(turns).items()}
+        arrived = self.engine.run(turns)
+        answers = {name: Payload.from_bytes(arrived[name]) for name in turns}
         record.metric_bytes += sum(answer.nbytes for answer in answers.values())
         return {name: {key: float(value) for key, value in answer.scalars.items()} for name, answer in answers.items()}
 

@@ -29,8 +29,8 @@ def client_module(model: Model, data: ClientData, seed: int, name: str) -> pl.Li
     seed_all(derive_seed(seed, name, "initial weights"))
     if not isinstance(model, pl.LightningModule):
         return model(data)
-    given = dict(model.hparams)
-    if not _is_rebuildable(type(model), given):
+    given = _arguments(type(model), dict(model.hparams))
+    if given is None:
         return copy.deepcopy(model)
     for key, value in data.model_args.items():
         if key not in given or given[key] == 0:  # a size of 0 means that the model does without
@@ -51,8 +51,13 @@ def model_settings(model: Model) -> dict[str, Any]:
     return {"class": type(model).__name__, **{k: v for k, v in model.hparams.items() if isinstance(v, plain)}}
 
 
-def _is_rebuildable(kind: type[pl.LightningModule], hparams: dict[str, Any]) -> bool:
+def _arguments(kind: type[pl.LightningModule], hparams: dict[str, Any]) -> dict[str, Any] | None:
+    """What a module of this class is made anew with; ``None`` if its hyper-parameters do not tell."""
     parameters = list(inspect.signature(kind).parameters.values())
-    known = {parameter.name for parameter in parameters}
-    needed = {p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    return needed <= hparams.keys() <= known and bool(hparams)
+    named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    # One that was left out (`save_hyperparameters(ignore=...)`) would be lost, even where it has a default.
+    if not hparams or not hparams.keys() >= set(named):
+        return None
+    if any(p.kind == p.VAR_KEYWORD for p in parameters):
+        return dict(hparams)
+    return {name: hparams[name] for name in named}  # a base class may have saved others

@@ -6,6 +6,7 @@ import copy
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -237,18 +238,20 @@ class FederatedTrainer(pl.Trainer):
             ClientError: a client's turn failed; the run can be resumed from the last whole round.
         """
         with stop_on_signals(), quiet_lightning():
+            status = "failed"
             try:
                 server = self._prepare(model, datamodule, ckpt_path, "fit")
-                return self._loop(server, datamodule, resumed=ckpt_path is not None)
+                results = self._loop(server, datamodule, resumed=ckpt_path is not None)
+                status = "success"
+                return results
             except BaseException as error:
                 if isinstance(error, ClientError) and self.run_dir is not None and self._store.last() is not None:
                     error.add_note("continue with --ckpt_path last")
                 self._call("on_federation_exception", error)
                 raise
             finally:
-                for logger in self.loggers:
-                    logger.finalize("success")
                 self.engine.teardown()
+                self._finish_loggers(status)
 
     def validate(  # type: ignore[override]
         self, model: Model | None = None, datamodule: FederatedData | None = None, ckpt_path: str | None = None
@@ -363,7 +366,7 @@ class FederatedTrainer(pl.Trainer):
             with writing(self.run_dir):
                 self._store.discard_after(self.current_round)
                 truncate_records(self.run_dir / "history.jsonl", self.current_round)
-            self.console.print(f"continuing {self.run_dir} after round {self.current_round}")
+            self.console.print(f"continuing {self.run_dir} after round {self.current_round}", soft_wrap=True)
         else:
             server.begin()
             with writing(self.run_dir):
@@ -468,7 +471,19 @@ class FederatedTrainer(pl.Trainer):
             for client, metrics in record.metrics.items():
                 values.update({f"{_tag(name)}/{client}": value for name, value in metrics.items()})
         for logger in self.loggers:
-            logger.log_metrics(values, step=record.round)
+            with self._writing_of(logger):
+                logger.log_metrics(values, step=record.round)
+
+    def _finish_loggers(self, status: str) -> None:
+        for logger in self.loggers:
+            # A logger that failed would fail again, and hide why.
+            with suppress(Exception) if status == "failed" else self._writing_of(logger):
+                logger.finalize(status)
+
+    def _writing_of(self, logger: Logger) -> AbstractContextManager[None]:
+        """What other loggers write goes elsewhere."""
+        assert self.run_dir is not None
+        return writing(self.run_dir) if isinstance(logger, TensorBoardLogger) else nullcontext()
 
 
 def _refused_by_lightning(arguments: Mapping[str, Any], error: Exception) -> InputError:

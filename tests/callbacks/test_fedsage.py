@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from flgraph.callbacks import FedAvg, FedSage
+from flgraph.errors import InputError
+from flgraph.federation import FederatedTrainer
+from flgraph.models import GNN
+
+
+@pytest.mark.parametrize("conv", ["gin", "gcn"])
+def test_refuses_another_network(
+    conv: Any, graph_federation: Callable[..., Any], federate: Callable[..., FederatedTrainer]
+) -> None:
+    with pytest.raises(InputError, match=rf"`model\.conv` to be 'sage' for FedSage but got '{conv}'"):
+        federate(FedSage()).fit(GNN(conv=conv), graph_federation())
+
+
+def test_refuses_a_module_of_another_kind(toy_federation: Any, toy_module: Any, federate: Any) -> None:
+    with pytest.raises(InputError, match="'sage' for FedSage but got None"):
+        federate(FedSage()).fit(toy_module(), toy_federation(6))
+
+
+def test_is_fedavg_with_graphsage(
+    graph_federation: Callable[..., Any], federate: Callable[..., FederatedTrainer], assert_same: Callable[..., None]
+) -> None:
+    states = []
+    for aggregator in (FedAvg(), FedSage()):
+        trainer: Any = federate(aggregator, rounds=2, enable_checkpointing=False)
+        trainer.fit(GNN(hidden_channels=4, num_layers=1, conv="sage"), graph_federation())
+        states.append([client.state() for client in trainer.engine.clients.values()])
+    assert_same(*states)

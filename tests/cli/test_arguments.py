@@ -1,0 +1,194 @@
+"""What the command line takes, shows and refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import flgraph
+
+Call = Callable[..., Any]  # see conftest.py
+
+FEDPER = ("-c", "configs/method/fedper.yaml")
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
+DATA = sorted(path.stem for path in (CONFIGS / "data").glob("*.yaml"))
+
+
+def test_there_are_configs() -> None:
+    assert {"fedavg", "fedper", "fedprox", "fedsage", "fedstar", "fedstar_local", "local"} <= set(METHODS)
+    assert {"chem", "biochem", "biochemsn", "biosncv"} <= set(DATA)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs(done: Call, small: list[str], tmp_path: Path, method: str) -> None:
+    done("fit", "-c", f"configs/method/{method}.yaml", *small, "--trainer.rounds", "1")
+    (run,) = (tmp_path / "runs").glob("*/version_0")
+    assert (run / "results.json").is_file()
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_every_data_config_parses(done: Call, data: str) -> None:
+    out = done("fit", *FEDPER, "-c", f"configs/data/{data}.yaml", "--print_config").out
+    assert len(yaml.safe_load(out)["data"]["init_args"]["datasets"]) >= 7
+
+
+def test_fields_of_a_data_config_can_be_overridden(done: Call) -> None:
+    options = ("--data.datasets", "[MUTAG]", "--data.batch_size", "7", "--data.init_args.dse_dim=9")
+    out = done("fit", *FEDPER, "-c", "configs/data/chem.yaml", *options, "--print_config").out
+    data = yaml.safe_load(out)["data"]["init_args"]
+    assert (data["datasets"], data["batch_size"], data["dse_dim"]) == (["MUTAG"], 7, 9)
+
+
+def test_print_config(done: Call, tmp_path: Path) -> None:
+    """It shows every field, and can be used as a configuration itself."""
+    options = ("--data.datasets", "[ALPHA]", "--model.lr", "0.25")
+    out = done("fit", *FEDPER, *options, "--print_config").out
+    config = yaml.safe_load(out)
+    assert config["model"]["init_args"]["lr"] == 0.25
+    assert config["trainer"]["aggregator"]["init_args"]["base"] == ["convs.*"]
+    assert config["trainer"]["client_fraction"] == 1.0
+    assert config["data"]["init_args"]["batch_size"] == 128
+    assert config["seed_everything"] == 0
+    file = tmp_path / "all.yaml"
+    file.write_text(out)
+    assert done("fit", "-c", str(file), "--print_config").out == out
+
+
+def test_help(done: Call) -> None:
+    out = done("--help").out
+    for subcommand in ("fit", "validate", "test", "predict"):
+        assert f"\n    {subcommand} " in out
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "validate", "test", "predict"])
+def test_help_of_a_subcommand(done: Call, subcommand: str) -> None:
+    out = " ".join(done(subcommand, "--help").out.split())
+    for option in ("--trainer.rounds", "--trainer.aggregator", "--seed_everything", "--ckpt_path", "--print_config"):
+        assert option in out
+    assert "communication rounds" in out
+
+
+def test_help_of_a_class(done: Call) -> None:
+    out = done("fit", "--trainer.aggregator.help", "FedProx").out
+    assert "--trainer.aggregator.mu" in out
+    assert "weight of the proximal term" in out
+
+
+def test_short_class_names(done: Call) -> None:
+    classes = ("--model", "GNN", "--trainer.aggregator", "FedProx", "--trainer.aggregator.mu", "0.5")
+    out = done("fit", *classes, "--data.datasets", "[ALPHA]", "--print_config").out
+    config = yaml.safe_load(out)
+    assert config["model"]["class_path"] == "flgraph.models.GNN"
+    assert config["trainer"]["aggregator"]["init_args"]["mu"] == 0.5
+
+
+def test_packaged_configs(done: Call, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Away from the checkout, what is not there is taken from the package; what is there, from there."""
+    monkeypatch.chdir(tmp_path)
+    done("fit", "-c", "configs/method/fedstar.yaml", *small, "--trainer.rounds", "1")
+    assert (tmp_path / "runs" / "fedstar-alpha-beta" / "version_0" / "results.json").is_file()
+    out = done("fit", "--config=configs/method/fedper.yaml", "--config=configs/data/chem.yaml", "--print_config").out
+    assert len(yaml.safe_load(out)["data"]["init_args"]["datasets"]) == 7
+    own = tmp_path / "configs" / "method" / "fedper.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text((CONFIGS / "method" / "fedper.yaml").read_text().replace("rounds: 200", "rounds: 17"))
+    out = done("fit", *FEDPER, "--data.datasets", "[ALPHA]", "--print_config").out
+    assert yaml.safe_load(out)["trainer"]["rounds"] == 17
+
+
+def test_configs_are_found_beside_or_in_the_package() -> None:
+    package = Path(flgraph.__file__).parent
+    assert (package / "configs").is_dir() or (package.parent / "configs").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--trainer.round", "3"], "unrecognized arguments: --trainer.round 3"),
+        (["--trainer.roundz=3"], "unrecognized arguments: --trainer.roundz=3"),
+        (["--trainer.fast_dev_run", "true"], "unrecognized arguments: --trainer.fast_dev_run true"),
+        (["--ckpt", "last"], "unrecognized arguments: --ckpt last"),
+        (["--model.hiden", "3"], "Expected `model` to have only fields of flgraph.models.GNN but got `hiden`."),
+        (["--data.batchsize", "3"], "Expected `data` to have only fields of flgraph.data.TUFederation"),
+        (
+            ["--trainer.aggregator.mu", "3"],
+            "Expected `trainer.aggregator` to have only fields of flgraph.callbacks.Fed",
+        ),
+        (["--model", "Nope"], "Expected `model` to be the name of a class but got 'Nope'."),
+        (["--trainer.aggregator", "Nope"], "Expected `trainer.aggregator` to be the name of a class but got 'Nope'."),
+        (["--trainer.callbacks", "Nope"], "Expected `trainer.callbacks` to be the name of a class but got 'Nope'."),
+        (["--data", "TUFederation"], "Expected `data` to be chosen before its fields (by --data CLASS or a -c file)"),
+        (["--trainer.rounds", "x"], "Expected `trainer.rounds` to be of type int but got x."),
+        (["--data.datasets", "ALPHA"], "Expected `data.datasets` to be of type list but got ALPHA."),
+        (["--model.conv", "sagee"], "Expected `model.conv` to be one of 'gcn', 'gin', 'sage' but got sagee."),
+        (["--seed_everything", "-1"], 'Parser key "seed_everything": Not of type NonNegativeInt: -1'),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_refused_options(call: Call, small: list[str], tmp_path: Path, options: list[str], told: str) -> None:
+    sentence = call("fit", *FEDPER, *small, *options).sentence
+    assert told in sentence
+    assert len(sentence) < 200
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("trainer:\n  rouns: 3\n", "does not accept option 'trainer.rouns'"),
+        ("trainers:\n  rounds: 3\n", "does not accept option 'trainers"),
+        (
+            "model:\n  class_path: flgraph.models.GNN\n  init_args:\n    hiden_channels: 3\n",
+            "Expected `model` to have only fields of flgraph.models.GNN but got `hiden_channels`.",
+        ),
+        (
+            "model:\n  class_path: flgraph.models.GIN\n",
+            "Expected `model` to be the name of a class but got 'flgraph.models.GIN' (module 'flgraph.models' has no",
+        ),
+        (
+            "trainer:\n  callbacks:\n  - class_path: nowhere.Callback\n",
+            "Expected `trainer.callbacks` to be the name of a class but got 'nowhere.Callback' (No module named",
+        ),
+        (
+            "trainer:\n  aggregator:\n    class_path: flgraph.models.GNN\n",
+            "flgraph.models.GNN does not correspond to a subclass of Aggregator",
+        ),
+        ("trainer: {rounds: 3\n", "Problems parsing config"),
+        ("only words\n", "Unexpected config: only words"),
+        ("trainer:\n  rounds: many\n", "Expected `trainer.rounds` to be of type int but got many."),
+    ],
+    ids=["field", "section", "field of a class", "class", "module", "kind", "no YAML", "words", "type"],
+)
+def test_refused_files(call: Call, small: list[str], tmp_path: Path, content: str, told: str) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(content)
+    assert told in call("fit", *FEDPER, *small, "-c", str(file)).sentence
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_missing_file(call: Call, small: list[str], tmp_path: Path, order: str) -> None:
+    given = ["-c", str(tmp_path / "nowhere.yaml")]
+    args = [*FEDPER, *given, *small] if order == "before" else [*FEDPER, *small, *given]
+    assert call("fit", *args).sentence == (
+        f"""Parser key "config": File does not exist: '{tmp_path / "nowhere.yaml"}'"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ([], 'expected "subcommand" to be one of {fit,validate,test,predict'),
+        (["fitt"], "invalid choice: 'fitt'"),
+        (["fit"], "required: fit.trainer.aggregator, fit.data, fit.model"),
+        (["fit", *FEDPER], "required: fit.data"),
+        (["test", "-c", "configs/data/chem.yaml"], "required: test.trainer.aggregator, test.model"),
+    ],
+    ids=["nothing", "subcommand", "all", "data", "method"],
+)
+def test_missing_arguments(call: Call, args: list[str], told: str) -> None:
+    assert told in call(*args).sentence

@@ -1,0 +1,74 @@
+"""``flgraph`` and ``python -m flgraph`` as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+import flgraph
+from flgraph import cli
+
+Flgraph = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Flgraph:
+    """Runs a command in an empty folder."""
+    # The package as this process sees it, installed or not; -P keeps the current folder out of the path.
+    environment = {**os.environ, "PYTHONPATH": str(Path(flgraph.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    return run
+
+
+def test_module(process: Flgraph, small: list[str], tmp_path: Path) -> None:
+    """Away from the checkout, with nothing on standard error."""
+    done = process(
+        *(sys.executable, "-P", "-m", "flgraph", "fit", "-c", "configs/method/fedstar.yaml"),
+        *(*small, "--trainer.default_root_dir", "here"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    for noise in ("GPU available", "TPU available", "Trainer.fit", "LeafSpec", "Warning", "litlogger", "💡"):
+        assert noise not in done.stdout
+    assert "round 2/2" in done.stdout
+    assert done.stdout.endswith("results in here/fedstar-alpha-beta/version_0\n")
+    run = tmp_path / "here" / "fedstar-alpha-beta" / "version_0"
+    assert json.loads((run / "results.json").read_text())["rounds"] == 2
+
+
+def test_module_refuses(process: Flgraph, tmp_path: Path) -> None:
+    done = process(sys.executable, "-P", "-m", "flgraph", "fit", "--trainer.round", "3", "--data.datasets", "[ALPHA]")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "flgraph: error: unrecognized arguments: --trainer.round 3\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_console_script() -> None:
+    """What the package declares is the same function, and what is installed (if it is) is what the package declares."""
+    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
+    module, _, function = project["scripts"]["flgraph"].partition(":")
+    assert getattr(import_module(module), function) is cli.main
+    for script in entry_points(group="console_scripts", name="flgraph"):
+        assert script.value == project["scripts"]["flgraph"]
+
+
+def test_console_script_runs(process: Flgraph) -> None:
+    """As the script that pip writes: the arguments come from ``sys.argv``, and None is returned."""
+    code = "import sys; from flgraph.cli import main; sys.argv[0] = 'flgraph'; sys.exit(main())"
+    done = process(sys.executable, "-P", "-c", code, "--help")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert done.stdout.startswith("usage: flgraph ")

@@ -1,0 +1,160 @@
+"""Runs that end by an error of their own, told in one line, and what is left to continue from."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flgraph.cli import main
+from flgraph.federation import checkpoint
+from flgraph.federation.records import read_records
+from flgraph.models import GNN
+
+
+@pytest.fixture
+def fit(options: list[str]) -> list[str]:
+    return ["fit", *options, "--trainer.rounds", "4", "--trainer.enable_progress_bar", "false"]
+
+
+def failing(capsys: pytest.CaptureFixture[str], args: list[str], code: int) -> str:
+    """What is told, which is one line."""
+    with pytest.raises(SystemExit) as caught:
+        main(args)
+    assert caught.value.code == code
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert told.startswith("flgraph: error: ")
+    return told.removeprefix("flgraph: error: ").strip()
+
+
+def metrics(run: Path) -> Any:
+    results = json.loads((run / "results.json").read_text())
+    return results["final"], results["best_val"]
+
+
+def fail_in_round(monkeypatch: pytest.MonkeyPatch, number: int, error: Exception) -> None:
+    """Makes the second client's training fail in one round."""
+    steps = {"left": 2 * number}
+    step = GNN.training_step
+
+    def training_step(self: GNN, batch: Any, batch_idx: int = 0) -> torch.Tensor:
+        steps["left"] -= 1
+        if steps["left"] == 0:
+            raise error
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(GNN, "training_step", training_step)
+
+
+def test_client_fails(
+    fit: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        fail_in_round(patch, 3, RuntimeError("out of luck"))
+        told = failing(capsys, fit, 1)
+    assert told == (
+        "Client `TWO` failed in round 3 (train): RuntimeError: out of luck; continue with --ckpt_path last."
+    )
+    run = tmp_path / "runs" / "run" / "version_0"
+    assert [record["round"] for record in read_records(run / "history.jsonl")] == [1, 2]
+    assert not (run / "results.json").exists()
+    main([*fit, "--ckpt_path", "last"])
+    main(fit)
+    assert metrics(run) == metrics(run.with_name("version_1"))
+
+
+def test_client_fails_before_there_is_a_checkpoint(
+    fit: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_in_round(monkeypatch, 1, RuntimeError("out of\nluck"))
+    told = failing(capsys, fit, 1)
+    assert told == "Client `TWO` failed in round 1 (train): RuntimeError: out of luck."
+
+
+def test_client_refuses_its_data(
+    fit: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An operating system's error in a client's turn is the client's, too."""
+    fail_in_round(monkeypatch, 2, FileNotFoundError(errno.ENOENT, "No such file", "graphs.pt"))
+    told = failing(capsys, fit, 1)
+    assert told.startswith("Client `TWO` failed in round 2 (train): FileNotFoundError: [Errno 2] No such file")
+
+
+@pytest.mark.parametrize("written", ["manifest.json", "server.safetensors", "ONE.ckpt"])
+def test_checkpoint_does_not_fit_on_the_disk(
+    fit: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], written: str
+) -> None:
+    real = {"write_file": checkpoint.write_file, "save_file": checkpoint.save_file}
+
+    def full(name: str) -> Any:
+        def write(content: Any, file: Path) -> None:
+            if file.name == written and ".writing-00003" in str(file):
+                file.write_bytes(b"half")
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real[name](content, file)
+
+        return write
+
+    folder = tmp_path / "runs" / "run" / "version_0"
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_file", full("write_file"))
+        patch.setattr("flgraph.federation.engines.sequential.save_file", full("save_file"))
+        told = failing(capsys, fit, 2)
+    assert told == (
+        f"Expected `{folder}/checkpoints` to take the checkpoint of round 3 but got: No space left on device; "
+        "earlier checkpoints are whole, continue with --ckpt_path last."
+    )
+    store = checkpoint.CheckpointStore(folder / "checkpoints")
+    assert store.rounds()[-1] == 2
+    assert list(store.folder.glob(".*")) == []
+    main([*fit, "--ckpt_path", "last"])
+    main(fit)
+    assert metrics(folder) == metrics(folder.with_name("version_1"))
+
+
+def test_results_cannot_be_written(fit: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "runs" / "run" / "version_0"
+    main(fit)
+    (folder / "results.json").unlink()
+    (folder / "results.json").mkdir()
+    capsys.readouterr()
+    told = failing(capsys, [*fit, "--ckpt_path", "last"], 2)
+    assert told == f"Expected `{folder}` to take the run's files but got: Is a directory."
+
+
+def test_killed_while_a_checkpoint_was_removed(fit: list[str], tmp_path: Path) -> None:
+    """What is half removed does not pass for a checkpoint, and goes with the next run."""
+    main(fit)
+    folder = tmp_path / "runs" / "run" / "version_0"
+    before = metrics(folder)
+    store = checkpoint.CheckpointStore(folder / "checkpoints")
+    (store.path(4)).rename(store.folder / ".removing-round-00004")
+    (store.folder / ".removing-round-00004" / "manifest.json").unlink()
+    assert store.last() == store.path(3)
+    main([*fit, "--ckpt_path", "last"])
+    assert metrics(folder) == before
+    assert list(store.folder.glob(".*")) == []
+
+
+def test_continued_from_an_earlier_round_and_killed_at_once(
+    fit: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The links of later rounds must not dangle."""
+    main([*fit, "--trainer.keep_checkpoints", "4"])
+    folder = tmp_path / "runs" / "run" / "version_0"
+    before = metrics(folder)
+    with monkeypatch.context() as patch:
+        fail_in_round(patch, 1, RuntimeError("out of luck"))
+        capsys.readouterr()
+        failing(capsys, [*fit, "--ckpt_path", str(folder / "checkpoints" / "round-00002")], 1)
+    store = checkpoint.CheckpointStore(folder / "checkpoints")
+    assert store.rounds() == [1, 2]
+    assert (store.folder / "last").resolve() == store.path(2)
+    assert not (store.folder / "best").is_symlink() or (store.folder / "best").exists()
+    main([*fit, "--ckpt_path", "last"])
+    assert metrics(folder) == before

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from flgraph.errors import InputError
+from flgraph.federation import Payload, Route, RouteKind, collected, personal, shared
+from flgraph.federation.routes import RoutingTable, agree, describe_routes
+
+MODEL: dict[str, Tensor] = {
+    "convs.0.weight": torch.zeros(3, 2),
+    "convs.0.bias": torch.zeros(3),
+    "convs.1.weight": torch.zeros(3, 3),
+    "head.weight": torch.zeros(2, 3),
+    "norm.num_batches_tracked": torch.tensor(0),
+}
+
+
+def table(routes: Sequence[Route], tensors: dict[str, Tensor] = MODEL, client: str = "A") -> RoutingTable:
+    return RoutingTable(routes, tensors, extra=("gradients.*",), scalars=("num_samples",), client=client)
+
+
+def agreed(routes: Sequence[Route], **models: dict[str, Tensor]) -> dict[str, list[str]]:
+    return agree({name: table(routes, model, name).signature() for name, model in models.items()}, routes)
+
+
+# ------------------------------------------------------------------------------------------------------- precedence
+def test_first_match_counts() -> None:
+    routes = table([*personal("convs.0.*"), *collected("*.bias"), *shared("convs.*"), *personal("*")])
+    assert routes.kind("convs.0.weight") == RouteKind.PERSONAL
+    assert routes.kind("convs.0.bias") == RouteKind.PERSONAL
+    assert routes.kind("convs.1.weight") == RouteKind.SHARED
+    assert routes.names(RouteKind.COLLECTED) == []
+    assert routes.shared == ["convs.1.weight"]
+
+
+def test_names_keep_the_order_of_the_model() -> None:
+    assert table([*shared("head.*"), *shared("convs.*"), *personal("*")]).shared == [
+        "convs.0.weight",
+        "convs.0.bias",
+        "convs.1.weight",
+        "head.weight",
+    ]
+
+
+def test_patterns_are_case_sensitive() -> None:
+    with pytest.raises(InputError, match=r"pattern `Convs\.\*` to match a tensor"):
+        table([*shared("Convs.*"), *personal("*")])
+
+
+# -------------------------------------------------------------------------------------------------- deny by default
+def test_a_tensor_that_no_route_covers_is_an_error() -> None:
+    with pytest.raises(InputError, match=r"cover every tensor but `head\.weight` of client `A`"):
+        table([*shared("convs.*"), *personal("norm.*")])
+
+
+def test_a_pattern_that_matches_nothing_is_an_error() -> None:
+    with pytest.raises(InputError, match=r"`structure\.\*` to match a tensor of client `A`"):
+        table([*shared("structure.*"), *personal("*")])
+
+
+def test_a_pattern_behind_another_is_no_error() -> None:
+    """FedPer with base ``*`` leaves nothing to its last rule, which still means something."""
+    assert len(table([*shared("*"), *personal("*")]).shared) == len(MODEL)
+
+
+# -------------------------------------------------------------------------------------------------------- agreement
+WIDER = {**MODEL, "convs.0.weight": torch.zeros(3, 5)}
+LACKING = {name: tensor for name, tensor in MODEL.items() if name != "head.weight"}
+
+
+def test_equal_models_share_everything() -> None:
+    assert agreed(shared("*"), A=MODEL, B=MODEL) == {"A": list(MODEL), "B": list(MODEL)}
+
+
+def test_mismatch_error_names_both_forms() -> None:
+    with pytest.raises(InputError, match=r"`convs\.0\.weight`.*`A` holds 3x2 float32 and `B` holds 3x5 float32"):
+        agreed(shared("*"), A=MODEL, B=WIDER, C=MODEL)
+    with pytest.raises(InputError, match=r"`head\.weight`.*`B` has none"):
+        agreed(shared("*"), A=MODEL, B=LACKING)
+
+
+def test_mismatch_personal_keeps_it_from_everyone() -> None:
+    names = agreed(shared("*", mismatch="personal"), A=MODEL, B=WIDER, C=LACKING)
+    expected = [name for name in MODEL if name not in ("convs.0.weight", "head.weight")]
+    assert names == {"A": expected, "B": expected, "C": expected}
+
+
+def test_mismatch_of_dtype_counts() -> None:
+    double = {**MODEL, "convs.0.bias": torch.zeros(3, dtype=torch.float64)}
+    assert "convs.0.bias" not in agreed(shared("*", mismatch="personal"), A=MODEL, B=double)["A"]
+
+
+def test_mismatch_holders_shares_among_those_who_have_it() -> None:
+    names = agreed(shared("*", mismatch="holders"), A=MODEL, B=LACKING, C=MODEL)
+    assert names == {"A": list(MODEL), "B": list(LACKING), "C": list(MODEL)}
+    with pytest.raises(InputError, match=r"`convs\.0\.weight`"):
+        agreed(shared("*", mismatch="holders"), A=MODEL, B=WIDER)
+
+
+def test_holders_may_be_few_but_not_none() -> None:
+    """A client without the relation is no error; a misspelt pattern, which nobody has, is."""
+    routes = [*shared("head.*", mismatch="holders"), *shared("*")]
+    assert agreed(routes, A=MODEL, B=LACKING) == {"A": list(MODEL), "B": list(LACKING)}
+    with pytest.raises(InputError, match=r"pattern `haed\.\*` to match a shared tensor of some client"):
+        agreed([*shared("haed.*", mismatch="holders"), *shared("*")], A=MODEL, B=MODEL)
+
+
+def test_mismatch_is_that_of_the_first_matching_route() -> None:
+    routes = [*shared("convs.0.weight", mismatch="personal"), *shared("*")]
+    assert "convs.0.weight" not in agreed(routes, A=MODEL, B=WIDER)["B"]
+
+
+def test_signature_tells_of_shared_tensors_only() -> None:
+    """Names and shapes of personal tensors give away as much as anything: they stay at home."""
+    assert table([*shared("convs.*"), *personal("*")]).signature() == {
+        "convs.0.weight": "3x2 float32",
+        "convs.0.bias": "3 float32",
+        "convs.1.weight": "3x3 float32",
+    }
+    assert table(shared("*")).signature()["norm.num_batches_tracked"] == "scalar int64"
+
+
+def test_agreement_cannot_share_what_the_rules_keep() -> None:
+    """A server that claims an agreement on a personal tensor gets nothing."""
+    routes = table([*shared("convs.*"), *personal("*")])
+    routes.agree(["head.weight", "convs.0.bias"])
+    assert routes.shared == ["convs.0.bias"]
+
+
+# ----------------------------------------------------------------------------------------------------------- uploads
+def test_upload_of_what_is_routed_passes() -> None:
+    routes = table([*shared("convs.*"), *collected("head.*"), *personal("*")])
+    routes.check_upload(
+        Payload(
+            {"convs.0.bias": torch.ones(3), "head.weight": torch.ones(2, 3), "gradients.head": torch.ones(9)},
+            {"num_samples": 3},
+        )
+    )
+
+
+def test_upload_of_personal_tensors_is_refused() -> None:
+    routes = table([*shared("convs.*"), *personal("*")])
+    with pytest.raises(InputError, match=r"`A` refused to upload `head\.weight`: its route is personal"):
+        routes.check_upload(Payload({"head.weight": torch.ones(2, 3)}))
+
+
+def test_upload_of_what_was_not_agreed_on_is_refused() -> None:
+    routes = table(shared("*", mismatch="personal"))
+    routes.agree(["convs.0.bias"])
+    assert routes.kind("head.weight") == RouteKind.PERSONAL
+    with pytest.raises(InputError, match="personal"):
+        routes.check_upload(Payload({"head.weight": torch.ones(2, 3)}))
+
+
+def test_extra_patterns_open_no_door_to_personal_tensors() -> None:
+    routes = RoutingTable(personal("*"), MODEL, extra=("*",), client="A")
+    with pytest.raises(InputError, match="personal"):
+        routes.check_upload(Payload({"head.weight": torch.ones(2, 3)}))
+    routes.check_upload(Payload({"anything": torch.ones(1)}))
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (Payload({"secret": torch.ones(1)}), "`secret`: no route names it"),
+        (Payload({"convs.0.bias": torch.ones(3, 1)}), r"expected shape \[3\] but got \[3, 1\]"),
+        (Payload(scalars={"age": 30}), "scalar `age`: no route names it"),
+    ],
+)
+def test_upload_of_anything_else_is_refused(payload: Payload, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        table(shared("*")).check_upload(payload)
+
+
+# ------------------------------------------------------------------------------------------------------- description
+def test_describe_merges_clients() -> None:
+    routes = [*shared("convs.*", mismatch="personal"), *personal("*")]
+    tables = {"A": table(routes), "B": table(routes, WIDER), "C": table(routes, LACKING)}
+    names = agree({name: one.signature() for name, one in tables.items()}, routes)
+    for name, one in tables.items():
+        one.agree(names[name])
+    assert describe_routes(tables) == [
+        ("convs.0.weight", "2 shapes, first 3x2 float32", "personal"),
+        ("convs.0.bias", "3 float32", "shared"),
+        ("convs.1.weight", "3x3 float32", "shared"),
+        ("head.weight", "2x3 float32", "personal"),
+        ("norm.num_batches_tracked", "scalar int64", "personal"),
+    ]
+
+
+def test_describe_tells_holders_from_the_others() -> None:
+    """A tensor that is shared by some clients and personal in others has a row for each."""
+    routes = shared("*", mismatch="holders")
+    one, other = table(routes), table(routes)
+    other.agree(name for name in MODEL if name != "head.weight")
+    rows = [row for row in describe_routes({"A": one, "B": other}) if row[0] == "head.weight"]
+    assert rows == [("head.weight", "2x3 float32", "shared"), ("head.weight", "2x3 float32", "personal")]

@@ -1,0 +1,325 @@
+"""The base class of algorithms: what it can carry besides those that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flgraph.callbacks import FedAvg, Local
+from flgraph.errors import InputError
+from flgraph.federation import Aggregator, Client, FederatedTrainer, Payload, Route, collected, personal, shared
+from flgraph.federation.aggregation import weighted_mean
+from flgraph.federation.seeding import derive_seed
+
+Fit = Callable[..., FederatedTrainer]
+
+
+@pytest.fixture
+def fit(
+    federate: Callable[..., FederatedTrainer], toy_federation: Callable[..., Any], toy_module: Any, recorder: Any
+) -> Fit:
+    """Runs a federation of three clients; all that crosses is in ``trainer.engine.crossed``."""
+
+    def run(aggregator: Aggregator, rounds: int = 3, clients: int = 3, ckpt: str | None = None, **kwargs: Any) -> Any:
+        given = {"engine": recorder, "enable_checkpointing": False, "rounds": rounds, **kwargs}
+        trainer = federate(aggregator, **given)
+        trainer.fit(toy_module(), toy_federation(*[6, 8, 9, 5, 7, 6][:clients]), ckpt_path=ckpt)
+        return trainer
+
+    return run
+
+
+def turns(trainer: Any) -> list[tuple[str, int, str]]:
+    """Client, round and exchange of everything that was asked of a client but for the beginning's formalities."""
+    return [
+        (name, turn.round, turn.exchange)
+        for name, turn, _ in trainer.engine.crossed
+        if turn.exchange not in ("describe", "agree", "evaluate")
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- who takes part
+@pytest.mark.parametrize(("fraction", "count"), [(1.0, 6), (0.5, 3), (0.34, 2), (0.01, 1)])
+def test_a_fraction_of_the_clients_takes_part(fit: Fit, fraction: float, count: int) -> None:
+    trainer = fit(FedAvg(), rounds=3, clients=6, client_fraction=fraction)
+    for round in (1, 2, 3):
+        asked = [name for name, number, _ in turns(trainer) if number == round]
+        assert len(asked) == len(set(asked)) == count
+        assert asked == sorted(asked) == trainer.server.participants(round)
+
+
+def test_participants_depend_on_seed_and_round_alone(fit: Fit) -> None:
+    def drawn(**kwargs: Any) -> list[list[str]]:
+        server = fit(Local(), rounds=1, clients=6, client_fraction=0.5, **kwargs).server
+        return [server.participants(round) for round in range(1, 9)]
+
+    first = drawn()
+    assert drawn(local_epochs=2) == first
+    assert drawn(seed=1) != first
+    assert len({tuple(names) for names in first}) > 4, "another draw in each round"
+
+
+def test_every_client_is_drawn_about_as_often(fit: Fit) -> None:
+    """900 rounds of 2 of 6: 300 each, standard deviation sqrt(900 / 3 * 2 / 3) = 14."""
+    server = fit(Local(), rounds=1, clients=6, client_fraction=0.34).server
+    counts = dict.fromkeys("ABCDEF", 0)
+    for round in range(1, 901):
+        for name in server.participants(round):
+            counts[name] += 1
+    assert all(abs(count - 300) < 5 * 14 for count in counts.values()), counts
+
+
+def test_only_participants_count(fit: Fit) -> None:
+    """The mean over those who took part replaces the shared weights; the others get it all the same."""
+    trainer: Any = fit(FedAvg(), rounds=1, clients=6, client_fraction=0.34)
+    uploads = dict(trainer.engine.uploads())
+    assert sorted(uploads) == trainer.server.participants(1)
+    rows = dict(zip("ABCDEF", (6, 8, 9, 5, 7, 6), strict=True))
+    total = sum(rows[name] for name in uploads)
+    mean = sum(rows[name] / total * upload.tensors["last.weight"].double() for name, upload in uploads.items())
+    for client in trainer.engine.clients.values():
+        torch.testing.assert_close(client.module.last.weight.double(), mean, rtol=0, atol=1e-7)
+
+
+# ------------------------------------------------------------------------------------------------------------ the start
+def test_all_clients_begin_with_the_first_holders_weights(fit: Fit, toy_module: Any) -> None:
+    class Idle(FedAvg):
+        def local_update(self, client: Client, round: int, exchange: str) -> None: ...
+
+    trainer: Any = fit(Idle(), rounds=1)
+    torch.manual_seed(derive_seed(0, "A", "initial weights"))
+    first = toy_module(in_features=4)
+    for client in trainer.engine.clients.values():
+        assert torch.equal(client.module.first.weight, first.first.weight)
+
+
+def test_nothing_is_sent_twice(fit: Fit) -> None:
+    """An evaluation brings the aggregate; the next round's training need not bring it again."""
+    trainer: Any = fit(FedAvg(), rounds=3)
+    received = [(name, turn.round, turn.exchange) for name, turn, _ in trainer.engine.downloads()]
+    assert received == [(name, round, "evaluate") for round in range(4) for name in "ABC"]
+    seldom: Any = fit(FedAvg(), rounds=3, evaluate_every=3, engine=type(trainer.engine)())
+    received = [(name, turn.round, turn.exchange) for name, turn, _ in seldom.engine.downloads()]
+    expected = [(0, "evaluate"), (2, "train"), (3, "train"), (3, "evaluate")]
+    assert received == [(name, *when) for when in expected for name in "ABC"]
+
+
+# ----------------------------------------------------------------------------------------- other shapes of algorithms
+class TwoExchanges(Aggregator):
+    """A round of two exchanges and a download of its own for each client: the ring of D-FedGNN, with a first look."""
+
+    extra_tensors = ("norm",)
+    upload_scalars = ("num_samples", "rows")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tensors: dict[str, dict[str, Tensor]] = {}
+        self._rows: dict[str, int] = {}
+
+    def routes(self) -> list[Route]:
+        return [*shared("last.*"), *personal("*")]
+
+    def exchanges(self, round: int) -> Sequence[str]:
+        return ("look", "train") if round else ()
+
+    def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
+        self._tensors = {client: dict(initial) for client in clients}
+
+    def download(self, client: str, round: int, exchange: str) -> Payload | None:
+        names = list(self._tensors)
+        neighbour = names[names.index(client) - 1]
+        return Payload(self._tensors[neighbour], {"total": sum(self._rows.values())})
+
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
+        if exchange == "look":
+            self._rows = {name: int(upload.scalars["rows"]) for name, upload in uploads.items()}
+        else:
+            self._tensors.update(
+                {name: {k: v for k, v in up.tensors.items() if k != "norm"} for name, up in uploads.items()}
+            )
+
+    def install(self, client: Client, download: Payload) -> None:
+        super().install(client, download)
+        self._total = download.scalars["total"]
+
+    def local_update(self, client: Client, round: int, exchange: str) -> None:
+        if exchange == "train":
+            assert self._total == 6 + 8 + 9
+            client.fit()
+
+    def upload(self, client: Client, round: int, exchange: str) -> Payload:
+        if exchange == "look":
+            return Payload({"norm": torch.ones(1)}, {"rows": client.num_samples})
+        return super().upload(client, round, exchange)  # type: ignore[return-value]
+
+    def server_state(self) -> Payload:
+        tensors = {f"{client}/{name}": t for client, own in self._tensors.items() for name, t in own.items()}
+        return Payload(tensors, {f"rows/{client}": rows for client, rows in self._rows.items()})
+
+    def load_server_state(self, state: Payload) -> None:
+        self._tensors = {}
+        for key, tensor in state.tensors.items():
+            client, name = key.split("/")
+            self._tensors.setdefault(client, {})[name] = tensor
+        self._rows = {key.removeprefix("rows/"): int(rows) for key, rows in state.scalars.items()}
+
+
+def test_two_exchanges_and_downloads_of_ones_own(fit: Fit) -> None:
+    trainer: Any = fit(TwoExchanges(), rounds=2)
+    expected = [(name, round, exchange) for round in (1, 2) for exchange in ("look", "train") for name in "ABC"]
+    assert turns(trainer) == expected
+    last = {name: upload for name, upload in trainer.engine.uploads()[-3:]}
+    for name, neighbour in (("A", "C"), ("B", "A"), ("C", "B")):
+        own = trainer.engine.clients[name].module.last.weight
+        assert torch.equal(own, last[neighbour].tensors["last.weight"])
+        assert not torch.equal(own, last[name].tensors["last.weight"])
+
+
+def test_two_exchanges_resume(fit: Fit, assert_same: Callable[..., None], tmp_path: Any) -> None:
+    whole: Any = fit(TwoExchanges(), rounds=4, engine=None)
+    cut = {"engine": None, "enable_checkpointing": True, "default_root_dir": str(tmp_path / "cut")}
+    fit(TwoExchanges(), rounds=2, **cut)
+    resumed: Any = fit(TwoExchanges(), rounds=4, ckpt="last", **cut)
+    for name in "ABC":
+        assert_same(resumed.engine.clients[name].state(), whole.engine.clients[name].state())
+
+
+def test_undeclared_scalars_stay(fit: Fit) -> None:
+    class Undeclared(TwoExchanges):
+        upload_scalars = ("num_samples",)
+
+    with pytest.raises(InputError, match="scalar `rows`: no route names it"):
+        fit(Undeclared())
+
+
+def test_undeclared_tensors_stay(fit: Fit) -> None:
+    class Undeclared(TwoExchanges):
+        extra_tensors = ()
+
+    with pytest.raises(InputError, match="`norm`: no route names it"):
+        fit(Undeclared())
+
+
+class Before(FedAvg):
+    """Adds up the clients' features once, before the first round, and tells everybody: FedGCN's first step."""
+
+    extra_tensors = ("features",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._total = torch.zeros(4)
+
+    def exchanges(self, round: int) -> Sequence[str]:
+        return ("train",) if round else ("features",)
+
+    def download(self, client: str, round: int, exchange: str) -> Payload | None:
+        return Payload({**self._weights, "features": self._total})
+
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
+        if exchange == "features":
+            self._total = weighted_mean(uploads, dict.fromkeys(uploads, 1.0))["features"] * len(uploads)
+        else:
+            super().aggregate(uploads, round, exchange)
+
+    def install(self, client: Client, download: Payload) -> None:
+        tensors = dict(download.tensors)
+        client.module.received = tensors.pop("features")
+        super().install(client, Payload(tensors))
+
+    def local_update(self, client: Client, round: int, exchange: str) -> None:
+        if exchange == "train":
+            super().local_update(client, round, exchange)
+
+    def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
+        if exchange == "features":
+            return Payload({"features": client.data.x.sum(dim=0)})  # type: ignore[attr-defined]
+        return super().upload(client, round, exchange)
+
+
+def test_an_exchange_before_the_first_round(fit: Fit) -> None:
+    trainer: Any = fit(Before(), rounds=2, client_fraction=0.3)
+    assert [turn for turn in turns(trainer) if turn[1] == 0] == [(name, 0, "features") for name in "ABC"]
+    clients = trainer.engine.clients
+    expected = sum(client.data.x.sum(dim=0) for client in clients.values())
+    for client in clients.values():
+        torch.testing.assert_close(client.module.received, expected)
+    setup = trainer.server.setup_record
+    assert setup.bytes_up > 3 * 4 * 4
+    assert [upload.tensors.keys() for _, upload in trainer.engine.uploads("features")] == 3 * [{"features"}]
+
+
+class Embeddings(Local):
+    """Collects embeddings with soft labels, and trains a network of the server's on them: FedEgo's second half."""
+
+    extra_tensors = ("ego.*",)
+    upload_scalars = ("num_samples",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._net = torch.nn.Linear(3, 2)
+        self.losses: list[Any] = []
+
+    def routes(self) -> list[Route]:
+        return [*collected("first.bias"), *shared("last.*"), *personal("*")]
+
+    def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
+        self._net.weight.data, self._net.bias.data = initial["last.weight"].clone(), initial["last.bias"].clone()
+
+    def download(self, client: str, round: int, exchange: str) -> Payload | None:
+        return Payload({"last.weight": self._net.weight, "last.bias": self._net.bias})
+
+    def upload(self, client: Client, round: int, exchange: str) -> Payload:
+        with torch.no_grad():
+            hidden = torch.tanh(client.module.first(client.data.x))  # type: ignore[attr-defined]
+        labels = torch.nn.functional.one_hot(client.data.y, 2).float()  # type: ignore[attr-defined]
+        bias = client.module.first.bias
+        return Payload({"ego.hidden": hidden, "ego.labels": labels, "first.bias": bias})
+
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
+        hidden = torch.cat([upload.tensors["ego.hidden"] for upload in uploads.values()])
+        labels = torch.cat([upload.tensors["ego.labels"] for upload in uploads.values()])
+        optimizer = torch.optim.SGD(self._net.parameters(), lr=0.5)
+        for _ in range(5):
+            loss = torch.nn.functional.cross_entropy(self._net(hidden), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            self.losses.append(loss.item())
+
+
+def test_a_server_that_trains(fit: Fit) -> None:
+    """And a client half that uploads what is collected, beside the model and of it."""
+    trainer: Any = fit(Embeddings(), rounds=2)
+    server = trainer.server.aggregator
+    assert server.losses[0] > server.losses[-1]
+    for client in trainer.engine.clients.values():
+        assert torch.equal(client.module.last.weight, server._net.weight)
+        assert client.aggregator.losses == [], "the client half shares no memory with the server half"
+    assert trainer.aggregator.losses == [], "nor does either with what the user gave"
+    names = {name for _, upload in trainer.engine.uploads() for name in upload.tensors}
+    assert names == {"ego.hidden", "ego.labels", "first.bias"}
+
+
+def test_holders_share_what_only_some_have(
+    federate: Callable[..., FederatedTrainer], toy_federation: Callable[..., Any], toy_module: Any, recorder: Any
+) -> None:
+    """FedHGN's case: a relation that one bank knows and another does not."""
+
+    class Holders(FedAvg):
+        def routes(self) -> list[Route]:
+            return [*shared("norm.*", mismatch="holders"), *shared("*")]
+
+        def download(self, client: str, round: int, exchange: str) -> Payload | None:
+            names = [name for name in self._weights if client != "C" or not name.startswith("norm.")]
+            return Payload({name: self._weights[name] for name in names})
+
+    trainer: Any = federate(Holders(), rounds=1, enable_checkpointing=False, engine=recorder)
+    trainer.fit(lambda data: toy_module(4, norm=len(data.x) != 9), toy_federation(6, 8, 9))
+    modules = {name: client.module for name, client in trainer.engine.clients.items()}
+    assert torch.equal(modules["A"].norm.weight, modules["B"].norm.weight)
+    assert torch.equal(modules["A"].last.weight, modules["C"].last.weight)
+    assert "norm.weight" not in dict(recorder.uploads())["C"].tensors

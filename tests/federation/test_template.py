@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from flgraph.errors import InputError
+from flgraph.federation.template import client_module, model_settings
+from flgraph.models import GNN
+
+
+class Data:
+    def __init__(self, **sizes: int) -> None:
+        self.model_args = sizes
+        self.num_train_samples = 1
+
+
+class Plain(pl.LightningModule):
+    def __init__(self, width: int = 2) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(width, width)
+
+
+class Saved(Plain):
+    def __init__(self, width: int = 2, in_features: int | None = None, loss: Callable[..., Any] | None = None) -> None:
+        super().__init__(width)
+        self.save_hyperparameters(ignore=["loss"])
+        self.loss = loss
+
+
+def make(model: Any, seed: int = 0, name: str = "A", **sizes: int) -> Any:
+    return client_module(model, Data(**sizes), seed, name)  # type: ignore[arg-type]
+
+
+def test_open_sizes_are_those_of_the_data() -> None:
+    module = make(GNN(hidden_channels=4), in_channels=7, num_classes=3, structure_channels=5)
+    assert (module.hparams["in_channels"], module.hparams["num_classes"], module.hparams["hidden_channels"]) == (
+        7,
+        3,
+        4,
+    )
+    assert module.hparams["structure_channels"] == 0, "0 says: without"
+    assert make(GNN(structure_channels=-1), in_channels=7, num_classes=3, structure_channels=5).structure_channels == 5
+
+
+def test_a_size_that_contradicts_the_data_is_refused() -> None:
+    with pytest.raises(InputError, match=r"`model\.in_channels` to be 7, as in the data of client `A`, but got 6"):
+        make(GNN(in_channels=6), in_channels=7, num_classes=2)
+    assert make(GNN(in_channels=7), in_channels=7, num_classes=2).in_channels == 7
+
+
+def test_initial_weights_depend_on_seed_and_client_alone() -> None:
+    def weights(seed: int, name: str) -> list[float]:
+        torch.rand(seed + 1)  # whatever happened before
+        return [float(p.detach().sum()) for p in make(GNN(), seed, name, in_channels=2, num_classes=2).parameters()]
+
+    assert weights(0, "A") == weights(0, "A")
+    assert weights(0, "A") != weights(0, "B")
+    assert weights(0, "A") != weights(1, "A")
+
+
+def test_a_module_without_hyperparameters_is_copied_with_its_weights() -> None:
+    given = Plain(3)
+    module = make(given, in_features=9)
+    assert module is not given
+    assert torch.equal(module.layer.weight, given.layer.weight)
+    assert module.layer.weight.data_ptr() != given.layer.weight.data_ptr()
+
+
+def test_what_was_not_saved_is_not_lost() -> None:
+    """An argument left out of the hyper-parameters cannot be given again: made anew, the module would be without it."""
+    given = Saved(loss=torch.nn.functional.mse_loss)
+    assert make(given).loss is torch.nn.functional.mse_loss
+
+
+def test_a_subclass_that_passes_everything_on_is_made_anew() -> None:
+    class Passing(GNN):
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+
+    assert make(Passing(hidden_channels=4), in_channels=7, num_classes=3).readout.weight.shape == (3, 4)
+
+
+def test_a_subclass_with_fewer_arguments_is_made_anew() -> None:
+    """Its base class saved what the subclass decides itself."""
+
+    class Narrow(GNN):
+        def __init__(self, in_channels: int = -1, num_classes: int = -1) -> None:
+            super().__init__(in_channels, num_classes, hidden_channels=5)
+            self.save_hyperparameters()
+
+    assert make(Narrow(), in_channels=7, num_classes=3).readout.weight.shape == (3, 5)
+
+
+def test_a_function_is_called_with_the_data_and_seeded() -> None:
+    first, second = (make(lambda data: Plain(data.model_args["width"]), width=4) for _ in range(2))
+    assert first.layer.weight.shape == (4, 4)
+    assert torch.equal(first.layer.weight, second.layer.weight)
+
+
+def test_settings_are_class_and_plain_values() -> None:
+    assert model_settings(Saved(width=3)) == {"class": "Saved", "width": 3, "in_features": None}
+    assert model_settings(Plain()) == {"class": "Plain"}
+    assert model_settings(make) == {"class": "make"}
