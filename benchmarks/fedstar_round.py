@@ -34,6 +34,7 @@ from flgraph.federation import FederatedCallback, FederatedTrainer
 from flgraph.federation.records import versions
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.template import client_module
+from flgraph.models.classifier import epoch_metrics
 
 Metrics = dict[str, dict[str, float]]
 """Client to metric to value."""
@@ -250,7 +251,7 @@ class BareClient:
             self.optimizer.step()
             return loss.detach(), logits.detach()
 
-        return self._epoch(self.train_loader, step, self.module.train_metrics)
+        return self._epoch(self.train_loader, step, "train")
 
     @torch.inference_mode()
     def evaluate(self, split: str) -> dict[str, float]:
@@ -260,11 +261,10 @@ class BareClient:
             logits = self.module(batch)
             return F.cross_entropy(logits, batch.y), logits
 
-        metrics = self.module.val_metrics if split == "val" else self.module.test_metrics
-        return self._epoch(self.eval_loaders[split], step, metrics)
+        return self._epoch(self.eval_loaders[split], step, split)
 
     def _epoch(
-        self, loader: GraphLoader, step: Callable[[Batch], tuple[Tensor, Tensor]], metrics: Any
+        self, loader: GraphLoader, step: Callable[[Batch], tuple[Tensor, Tensor]], split: str
     ) -> dict[str, float]:
         losses, outputs, labels = [], [], []
         for batch in loader:
@@ -273,11 +273,12 @@ class BareClient:
             outputs.append(logits)
             labels.append(batch.y)
         counts = torch.tensor([part.numel() for part in labels])
+        metrics = epoch_metrics(self.module.num_classes, losses[0].device)
         metrics.reset()
         metrics.update(
             value=torch.stack(losses).repeat_interleave(counts), preds=torch.cat(outputs), target=torch.cat(labels)
         )
-        return {name: float(value) for name, value in metrics.compute().items()}
+        return {f"{split}/{name}": float(value) for name, value in metrics.compute().items()}
 
 
 class Bare:

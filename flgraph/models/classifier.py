@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
@@ -87,12 +88,9 @@ class GraphClassifier(pl.LightningModule):
         return any(getattr(self, name) == -1 for name in self.data_sizes)
 
     def add_head(self) -> None:
-        """Adds what follows the encoder: ``post``, ``readout`` and the metrics. Subclasses call it last."""
+        """Adds what follows the encoder: ``post`` and ``readout``. Subclasses call it last."""
         self.post = torch.nn.Linear(self.hidden_channels, self.hidden_channels)
         self.readout = torch.nn.Linear(self.hidden_channels, self.num_classes)
-        self.train_metrics = self._new_metrics("train/")
-        self.val_metrics = self._new_metrics("val/")
-        self.test_metrics = self._new_metrics("test/")
 
     def reset_parameters(self) -> None:
         """Draws new weights for all layers."""
@@ -111,7 +109,7 @@ class GraphClassifier(pl.LightningModule):
                 f"Expected {missing} to be given before the module is called but got -1 (given by the data)."
             )
         h: Tensor = self.encode(batch)
-        logits: Tensor = self.readout(self.dropout(torch.relu(self.post(h))))
+        logits: Tensor = self.readout(self.dropout(self.post(h), rectify=True))
         return logits
 
     def node_input(self, batch: Data, name: str, columns: int) -> Tensor:
@@ -182,24 +180,6 @@ class GraphClassifier(pl.LightningModule):
         return labels.view(-1).long()
 
     # ---------------------------------------------------------------------------------------------------- metrics
-    def _new_metrics(self, prefix: str) -> MetricCollection:
-        # Metrics would otherwise wait for all processes of a torch.distributed group, even where each of them trains a
-        # module of its own.
-        shared: dict[str, Any] = {"distributed_available_fn": self._is_distributed}
-        classes: dict[str, Any] = {"num_classes": self.num_classes, "validate_args": False, **shared}
-        return MetricCollection(
-            {
-                "loss": MeanMetric(nan_strategy="disable", **shared),
-                "accuracy": MulticlassAccuracy(average="micro", **classes),
-                "f1": MulticlassF1Score(average="macro", **classes),
-            },
-            prefix=prefix,
-            compute_groups=False,
-        )
-
-    def _is_distributed(self) -> bool:
-        return self._trainer is not None and self._trainer.world_size > 1
-
     def on_train_epoch_start(self) -> None:
         """Forgets what an interrupted epoch left."""
         self._seen["train"].clear()
@@ -214,21 +194,26 @@ class GraphClassifier(pl.LightningModule):
 
     def on_train_epoch_end(self) -> None:
         """Logs ``train/loss``, ``train/accuracy`` and ``train/f1``."""
-        self._log_epoch("train", self.train_metrics)
+        self._log_epoch("train")
 
     def on_validation_epoch_end(self) -> None:
         """Logs ``val/loss``, ``val/accuracy`` and ``val/f1``."""
-        self._log_epoch("val", self.val_metrics)
+        self._log_epoch("val")
 
     def on_test_epoch_end(self) -> None:
         """Logs ``test/loss``, ``test/accuracy`` and ``test/f1``."""
-        self._log_epoch("test", self.test_metrics)
+        self._log_epoch("test")
 
-    def _log_epoch(self, stage: str, metrics: MetricCollection) -> None:
+    def _log_epoch(self, stage: str) -> None:
         seen = self._seen[stage]
         if not seen:
             return
         losses, logits, labels = zip(*seen, strict=True)
+        metrics = epoch_metrics(self.num_classes, losses[0].device)
+        for metric in metrics.values():
+            # Metrics would otherwise wait for all processes of a torch.distributed group, even where each of them
+            # trains a module of its own.
+            metric.distributed_available_fn = lambda: self.trainer.world_size > 1
         counts = torch.tensor([part.numel() for part in labels], device=losses[0].device)
         metrics.reset()  # here, since Lightning may have been in another inference mode the last time
         metrics.update(
@@ -237,7 +222,7 @@ class GraphClassifier(pl.LightningModule):
             preds=torch.cat(logits).float(),
             target=torch.cat(labels),
         )
-        self.log_dict(metrics.compute(), batch_size=1)
+        self.log_dict({f"{stage}/{name}": value for name, value in metrics.compute().items()}, batch_size=1)
         seen.clear()
 
     # -------------------------------------------------------------------------------------------------- optimizer
@@ -258,6 +243,23 @@ class GraphClassifier(pl.LightningModule):
             if precision == "16-mixed" or ("mixed" in precision and trainer.gradient_clip_val):
                 return False
         return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in self.parameters())
+
+
+@lru_cache(maxsize=64)
+def epoch_metrics(num_classes: int, device: torch.device) -> MetricCollection:
+    """Loss, accuracy and macro F1 of one epoch; reset them, update them once, and compute.
+
+    All modules of a process share them: metric objects would take more time and memory than a small model itself, and
+    each is used for a moment at the end of an epoch only.
+    """
+    return MetricCollection(
+        {
+            "loss": MeanMetric(nan_strategy="disable"),
+            "accuracy": MulticlassAccuracy(num_classes, average="micro", validate_args=False),
+            "f1": MulticlassF1Score(num_classes, average="macro", validate_args=False),
+        },
+        compute_groups=False,
+    ).to(device)
 
 
 def _at_least_float32(tensor: Tensor) -> Tensor:

@@ -109,12 +109,17 @@ class FedStar(GraphClassifier):
 
     def encode(self, batch: Data) -> Tensor:
         """One row per graph ``[B, hidden_channels]``."""
-        x = self.feature.pre(self.node_input(batch, "x", self.in_channels))
-        s = self.structure.pre(self.node_input(batch, "s", self.structure_channels))
+        x = self.node_input(batch, "x", self.in_channels)
+        s = self.node_input(batch, "s", self.structure_channels)
         adj = self.neighbours(batch)
+        # The first layer's convolutions take the linear maps before them along.
+        feature_pre: tuple[torch.nn.Linear, ...] = (self.feature.pre, self.structure.pre)
+        structure_pre: tuple[torch.nn.Linear, ...] = (self.structure.pre,)
         for feature_conv, structure_conv in zip(self.feature.convs, self.structure.convs, strict=True):
             # Both read the structure channel of the layer before.
-            x, s = self.dropout(torch.relu(feature_conv(x, adj, s))), tanh(structure_conv(s, adj))
+            h = self.dropout(feature_conv(x, adj, s, before=feature_pre), rectify=True)
+            x, s = h, tanh(structure_conv(s, adj, before=structure_pre))
+            feature_pre = structure_pre = ()
         if self.pool_name == "max":
             return self.pool_nodes(batch, self.mix(x, s))[0]
         # Sums and means commute with `mix`, and there are many more nodes than graphs, so nodes are pooled first. Only

@@ -78,8 +78,12 @@ class GNN(GraphClassifier):
     def encode(self, batch: Data) -> Tensor:
         """One row per graph ``[B, hidden_channels]``."""
         s = self.node_input(batch, "s", self.structure_channels) if self.structure_channels else None
-        x = self.pre(self.node_input(batch, "x", self.in_channels), s)
+        x = self.node_input(batch, "x", self.in_channels)
         adj = self.neighbours(batch)
-        for conv in self.convs:
-            x = self.dropout(torch.relu(conv(x, adj)))
+        for number, conv in enumerate(self.convs):
+            # The first convolution takes the linear map before it along; one of two inputs is made one first.
+            if number == 0 and s is not None:
+                x = self.pre(x, s)
+            before = (self.pre,) if number == 0 and s is None else ()
+            x = self.dropout(conv(x, adj, before=before), rectify=True)
         return self.pool_nodes(batch, x)[0]

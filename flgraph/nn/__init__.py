@@ -2,10 +2,10 @@
 
 from flgraph.nn.adjacency import Adjacency
 from flgraph.nn.conv import ConvName, check_conv, make_conv
-from flgraph.nn.dropout import Dropout, dropout
+from flgraph.nn.dropout import Dropout, dropout, relu_dropout
 from flgraph.nn.gcn import GCNConv, gcn_norm
 from flgraph.nn.gin import GINConv
-from flgraph.nn.linear import ConcatLinear, concat_linear
+from flgraph.nn.linear import ConcatLinear, concat_linear, fold
 from flgraph.nn.pool import Pool, PoolName, graph_max, graph_mean, graph_pool, graph_sum
 from flgraph.nn.sage import SAGEConv
 from flgraph.nn.structure import degree_one_hot, random_walk_return, structure_embedding
@@ -25,6 +25,7 @@ __all__ = [
     "concat_linear",
     "degree_one_hot",
     "dropout",
+    "fold",
     "gcn_norm",
     "graph_max",
     "graph_mean",
@@ -32,6 +33,7 @@ __all__ = [
     "graph_sum",
     "make_conv",
     "random_walk_return",
+    "relu_dropout",
     "structure_embedding",
     "tanh",
 ]

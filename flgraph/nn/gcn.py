@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from flgraph.nn.adjacency import Adjacency
-from flgraph.nn.linear import ConcatLinear
+from flgraph.nn.adjacency import Adjacency, add_neighbours
+from flgraph.nn.linear import ConcatLinear, concat_linear, fold
 
 
 class GCNConv(torch.nn.Module):
@@ -42,34 +46,59 @@ class GCNConv(torch.nn.Module):
         torch.nn.init.xavier_uniform_(self.lin.weight)
         torch.nn.init.zeros_(self.bias)
 
-    def forward(self, x: Tensor, adj: Adjacency, extra: Tensor | None = None) -> Tensor:
-        """Node representations after one step; ``extra`` stands to the right of ``x``."""
-        z = self.lin(x, extra)
-        scale, own = gcn_norm(adj, z.dtype)
+    def forward(
+        self, x: Tensor, adj: Adjacency, extra: Tensor | None = None, before: Sequence[torch.nn.Linear] = ()
+    ) -> Tensor:
+        """Node representations after one step; ``extra`` stands to the right of ``x``.
+
+        ``before`` are linear maps that come first, of ``x`` and of ``extra``, see :func:`~flgraph.nn.fold`.
+        """
+        z = concat_linear(x, extra, *fold(self.lin.weight, before))
+        scale, loops = gcn_norm(adj, z.dtype)
+        if z.dtype in (torch.float32, torch.float64):
+            out: Tensor = _NormalisedSum.apply(z, self.bias, adj, scale, loops)
+            return out
         y = z * scale
-        return torch.addcmul(self.bias, torch.addcmul(adj.sum(y), y, own), scale).to(z.dtype)
+        return torch.addcmul(self.bias, adj.sum(y), scale).addcmul(z, loops).to(z.dtype)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"
 
 
 def gcn_norm(adj: Adjacency, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    r"""Inverse square roots of the degrees with self-loops, and the weight of the self-loop that each node still lacks.
+    r"""Inverse square roots of the degrees with self-loops, and the weights of the self-loops that nodes still lack.
 
     Args:
         adj: the adjacency.
         dtype: type of the values that will be scaled; below float32 the result is float32.
 
     Returns:
-        :math:`\hat{d}_i^{-1/2}` and :math:`1 - A_{ii}`, ``[N, 1]`` each. A loop that is present several times
-        counts once, so the second may be negative.
+        :math:`\hat{d}_i^{-1/2}` and :math:`(1 - A_{ii}) / \hat{d}_i`, ``[N, 1]`` each. A loop that is present several
+        times counts once, so the second may be negative.
     """
     dtype = dtype if dtype == torch.float64 else torch.float32
     known: dict[torch.dtype, tuple[Tensor, Tensor]] = adj.derived.setdefault("gcn norm", {})
     if dtype not in known:
         receivers = torch.repeat_interleave(adj.rowptr.diff(), output_size=adj.col.numel())
-        loops = torch.zeros(adj.num_nodes, dtype=dtype, device=adj.col.device)
-        loops.index_add_(0, receivers, (receivers == adj.col).to(dtype))
-        own = (1 - loops).unsqueeze(1)
-        known[dtype] = (adj.degree.to(dtype) + own).rsqrt(), own
+        present = torch.zeros(adj.num_nodes, dtype=dtype, device=adj.col.device)
+        present.index_add_(0, receivers, (receivers == adj.col).to(dtype))
+        own = (1 - present).unsqueeze(1)
+        scale = (adj.degree.to(dtype) + own).rsqrt()
+        known[dtype] = scale, own * scale * scale
     return known[dtype]
+
+
+class _NormalisedSum(torch.autograd.Function):
+    """The normalised sum and the bias, with the normalisation in the matrix's values instead of steps of their own."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, bias: Tensor, adj: Adjacency, scale: Tensor, loops: Tensor) -> Tensor:
+        ctx.adj, ctx.scale, ctx.loops = adj, scale.squeeze(1), loops
+        return add_neighbours(torch.addcmul(bias, z, loops), z, adj, scale=ctx.scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        grad = grad.contiguous()
+        back = add_neighbours(grad * ctx.loops, grad, ctx.adj, transpose=True, scale=ctx.scale)
+        return back, grad.sum(0), None, None, None

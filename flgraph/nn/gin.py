@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from flgraph.nn.adjacency import Adjacency
-from flgraph.nn.linear import ConcatLinear, concat_linear
+from flgraph.nn.adjacency import Adjacency, add_neighbours
+from flgraph.nn.linear import ConcatLinear, concat_linear, fold
 
 
 class GINConv(torch.nn.Module):
@@ -43,11 +47,38 @@ class GINConv(torch.nn.Module):
         self.lin1.reset_parameters()
         self.lin2.reset_parameters()
 
-    def forward(self, x: Tensor, adj: Adjacency, extra: Tensor | None = None) -> Tensor:
-        """Node representations after one step; ``extra`` stands to the right of ``x``."""
-        z = concat_linear(x, extra, self.lin1.weight)
-        out: Tensor = self.lin2(torch.relu(adj.sum(z) + z + self.lin1.bias))
+    def forward(
+        self, x: Tensor, adj: Adjacency, extra: Tensor | None = None, before: Sequence[torch.nn.Linear] = ()
+    ) -> Tensor:
+        """Node representations after one step; ``extra`` stands to the right of ``x``.
+
+        ``before`` are linear maps that come first, of ``x`` and of ``extra``, see :func:`~flgraph.nn.fold`.
+        """
+        z = concat_linear(x, extra, *fold(self.lin1.weight, before))
+        if z.dtype in (torch.float32, torch.float64):
+            h: Tensor = _SumBiasReLU.apply(z, self.lin1.bias, adj)
+        else:
+            h = torch.relu(adj.sum(z) + z + self.lin1.bias)
+        out: Tensor = self.lin2(h)
         return out
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, hidden_channels={self.hidden_channels})"
+
+
+class _SumBiasReLU(torch.autograd.Function):
+    """``relu(A z + z + b)`` in one tensor: single steps would spend much of their time on memory for their results."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, bias: Tensor, adj: Adjacency) -> Tensor:
+        h = add_neighbours(z, z, adj).add_(bias).relu_()
+        ctx.save_for_backward(h)
+        ctx.adj = adj
+        return h
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        (h,) = ctx.saved_tensors
+        grad = torch.ops.aten.threshold_backward(grad, h, 0)
+        return add_neighbours(grad, grad, ctx.adj, transpose=True), grad.sum(0), None

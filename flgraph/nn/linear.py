@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -25,6 +27,29 @@ def concat_linear(x: Tensor, extra: Tensor | None, weight: Tensor, bias: Tensor 
     columns = x.size(-1)
     # The second product is accumulated into the first, so neither the concatenation nor a sum of two results is stored.
     return torch.addmm(F.linear(extra, weight[:, columns:], bias), x, weight[:, :columns].t())
+
+
+def fold(weight: Tensor, before: Sequence[torch.nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    r"""One linear map in place of two that follow each other.
+
+    :math:`[\mathbf{x} \mathbf{A}^{\top} + \mathbf{a} \,\Vert\, \mathbf{e} \mathbf{B}^{\top} + \mathbf{b}]
+    \mathbf{W}^{\top}` is a linear map of :math:`[\mathbf{x} \,\Vert\, \mathbf{e}]`, whose weight costs a product of two
+    small matrices, where the first step would cost a product with every row of :math:`\mathbf{x}`.
+
+    Args:
+        weight: weight of the second map.
+        before: the first maps, side by side; without any, ``weight`` is returned.
+
+    Shapes:
+        - **weight:** ``[out, C1 + C2]``, **before:** ``F1 -> C1`` and ``F2 -> C2``
+        - **output:** ``[out, F1 + F2]`` and ``[out]``
+    """
+    if not before:
+        return weight, None
+    parts = weight.split([linear.out_features for linear in before], dim=1)
+    weights = [part @ linear.weight for part, linear in zip(parts, before, strict=True)]
+    biases = [torch.mv(part, linear.bias) for part, linear in zip(parts, before, strict=True)]
+    return torch.cat(weights, dim=1), torch.stack(biases).sum(0)
 
 
 class ConcatLinear(torch.nn.Linear):

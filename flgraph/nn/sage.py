@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -40,8 +42,17 @@ class SAGEConv(torch.nn.Module):
         self.lin_l.reset_parameters()
         self.lin_r.reset_parameters()
 
-    def forward(self, x: Tensor, adj: Adjacency, extra: Tensor | None = None) -> Tensor:
-        """Node representations after one step; ``extra`` stands to the right of ``x``."""
+    def forward(
+        self, x: Tensor, adj: Adjacency, extra: Tensor | None = None, before: Sequence[torch.nn.Linear] = ()
+    ) -> Tensor:
+        """Node representations after one step; ``extra`` stands to the right of ``x``.
+
+        ``before`` are linear maps that come first, of ``x`` and of ``extra``. They are applied as they are: this layer
+        has two maps of its own, and to fold both would not save a product.
+        """
+        if before:
+            x = before[0](x)
+            extra = None if extra is None else before[1](extra)
         total = adj.sum(self.lin_l(x, extra))
         share = adj.degree.clamp(min=1).to(total.dtype).reciprocal()
         return torch.addcmul(self.lin_r(x, extra), total, share)
