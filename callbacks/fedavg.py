@@ -10,7 +10,6 @@ from torch import Tensor
 from flgraph.errors import expect
 from flgraph.federation.aggregation import weighted_mean
 from flgraph.federation.aggregator import Aggregator
-from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route, shared
 
@@ -45,7 +44,9 @@ class FedAvg(Aggregator):
         self._set(dict(initial))
 
     def download(self, client: str, round: int, exchange: str) -> Payload | None:
-        return self._payload
+        if len(self.holders[client]) == len(self._weights):
+            return self._payload
+        return Payload({name: self._weights[name] for name in self.holders[client]})
 
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
         samples = {name: float(upload.scalars["num_samples"]) for name, upload in uploads.items()}
@@ -60,7 +61,3 @@ class FedAvg(Aggregator):
 
     def _set(self, weights: dict[str, Tensor]) -> None:
         self._weights, self._payload = weights, Payload(weights)  # one payload for all: it is serialised once
-
-    # ----------------------------------------------------------------------------------------------- client half
-    def upload(self, client: Client, round: int, exchange: str) -> Payload:
-        return Payload(client.shared_tensors(), {"num_samples": client.num_samples})

@@ -74,7 +74,10 @@ class GraphDataModule(pl.LightningDataModule):
         self.train, self.val, self.test = splits or stratified_split(self.graphs.y)
         expect(self.train.numel() > 0, "data", f"at least one training graph in `{self.graphs.name}`", "none")
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
-        self.settings = {"num_graphs": len(self.graphs), "batch_size": batch_size, **(settings or {})}
+        content = content_key(self.graphs.x, self.graphs.edge_index, self.graphs.y, self.train, self.val, self.test)
+        self.settings = {
+            "num_graphs": len(self.graphs), "batch_size": batch_size, "content": content[:16], **(settings or {})
+        }  # fmt: skip
 
     @property
     def num_train_samples(self) -> int:

@@ -46,6 +46,9 @@ class Aggregator(FederatedCallback):
     seed: int = 0
     """The run's seed; set before the first call. Random numbers of the server half derive from it (``derive_seed``)."""
 
+    holders: Mapping[str, Sequence[str]] = {}
+    """Client to the names of the tensors that it shares; set on the server half before :meth:`start`."""
+
     def __init__(self, optimizer_state: Literal["keep", "reset"] = "keep") -> None:
         expect(optimizer_state in ("keep", "reset"), "aggregator.optimizer_state", "keep or reset", optimizer_state)
         self.optimizer_state = optimizer_state
@@ -80,8 +83,9 @@ class Aggregator(FederatedCallback):
     def download(self, client: str, round: int, exchange: str) -> Payload | None:
         """What ``client`` is sent now; ``None`` if the algorithm sends nothing.
 
-        Must not depend on which other clients were asked before. Called at most once per client between two calls of
-        :meth:`aggregate`.
+        Must not depend on which other clients were asked before, nor on ``exchange`` where a round has only one: what
+        an aggregation gave is often sent with the evaluation that follows it (``exchange`` is then ``"evaluate"``).
+        Called at most once per client between two calls of :meth:`aggregate`.
         """
 
     @abstractmethod

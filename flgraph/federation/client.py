@@ -17,6 +17,7 @@ from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.callback import acts_in_clients
 from flgraph.federation.checkpoint import readable
 from flgraph.federation.payload import Payload
+from flgraph.federation.resident import ResidentStrategy
 from flgraph.federation.routes import RoutingTable
 from flgraph.federation.seeding import derive_seed, seed_all
 
@@ -88,6 +89,8 @@ class Client:
         seed: the run's seed.
         local_epochs: epochs per training exchange.
         trainer_args: arguments of the client's :class:`pytorch_lightning.Trainer`.
+        device: where the client's model stays, unless ``trainer_args`` name a strategy; Lightning decides when
+            ``None``.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Client:
         seed: int = 0,
         local_epochs: int = 1,
         trainer_args: Mapping[str, Any] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.name, self.module, self.data = name, module, data
         self.seed, self.local_epochs = seed, local_epochs
@@ -118,8 +122,11 @@ class Client:
         self._loaders: dict[str, Any] = {}
         self._optimizers = _OptimizerStates(keep=self.aggregator.optimizer_state == "keep")
         own = [copy.deepcopy(callback) for callback in callbacks if acts_in_clients(callback)]
+        arguments = dict(trainer_args or {})
+        if device is not None and arguments.get("strategy", "auto") == "auto":
+            arguments["strategy"] = ResidentStrategy(device)
         self.trainer = pl.Trainer(
-            **(trainer_args or {}),
+            **arguments,
             max_epochs=0,
             callbacks=[self._optimizers, self.aggregator, *own],
             logger=False,
@@ -164,8 +171,7 @@ class Client:
         self.routing.check_upload(upload)
         return upload
 
-    # --------------------------------------------------------------------------- what the client half of an algorithm
-    # uses
+    # --------------------------------------------------------------- what the client half of an algorithm uses
     @property
     def num_samples(self) -> int:
         """Number of training samples."""
@@ -173,8 +179,7 @@ class Client:
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """The model's shared tensors by name (not copied)."""
-        tensors = self.module.state_dict()
-        return {name: tensors[name] for name in self.routing.shared}
+        return {name: self._tensor(name) for name in self.routing.shared}
 
     def load_shared(self, tensors: Mapping[str, Tensor]) -> None:
         """Copies ``tensors`` into the model.
@@ -182,19 +187,25 @@ class Client:
         Raises:
             InputError: one of them is not shared by this client, or has another shape.
         """
-        own = self.module.state_dict()
         shared = set(self.routing.shared)
         for name, tensor in tensors.items():
             if name not in shared:
                 raise InputError(
                     f"Client `{self.name}` refused to install `{name}`: it is not among its shared tensors."
                 )
-            if own[name].shape != tensor.shape:
+            own = self._tensor(name)
+            if own.shape != tensor.shape:
                 raise InputError(
-                    f"Client `{self.name}` refused to install `{name}`: expected shape {list(own[name].shape)} but got "
+                    f"Client `{self.name}` refused to install `{name}`: expected shape {list(own.shape)} but got "
                     f"{list(tensor.shape)}."
                 )
-            own[name].copy_(tensor)  # state_dict tensors share the model's memory
+            own.copy_(tensor)
+
+    def _tensor(self, name: str) -> Tensor:
+        """A tensor of the model's state, sharing its memory; quicker than a whole ``state_dict``."""
+        owner, _, attribute = name.rpartition(".")
+        tensor = getattr(self.module.get_submodule(owner), attribute, None)
+        return tensor.detach() if isinstance(tensor, Tensor) else self.module.state_dict()[name]
 
     def fit(self, epochs: int | None = None) -> None:
         """Trains for ``epochs`` (default: the local epochs) more, with the client's own Trainer."""
@@ -231,7 +242,7 @@ class Client:
     def state(self) -> dict[str, Any]:
         """A Lightning checkpoint: ``type(module).load_from_checkpoint`` reads it with no federation in sight."""
         callbacks = [callback for callback in self.trainer.callbacks if callback is not self._optimizers]  # type: ignore[attr-defined]
-        return {
+        state = {
             "state_dict": self.module.state_dict(),
             "hyper_parameters": readable(self.module.hparams),
             "hparams_name": "kwargs",
@@ -245,9 +256,14 @@ class Client:
             "callbacks": {callback.state_key: state for callback in callbacks if (state := callback.state_dict())},
             "client": {"name": self.name, "train_metrics": self._train_metrics, "shared": self.routing.shared},
         }
+        for callback in callbacks:
+            callback.on_save_checkpoint(self.trainer, self.module, state)
+        self.module.on_save_checkpoint(state)
+        return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what :meth:`state` returned."""
+        self.module.on_load_checkpoint(dict(state))
         self.module.load_state_dict(state["state_dict"])
         self.trainer.fit_loop.load_state_dict(state["loops"]["fit_loop"])
         # The state is that between two fits. Were the next one a restart to Lightning, it would iterate over the
@@ -261,6 +277,7 @@ class Client:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if callback.state_key in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][callback.state_key])
+            callback.on_load_checkpoint(self.trainer, self.module, dict(state))
         self._train_metrics = dict(state["client"]["train_metrics"])
         self.routing.agree(state["client"]["shared"])
 

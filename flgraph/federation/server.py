@@ -52,6 +52,7 @@ class Server:
             for name, answer in answers.items()
         }
         agreed = agree(signatures, self.aggregator.routes())
+        self.aggregator.holders = agreed
         asked: set[str] = set()
         turns = {}
         for name in self.clients:
@@ -59,6 +60,7 @@ class Server:
             asked.update(first)
             terms = Payload(scalars={"shared": "\n".join(agreed[name]), "initial": "\n".join(first)})
             turns[name] = Turn(0, AGREE, terms.to_bytes())
+            record.bytes_down += terms.nbytes
         initial: dict[str, Tensor] = {}
         for answer in self._ask(turns, record).values():
             initial.update(answer.tensors)
@@ -119,7 +121,11 @@ class Server:
     def state(self, further: dict[str, Any]) -> bytes:
         """The server's state and ``further`` plain values as payload bytes."""
         own = self.aggregator.server_state()
-        loop = {"version": self.version, "installed": self.installed, **further}
+        holders = self.aggregator.holders
+        kinds = list(dict.fromkeys(tuple(names) for names in holders.values()))  # most often there is one
+        which = {name: kinds.index(tuple(names)) for name, names in holders.items()}
+        held = {"kinds": kinds, "which": which}
+        loop = {"version": self.version, "installed": self.installed, "holders": held, **further}
         setup = {"bytes_up": self.setup_record.bytes_up, "bytes_down": self.setup_record.bytes_down}
         scalars = {"loop": json.dumps({**loop, "setup": setup}), "aggregator": json.dumps(dict(own.scalars))}
         return Payload(own.tensors, scalars).to_bytes()
@@ -129,6 +135,8 @@ class Server:
         payload = Payload.from_bytes(data)
         loop: dict[str, Any] = json.loads(str(payload.scalars["loop"]))
         self.version, self.installed = loop["version"], loop["installed"]
+        kinds = loop["holders"]["kinds"]
+        self.aggregator.holders = {name: kinds[number] for name, number in loop["holders"]["which"].items()}
         self.setup_record = RoundRecord(0, **loop["setup"])
         self.aggregator.load_server_state(Payload(payload.tensors, json.loads(str(payload.scalars["aggregator"]))))
         return loop

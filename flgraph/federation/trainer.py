@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import re
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -245,8 +247,8 @@ class FederatedTrainer(pl.Trainer):
                 status = "success"
                 return results
             except BaseException as error:
-                if isinstance(error, ClientError) and self.run_dir is not None and self._store.last() is not None:
-                    error.add_note("continue with --ckpt_path last")
+                if isinstance(error, ClientError):
+                    self._explain(error)
                 self._call("on_federation_exception", error)
                 raise
             finally:
@@ -325,6 +327,7 @@ class FederatedTrainer(pl.Trainer):
                 seed=self.seed,
                 local_epochs=self.local_epochs,
                 trainer_args=self._client_args,
+                device=self.strategy.root_device,
             )
 
         self.engine.setup(build, names)
@@ -376,8 +379,9 @@ class FederatedTrainer(pl.Trainer):
                 write_text(self.config_text, self.run_dir / "config.yaml")
             self._start_loggers()
         self._call("on_federation_start")
-        while self.current_round < self.rounds and not self.should_stop:
-            self._round(server)
+        with quick_garbage_collection():
+            while self.current_round < self.rounds and not self.should_stop:
+                self._round(server)
         if self.history.last.get("round") != self.current_round:  # stopped early, between two evaluations
             self._evaluate(server)
         results = {
@@ -417,6 +421,16 @@ class FederatedTrainer(pl.Trainer):
         unmeasured = self.monitor.startswith("val/") and not any(name.startswith("val/") for name in metrics)
         known = not metrics or unmeasured or self.monitor in metrics
         expect(known, "trainer.monitor", f"one of {', '.join(metrics)}", self.monitor)
+
+    def _explain(self, error: ClientError) -> None:
+        """Keeps the traceback, which the command line leaves out, and says how to go on."""
+        if self.run_dir is None or not self.run_dir.is_dir():
+            return
+        file = self.run_dir / "error.txt"
+        write_text("".join(traceback.format_exception(error)), file)
+        error.add_note(f"its traceback is in {file}")
+        if self._store.last() is not None:
+            error.add_note("continue with --ckpt_path last")
 
     def _evaluate(self, server: Server) -> None:
         self.record.metrics = server.evaluate(self.current_round, SPLITS, self.record)
@@ -484,6 +498,17 @@ class FederatedTrainer(pl.Trainer):
         """What other loggers write goes elsewhere."""
         assert self.run_dir is not None
         return writing(self.run_dir) if isinstance(logger, TensorBoardLogger) else nullcontext()
+
+
+@contextmanager
+def quick_garbage_collection() -> Iterator[None]:
+    """Keeps what exists now out of garbage collections: libraries and idle clients are many, and they stay."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _refused_by_lightning(arguments: Mapping[str, Any], error: Exception) -> InputError:

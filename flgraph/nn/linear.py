@@ -26,7 +26,10 @@ def concat_linear(x: Tensor, extra: Tensor | None, weight: Tensor, bias: Tensor 
         return F.linear(x, weight, bias)
     columns = x.size(-1)
     # The second product is accumulated into the first, so neither the concatenation nor a sum of two results is stored.
-    return torch.addmm(F.linear(extra, weight[:, columns:], bias), x, weight[:, :columns].t())
+    first = F.linear(extra, weight[:, columns:], bias)
+    if torch.is_autocast_enabled(x.device.type):  # which in-place products are not part of
+        return torch.addmm(first, x, weight[:, :columns].t())
+    return first.addmm_(x, weight[:, :columns].t())
 
 
 def fold(weight: Tensor, before: Sequence[torch.nn.Linear]) -> tuple[Tensor, Tensor | None]:
