@@ -203,7 +203,8 @@ def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any], checkpo
     """
     # Through JSON once, so that tuples and lists compare equal.
     now, then = _flatten(json.loads(json.dumps(current))), _flatten(saved)
-    for key in sorted(now.keys() | then.keys()):
+    # A setting that explains other contents is named before these.
+    for key in sorted(now.keys() | then.keys(), key=lambda key: (key.endswith(".content"), key)):
         if now.get(key) != then.get(key):
             raise InputError(
                 f"Expected `{key}` to be {then.get(key)!r} as in checkpoint {checkpoint} but got {now.get(key)!r}."

@@ -122,7 +122,9 @@ def test_bytes_are_parameters_and_stated_headers(
         "up": 3 * 4 * parameters + sum(upload.header_nbytes for _, upload in recorder.uploads()) / 2,
         "down": 3 * (4 * parameters + down.header_nbytes),
     }
-    assert results["setup_bytes"]["down"] == 3 * down.nbytes
+    # Before the first round each client is told what all share, and gets the initial values.
+    told = results["setup_bytes"]["down"] - 3 * down.nbytes
+    assert 0 < told < 3 * 1000
 
 
 def test_weights_of_the_mean(toy_federation: Any, toy_module: Any, federate: Any, recorder: Any) -> None:

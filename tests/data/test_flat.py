@@ -188,6 +188,6 @@ def test_errors_of_tensors() -> None:
     for wrong in (0, 2, 3, 4):
         cut = [part[:-1] if number == wrong else part for number, part in enumerate(parts)]
         with pytest.raises(
-            InputError, match=r"Expected `(node|edge)_ptr` of `graphs` to be \d+ numbers that rise from 0 to"
+            InputError, match=r"Expected `(node|edge)_ptr` of `graphs` to be \d+ numbers rising from 0 to"
         ):
             FlatGraphs(*cut)

@@ -57,10 +57,12 @@ def test_client_fails(
     with monkeypatch.context() as patch:
         fail_in_round(patch, 3, RuntimeError("out of luck"))
         told = failing(capsys, fit, 1)
-    assert told == (
-        "Client `TWO` failed in round 3 (train): RuntimeError: out of luck; continue with --ckpt_path last."
-    )
     run = tmp_path / "runs" / "run" / "version_0"
+    assert told == (
+        "Client `TWO` failed in round 3 (train): RuntimeError: out of luck; "
+        f"its traceback is in {run}/error.txt; continue with --ckpt_path last."
+    )
+    assert "in training_step" in (run / "error.txt").read_text()
     assert [record["round"] for record in read_records(run / "history.jsonl")] == [1, 2]
     assert not (run / "results.json").exists()
     main([*fit, "--ckpt_path", "last"])
@@ -69,11 +71,12 @@ def test_client_fails(
 
 
 def test_client_fails_before_there_is_a_checkpoint(
-    fit: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fit: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fail_in_round(monkeypatch, 1, RuntimeError("out of\nluck"))
     told = failing(capsys, fit, 1)
-    assert told == "Client `TWO` failed in round 1 (train): RuntimeError: out of luck."
+    file = tmp_path / "runs" / "run" / "version_0" / "error.txt"
+    assert told == f"Client `TWO` failed in round 1 (train): RuntimeError: out of luck; its traceback is in {file}."
 
 
 def test_client_refuses_its_data(
