@@ -81,7 +81,8 @@ def metrics_table(metrics: Metrics, title: str, names: Sequence[str] | None = No
     """
     mean = mean_metrics(metrics)
     columns = [name for name in (names or mean) if name in mean]
-    table = Table("client", title=title)
+    table = Table(title=title)
+    table.add_column("client", no_wrap=True)
     for name in columns:
         table.add_column(name.replace("/", "\n"), justify="right", no_wrap=True)
     for client, values in metrics.items():
@@ -92,7 +93,7 @@ def metrics_table(metrics: Metrics, title: str, names: Sequence[str] | None = No
 
 
 def final_table(final: Mapping[str, Any], best: Mapping[str, Any], monitor: str) -> Table:
-    """The table at a run's end: per client the monitored metric and the loss, and the metric at the best round.
+    """The table at a run's end: per client the monitored metric, the test loss, and the metric at the best round.
 
     Args:
         final: the last evaluation, with ``round`` and ``clients``.
@@ -101,7 +102,7 @@ def final_table(final: Mapping[str, Any], best: Mapping[str, Any], monitor: str)
     """
     metric = monitor.rpartition("/")[2]
     splits = ("train", "val", "test")
-    names = [f"{split}/{metric}" for split in splits] + [f"{split}/loss" for split in splits]
+    names = [*(f"{split}/{metric}" for split in splits), "test/loss"]
     clients: Metrics = {client: dict(values) for client, values in final["clients"].items()}
     for client, values in dict(best.get("clients", {})).items():
         if client in clients and f"test/{metric}" in values:
