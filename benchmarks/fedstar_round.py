@@ -430,7 +430,7 @@ class TakeTurns(FederatedCallback):
                 run()
                 self._stop(name, began)
         trainer.write_checkpoints = writes
-        trainer.loggers = list(self._loggers) if writes else []
+        trainer.run_log.loggers = list(self._loggers) if writes else []
         self._running = FLGRAPH if writes else QUIET
         self._began = _clocks()
 

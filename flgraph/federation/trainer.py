@@ -8,12 +8,12 @@ import re
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import pytorch_lightning as pl
-from pytorch_lightning.loggers import Logger, TensorBoardLogger
+from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
@@ -34,7 +34,6 @@ from flgraph.federation.display import (
     final_table,
     metrics_table,
     quiet_lightning,
-    routes_markdown,
     routes_table,
 )
 from flgraph.federation.engines import ClientError, Engine, Sequential
@@ -42,13 +41,13 @@ from flgraph.federation.records import (
     History,
     Metrics,
     RoundRecord,
-    append_record,
     truncate_records,
     versions,
     write_json,
     write_text,
     writing,
 )
+from flgraph.federation.run_log import RunLog
 from flgraph.federation.server import Server
 from flgraph.federation.signals import stop_on_signals
 from flgraph.federation.template import Model, client_module, model_settings
@@ -212,6 +211,7 @@ class FederatedTrainer(pl.Trainer):
         self.config_text = ""
         """The same as YAML, for ``config.yaml``."""
         self.run_dir: Path | None = None
+        self.run_log: RunLog | None = None
         self.server: Server | None = None
         self.history = History(monitor, monitor_mode)
         self.current_round = 0
@@ -253,7 +253,8 @@ class FederatedTrainer(pl.Trainer):
                 raise
             finally:
                 self.engine.teardown()
-                self._finish_loggers(status)
+                if self.run_log is not None:
+                    self.run_log.finish(status)
 
     def validate(  # type: ignore[override]
         self, model: Model | None = None, datamodule: FederatedData | None = None, ckpt_path: str | None = None
@@ -377,7 +378,11 @@ class FederatedTrainer(pl.Trainer):
         with writing(self.run_dir):
             if self.config_text:
                 write_text(self.config_text, self.run_dir / "config.yaml")
-            self._start_loggers()
+            self.run_log = RunLog(self.run_dir, self._logger_choice, self.current_round, self.max_logged_clients)
+            self.loggers = self.run_log.loggers
+            routes = self.engine.routes()
+            self.run_log.describe(routes, self.config_text or str(self._settings))
+        self.console.print(routes_table(routes))
         self._call("on_federation_start")
         with quick_garbage_collection():
             while self.current_round < self.rounds and not self.should_stop:
@@ -399,6 +404,7 @@ class FederatedTrainer(pl.Trainer):
         return results
 
     def _round(self, server: Server) -> None:
+        assert self.run_log is not None
         began = time.perf_counter()
         self.current_round += 1
         self.record = RoundRecord(self.current_round)
@@ -410,7 +416,7 @@ class FederatedTrainer(pl.Trainer):
             self._check_monitor(list(self.record.mean))
         self.record.seconds = time.perf_counter() - began
         self.history.add(self.record)
-        self._log(self.record)
+        self.run_log.add(self.record)
         self._call("on_round_end")
         if self.write_checkpoints and (last or self.should_stop or self.current_round % self.checkpoint_every == 0):
             self._checkpoint(server)
@@ -437,10 +443,10 @@ class FederatedTrainer(pl.Trainer):
         self.history.last = {"round": self.current_round, "clients": self.record.metrics, "mean": self.record.mean}
 
     def _checkpoint(self, server: Server) -> None:
+        assert self.run_log is not None
         state = server.state({"round": self.current_round, "history": self.history.state()})
         best = self.history.best.get("round")
-        for logger in self.loggers:
-            logger.save()  # whoever continues from this checkpoint finds the rounds before it logged
+        self.run_log.save()
         self._store.save(self.current_round, state, self.engine.save, self._settings, best)
 
     @property
@@ -451,53 +457,6 @@ class FederatedTrainer(pl.Trainer):
     def _call(self, hook: str, *args: Any) -> None:
         for callback in self.round_callbacks:
             getattr(callback, hook)(self, *args)
-
-    # ------------------------------------------------------------------------------------------------------- logging
-    def _start_loggers(self) -> None:
-        assert self.run_dir is not None
-        rows = self.engine.routes()
-        self.console.print(routes_table(rows))
-        choice = self._logger_choice
-        if choice is True:
-            version, name, root = self.run_dir.name, self.run_dir.parent.name, self.run_dir.parent.parent
-            purge = self.current_round + 1 if self.current_round else None
-            self.loggers = [TensorBoardLogger(str(root), name, version, purge_step=purge)]
-        else:
-            self.loggers = [] if choice is False else choice if isinstance(choice, list) else [choice]
-        for logger in self.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_text("routes", routes_markdown(rows), self.current_round)
-                logger.experiment.add_text(
-                    "config", f"```yaml\n{self.config_text or self._settings}\n```", self.current_round
-                )
-
-    def _log(self, record: RoundRecord) -> None:
-        assert self.run_dir is not None
-        with writing(self.run_dir):
-            append_record(record, self.run_dir / "history.jsonl")
-        values = {
-            "federation/seconds_per_round": record.seconds,
-            "federation/bytes_up": float(record.bytes_up),
-            "federation/bytes_down": float(record.bytes_down),
-        }
-        values.update({f"mean/{_tag(name)}": value for name, value in record.mean.items()})
-        if len(record.metrics) <= self.max_logged_clients:
-            for client, metrics in record.metrics.items():
-                values.update({f"{_tag(name)}/{client}": value for name, value in metrics.items()})
-        for logger in self.loggers:
-            with self._writing_of(logger):
-                logger.log_metrics(values, step=record.round)
-
-    def _finish_loggers(self, status: str) -> None:
-        for logger in self.loggers:
-            # A logger that failed would fail again, and hide why.
-            with suppress(Exception) if status == "failed" else self._writing_of(logger):
-                logger.finalize(status)
-
-    def _writing_of(self, logger: Logger) -> AbstractContextManager[None]:
-        """What other loggers write goes elsewhere."""
-        assert self.run_dir is not None
-        return writing(self.run_dir) if isinstance(logger, TensorBoardLogger) else nullcontext()
 
 
 @contextmanager
@@ -520,11 +479,6 @@ def _refused_by_lightning(arguments: Mapping[str, Any], error: Exception) -> Inp
         return InputError(f"Expected `trainer` to be arguments that Lightning takes but got: {told}.")
     shown = repr(arguments[named[0]])
     return InputError(f"Expected `trainer.{named[0]}` to be one that Lightning takes here but got {shown}: {told}.")
-
-
-def _tag(metric: str) -> str:
-    """``val/accuracy`` as ``val_accuracy``: TensorBoard groups by what stands before the first slash."""
-    return metric.replace("/", "_")
 
 
 def _is_file_name(name: str) -> bool:

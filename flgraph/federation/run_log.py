@@ -1,0 +1,84 @@
+"""What is written about a run while it goes: ``history.jsonl``, TensorBoard, other loggers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+
+from pytorch_lightning.loggers import Logger, TensorBoardLogger
+
+from flgraph.federation.display import routes_markdown
+from flgraph.federation.records import RoundRecord, append_record, writing
+
+
+class RunLog:
+    """The records of a run's rounds, in every place that keeps them.
+
+    Args:
+        run_dir: the run folder, ``root/name/version_N``.
+        loggers: ``True`` for TensorBoard in the run folder, ``False`` for none, or Lightning loggers.
+        after_round: the round after which the run goes on; what TensorBoard holds of later ones is hidden.
+        max_clients: in larger federations only means over clients are logged.
+    """
+
+    def __init__(
+        self, run_dir: Path, loggers: bool | Logger | Sequence[Logger], after_round: int = 0, max_clients: int = 100
+    ) -> None:
+        self.run_dir, self.after_round, self.max_clients = run_dir, after_round, max_clients
+        if loggers is True:
+            root, name, version = run_dir.parent.parent, run_dir.parent.name, run_dir.name
+            purge = after_round + 1 if after_round else None
+            self.loggers: list[Logger] = [TensorBoardLogger(str(root), name, version, purge_step=purge)]
+        else:
+            self.loggers = [] if loggers is False else [loggers] if isinstance(loggers, Logger) else list(loggers)
+
+    def describe(self, routes: Sequence[tuple[str, str, str]], config: str) -> None:
+        """Logs the routing table and the configuration, where texts can be logged."""
+        for logger in self.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_text("routes", routes_markdown(routes), self.after_round)
+                logger.experiment.add_text("config", f"```yaml\n{config}\n```", self.after_round)
+
+    def add(self, record: RoundRecord) -> None:
+        """Logs a round: bytes, seconds, and every metric per client and as the mean over clients."""
+        with writing(self.run_dir):
+            append_record(record, self.run_dir / "history.jsonl")
+        values = {
+            "federation/seconds_per_round": record.seconds,
+            "federation/bytes_up": float(record.bytes_up),
+            "federation/bytes_down": float(record.bytes_down),
+        }
+        values.update({f"mean/{_tag(name)}": value for name, value in record.mean.items()})
+        if len(record.metrics) <= self.max_clients:
+            for client, metrics in record.metrics.items():
+                values.update({f"{_tag(name)}/{client}": value for name, value in metrics.items()})
+        for logger in self.loggers:
+            with self._errors_of(logger):
+                logger.log_metrics(values, step=record.round)
+
+    def save(self) -> None:
+        """Puts what was logged on disk: whoever continues from a checkpoint finds the rounds before it logged."""
+        for logger in self.loggers:
+            with self._errors_of(logger):
+                logger.save()
+
+    def finish(self, status: str) -> None:
+        """Ends all loggers.
+
+        Args:
+            status: ``"success"`` or ``"failed"``.
+        """
+        for logger in self.loggers:
+            # A logger that failed would fail again, and hide why.
+            with suppress(Exception) if status == "failed" else self._errors_of(logger):
+                logger.finalize(status)
+
+    def _errors_of(self, logger: Logger) -> AbstractContextManager[None]:
+        """TensorBoard writes into the run folder; what other loggers write goes elsewhere."""
+        return writing(self.run_dir) if isinstance(logger, TensorBoardLogger) else nullcontext()
+
+
+def _tag(metric: str) -> str:
+    """``val/accuracy`` as ``val_accuracy``: TensorBoard groups by what stands before the first slash."""
+    return metric.replace("/", "_")
