@@ -22,6 +22,7 @@ import flgraph.data
 import flgraph.models  # noqa: F401
 from flgraph.errors import InputError
 from flgraph.federation import ClientError, FederatedTrainer
+from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.reproduce.cli import main as reproduce
 
 
@@ -72,7 +73,8 @@ class FederatedCLI(LightningCLI):
         parser.link_arguments("seed_everything", "trainer.seed")
 
     def _set_seed(self) -> None:
-        """Nothing to do: the trainer seeds every client's turn."""
+        """Seeds what classes draw when they are made; the trainer seeds every client's model and turn."""
+        seed_all(derive_seed(self._get(self.config, "seed_everything"), "classes"))
 
     def _parse_ckpt_path(self) -> None:
         """Nothing to do: a checkpoint is a folder, and does not change the configuration."""
@@ -85,7 +87,7 @@ class FederatedCLI(LightningCLI):
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, InputError):
                 cause = cause.__cause__
-            raise cause or error from None
+            raise cause or InputError(_clear(" ".join(str(error).split()))) from None
 
     def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:
         """Hands the effective configuration to the trainer, which writes it into the run folder."""
@@ -112,8 +114,19 @@ class FederatedCLI(LightningCLI):
         folder = self.trainer.run_dir / "predictions"
         folder.mkdir(exist_ok=True)
         for client, batches in predictions.items():
-            _write_predictions(torch.cat(batches), folder / f"{client}.csv")
-        self.trainer.console.print(f"predictions in {folder}", soft_wrap=True)
+            _write_predictions(_probabilities(client, batches), folder / f"{client}.csv")
+        self.trainer.console.print(f"predictions in {folder}", soft_wrap=True, markup=False)
+
+
+def _probabilities(client: str, batches: list[Any]) -> torch.Tensor:
+    if not all(isinstance(batch, torch.Tensor) and batch.dim() == 2 for batch in batches):
+        got = ", ".join(
+            sorted({f"{list(b.shape)}" if isinstance(b, torch.Tensor) else type(b).__name__ for b in batches})
+        )
+        raise InputError(
+            f"Expected `predict_step` of client `{client}` to give tensors [graphs, classes] but got {got}."
+        )
+    return torch.cat(batches)
 
 
 def _write_predictions(probabilities: torch.Tensor, file: Path) -> None:

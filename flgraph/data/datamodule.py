@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pytorch_lightning as pl
 import torch
@@ -18,9 +18,10 @@ from flgraph.data.partition import shards as make_shards
 from flgraph.data.partition import stratified_split
 from flgraph.data.tu import Features, read_tu
 from flgraph.errors import InputError, expect
-from flgraph.nn.structure import StructureKind, structure_embedding
+from flgraph.nn.structure import structure_embedding
 
 Graphs = FlatGraphs | Iterable[Data]
+Structure = Literal["rwse+dse", "dse", "rwse", "ones", "none"]
 
 
 _MOLECULES = ["MUTAG", "BZR", "COX2", "DHFR", "PTC_MR", "AIDS", "NCI1"]
@@ -145,7 +146,7 @@ class GraphFederation(pl.LightningDataModule):
         graphs: Mapping[str, Graphs],
         num_classes: Mapping[str, int] | int | None = None,
         name: str = "graphs",
-        structure: StructureKind = "rwse+dse",
+        structure: Structure = "rwse+dse",
         dse_dim: int = 16,
         rwse_dim: int = 16,
         fractions: Sequence[float] = (0.8, 0.1, 0.1),
@@ -155,7 +156,7 @@ class GraphFederation(pl.LightningDataModule):
         cache_dir: str | Path | None = None,
     ) -> None:
         super().__init__()
-        kinds = (*get_args(StructureKind), "none")
+        kinds = get_args(Structure)
         expect(structure in kinds, "data.structure", f"one of {', '.join(kinds)}", structure)
         expect(batch_size >= 1, "data.batch_size", "1 or more", batch_size)
         expect(eval_batch_size >= 1, "data.eval_batch_size", "1 or more", eval_batch_size)
@@ -190,14 +191,16 @@ class GraphFederation(pl.LightningDataModule):
             yield name, self.embed(graphs), graphs.num_classes if classes is None else classes
 
     def embed(self, graphs: FlatGraphs) -> FlatGraphs:
-        """Adds the structure embedding, from the cache if it was computed before."""
+        """The same graphs with the structure embedding, from the cache if it was computed before.
+
+        Graphs that bring a tensor ``s`` keep theirs.
+        """
         if self.structure == "none" or "s" in graphs.node_tensors:
             return graphs
         where = (graphs.edge_index, graphs.node_ptr, graphs.edge_ptr)
         how = (self.structure, self.dse_dim, self.rwse_dim)
         key = content_key("structure embedding", 1, *how, *where)
-        graphs.node_tensors["s"] = cached(key, lambda: {"s": structure_embedding(*where, *how)}, self.cache_dir)["s"]
-        return graphs
+        return graphs.with_tensors(cached(key, lambda: {"s": structure_embedding(*where, *how)}, self.cache_dir))
 
     def _make(self, name: str, graphs: FlatGraphs, num_classes: int) -> GraphDataModule:
         fractions = self.fractions
@@ -250,7 +253,7 @@ class TUFederation(GraphFederation):
         features: Features = "auto",
         root: str | None = None,
         name: str | None = None,
-        structure: StructureKind = "rwse+dse",
+        structure: Structure = "rwse+dse",
         dse_dim: int = 16,
         rwse_dim: int = 16,
         fractions: Sequence[float] = (0.8, 0.1, 0.1),

@@ -84,7 +84,7 @@ class FlatGraphs:
         widths = {1 if graph.x.dim() == 1 else graph.x.size(1) for graph in graphs}
         if len(widths) > 1:
             raise InputError(f"Expected all graphs of `{name}` to have equally many features but got {sorted(widths)}.")
-        x = torch.cat([graph.x.view(graph.x.size(0), -1) for graph in graphs])
+        x = torch.cat([graph.x.view(-1, 1) if graph.x.dim() == 1 else graph.x for graph in graphs])
         y = torch.cat([graph.y.view(-1) for graph in graphs])
         if y.is_floating_point() and not bool((y == y.round()).all()):
             raise InputError(f"Expected the labels of `{name}` to be whole numbers but got {y.tolist()[:5]} ...")
@@ -175,6 +175,12 @@ class FlatGraphs:
             undirected=self.undirected,
             validate=False,
         )
+
+    def with_tensors(self, node_tensors: Mapping[str, Tensor]) -> FlatGraphs:
+        """The same graphs, sharing their memory, with further tensors of one row per node."""
+        together = {**self.node_tensors, **node_tensors}
+        where = (self.x, self.edge_index, self.y, self.node_ptr, self.edge_ptr)
+        return FlatGraphs(*where, name=self.name, node_tensors=together, undirected=self.undirected, validate=False)
 
     def to(self, device: torch.device | str) -> FlatGraphs:
         """The same graphs on another device (``self`` when they are there already)."""

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from flgraph.data.datamodule import GraphDataModule, GraphFederation
+from flgraph.data.datamodule import GraphDataModule, GraphFederation, Structure
 from flgraph.data.flat import FlatGraphs
 from flgraph.errors import expect
-from flgraph.nn.structure import StructureKind
 
 Edges = list[tuple[int, int]]
 """Pairs of node numbers, each edge once, in any order."""
@@ -147,7 +146,7 @@ class SyntheticFederation(GraphFederation):
         distractors: int = 2,
         seed: int = 0,
         name: str = "synthetic",
-        structure: StructureKind = "rwse+dse",
+        structure: Structure = "rwse+dse",
         dse_dim: int = 16,
         rwse_dim: int = 16,
         fractions: Sequence[float] = (0.8, 0.1, 0.1),

@@ -11,6 +11,7 @@ from torch import Tensor
 from flgraph.errors import expect
 from flgraph.federation.callback import FederatedCallback
 from flgraph.federation.payload import Payload
+from flgraph.federation.records import plain_values
 from flgraph.federation.routes import Route
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ class Aggregator(FederatedCallback):
 
     def hyperparameters(self) -> dict[str, Any]:
         """Plain values that define the algorithm; a run can only be resumed with the same ones."""
-        plain = (bool, int, float, str, list, tuple, type(None))
-        return {key: value for key, value in vars(self).items() if not key.startswith("_") and isinstance(value, plain)}
+        public = {key: value for key, value in vars(self).items() if not key.startswith("_") and key != "holders"}
+        return plain_values(public)
 
     # ----------------------------------------------------------------------------------------------- server half
     def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:

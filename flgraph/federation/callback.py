@@ -17,6 +17,9 @@ class FederatedCallback(pl.Callback):
     If it (or any plain Lightning callback in that list) overrides one of Lightning's own hooks, every client's Trainer
     gets a copy of its own, made before the first round, and Lightning calls that copy's hooks during the client's
     turns.
+
+    What ``state_dict`` of the object on the server returns is kept in checkpoints and comes back through
+    ``load_state_dict``; it may hold what JSON can. The copies' states are kept as well, by Lightning's rules.
     """
 
     def on_federation_start(self, trainer: FederatedTrainer) -> None:
@@ -26,7 +29,7 @@ class FederatedCallback(pl.Callback):
         """Called before a round's clients are asked; ``trainer.current_round`` counts from 1."""
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
-        """Called after a round was aggregated, evaluated and logged; ``trainer.record`` is that round's record.
+        """Called after a round was aggregated and, if it was its turn, evaluated; ``trainer.record`` is its record.
 
         Set ``trainer.should_stop = True`` here to make this the last round.
         """

@@ -86,6 +86,8 @@ class CheckpointStore:
         self._link("last", target)
         if best_round is not None and self.path(best_round).exists():
             self._link("best", self.path(best_round))
+        else:
+            (self.folder / "best").unlink(missing_ok=True)
         self._prune(best_round)
         return target
 

@@ -209,7 +209,9 @@ class Client:
 
     def fit(self, epochs: int | None = None) -> None:
         """Trains for ``epochs`` (default: the local epochs) more, with the client's own Trainer."""
-        self.trainer.fit_loop.max_epochs = self.trainer.current_epoch + (epochs or self.local_epochs)
+        self.trainer.fit_loop.max_epochs = self.trainer.current_epoch + (
+            self.local_epochs if epochs is None else epochs
+        )
         self.trainer.fit(self.module, train_dataloaders=self._loader("train"))
         metrics = self.trainer.callback_metrics
         self._train_metrics = {name: float(metrics[name]) for name in sorted(metrics) if not name.endswith("_step")}
@@ -225,8 +227,9 @@ class Client:
             ("test", "test_step", self.trainer.test),
         ):
             loader = self._loader(split) if split in splits and is_overridden(step, self.module) else None
-            if loader is not None and len(loader):
-                metrics.update(run(self.module, dataloaders=loader, verbose=False)[0])
+            if loader is not None and not _is_empty(loader):
+                for result in run(self.module, dataloaders=loader, verbose=False):
+                    metrics.update(result)
         return metrics
 
     def predict(self) -> list[Any]:
@@ -235,7 +238,9 @@ class Client:
 
     def _loader(self, split: str) -> Any:
         if split not in self._loaders:
-            self._loaders[split] = getattr(self.data, f"{split}_dataloader")()
+            name = f"{split}_dataloader"
+            own = getattr(type(self.data), name, None) is not getattr(pl.LightningDataModule, name)
+            self._loaders[split] = getattr(self.data, name)() if own else None
         return self._loaders[split]
 
     # ------------------------------------------------------------------------------------------------- persistence
@@ -245,7 +250,7 @@ class Client:
         state = {
             "state_dict": self.module.state_dict(),
             "hyper_parameters": readable(self.module.hparams),
-            "hparams_name": "kwargs",
+            "hparams_name": getattr(self.module, "_hparams_name", None) or "kwargs",
             "pytorch-lightning_version": pl.__version__,
             "epoch": self.trainer.current_epoch,
             "global_step": self.trainer.global_step,
@@ -300,6 +305,13 @@ class _OptimizerStates(pl.Callback):
         if self.keep:
             self.optimizers = [optimizer.state_dict() for optimizer in trainer.optimizers]
             self.schedulers = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
+
+
+def _is_empty(loader: Any) -> bool:
+    try:
+        return len(loader) == 0
+    except TypeError:  # a loader of a stream has no length
+        return False
 
 
 def _names(terms: Payload, key: str) -> list[str]:

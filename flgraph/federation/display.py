@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -47,7 +48,7 @@ class RoundProgress(FederatedCallback):
             self._progress.start()
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
-        value = trainer.history.last.get("mean", {}).get(trainer.monitor)
+        value = trainer.record.mean.get(trainer.monitor)
         metric = "" if value is None else f"{trainer.monitor} {value:.4f}"
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], completed=trainer.current_round, metric=metric)
@@ -86,7 +87,7 @@ def metrics_table(metrics: Metrics, title: str, names: Sequence[str] | None = No
     for name in columns:
         table.add_column(name.replace("/", "\n"), justify="right", no_wrap=True)
     for client, values in metrics.items():
-        table.add_row(client, *(f"{values[name]:.4f}" if name in values else "-" for name in columns))
+        table.add_row(escape(client), *(f"{values[name]:.4f}" if name in values else "-" for name in columns))
     table.add_section()
     table.add_row("mean", *(f"{mean[name]:.4f}" for name in columns))
     return table

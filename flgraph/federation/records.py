@@ -160,6 +160,19 @@ def write_text(text: str, file: Path) -> None:
     os.replace(temporary, file)
 
 
+def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``values`` that JSON can hold: what settings of a run can be compared by."""
+    return {name: value for name, value in values.items() if _is_json(value)}
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 @cache
 def versions() -> dict[str, str]:
     """Versions of what computed the results, and the git revision of the package where it lies in a checkout."""

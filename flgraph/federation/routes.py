@@ -107,16 +107,21 @@ class RoutingTable:
                     f"Expected the routes to cover every tensor but `{name}` of client `{client}` matches none of "
                     f"{[route.pattern for route in routes]}."
                 )
-            matched.update(route.pattern for route in hits)
+            matched.add(hits[0].pattern)
             dtype = str(tensor.dtype).removeprefix("torch.")
             self.rows[name] = RoutedTensor(name, tuple(tensor.shape), dtype, hits[0])
-        for route in routes:
-            if route.pattern not in matched and not route.may_lack:
-                raise InputError(
-                    f"Expected route pattern `{route.pattern}` to match a tensor of client `{client}` but it matches "
-                    f"none of {_some(tensors)}."
+        for position, route in enumerate(routes):
+            rest = route.pattern == "*" and position == len(routes) - 1  # "all others" may be none
+            if route.pattern not in matched and not route.may_lack and not rest:
+                hidden = any(fnmatchcase(name, route.pattern) for name in tensors)
+                found = (
+                    "routes before it cover all that it matches" if hidden else f"it matches none of {_some(tensors)}"
                 )
-        self.agreed: frozenset[str] = frozenset(self.names(RouteKind.SHARED))
+                raise InputError(
+                    f"Expected route pattern `{route.pattern}` to match a tensor of client `{client}` but {found}."
+                )
+        self._ties = _tied(tensors)
+        self.agree(self.names(RouteKind.SHARED))
 
     def names(self, kind: RouteKind) -> list[str]:
         """Names routed as ``kind`` by the rules, in the model's order."""
@@ -137,8 +142,19 @@ class RoutingTable:
         return {name: self.rows[name].form for name in self.names(RouteKind.SHARED)}
 
     def agree(self, names: Iterable[str]) -> None:
-        """Restricts sharing to ``names``, the outcome of :func:`agree`."""
+        """Restricts sharing to ``names``, the outcome of :func:`agree`.
+
+        Raises:
+            InputError: one of two names of the same tensor would be shared, and the other not.
+        """
         self.agreed = frozenset(names) & frozenset(self.names(RouteKind.SHARED))
+        for tie in self._ties:
+            kinds = {name: self.kind(name) for name in tie}
+            if len(set(kinds.values())) > 1:
+                told = " and ".join(f"`{name}` is {kind}" for name, kind in kinds.items())
+                raise InputError(
+                    f"Expected tied tensors of client `{self.client}` to have the same route but {told}; they are one."
+                )
 
     def check_upload(self, payload: Payload) -> None:
         """Refuses a payload that holds anything the routes do not name.
@@ -219,3 +235,12 @@ def _some(names: Iterable[str], limit: int = 12) -> str:
     names = list(names)
     more = f", ... ({len(names)} in all)" if len(names) > limit else ""
     return ", ".join(f"`{name}`" for name in names[:limit]) + more
+
+
+def _tied(tensors: Mapping[str, Tensor]) -> list[list[str]]:
+    """Groups of names that stand for the same memory."""
+    groups: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]

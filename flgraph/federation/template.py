@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 
 from flgraph.errors import InputError
 from flgraph.federation.client import ClientData
+from flgraph.federation.records import plain_values
 from flgraph.federation.seeding import derive_seed, seed_all
 
 Model = pl.LightningModule | Callable[[ClientData], pl.LightningModule]
@@ -21,7 +22,8 @@ def client_module(model: Model, data: ClientData, seed: int, name: str) -> pl.Li
     """Makes a client's model, with initial weights that depend on the seed and the client alone.
 
     A template is made anew from its saved hyper-parameters, those that it leaves open (-1 or None) taken from
-    ``data.model_args``. One without ``save_hyperparameters`` is copied, weights included.
+    ``data.model_args``. One without ``save_hyperparameters`` is copied, weights included: these are then those that it
+    was given, the same for all clients, whatever the seed.
 
     Raises:
         InputError: a hyper-parameter contradicts the data.
@@ -47,8 +49,7 @@ def model_settings(model: Model) -> dict[str, Any]:
     """Class and plain hyper-parameters, for comparing runs."""
     if not isinstance(model, pl.LightningModule):
         return {"class": getattr(model, "__qualname__", type(model).__qualname__)}
-    plain = (bool, int, float, str, list, tuple, type(None))
-    return {"class": type(model).__name__, **{k: v for k, v in model.hparams.items() if isinstance(v, plain)}}
+    return {"class": type(model).__name__, **plain_values(model.hparams)}
 
 
 def _arguments(kind: type[pl.LightningModule], hparams: dict[str, Any]) -> dict[str, Any] | None:

@@ -96,7 +96,8 @@ class FederatedTrainer(pl.Trainer):
         default_root_dir: where run folders go.
         name: name of the run's folder; algorithm and data (``fedstar-chem``) when ``None``.
         logger: ``True`` for TensorBoard in the run folder, ``False`` for none, or Lightning loggers.
-        callbacks: federated callbacks, and Lightning callbacks for the clients' Trainers.
+        callbacks: federated callbacks, and Lightning callbacks for the clients' Trainers. These have no logger and
+            write no checkpoints of their own, so LearningRateMonitor and ModelCheckpoint have no place there.
         max_logged_clients: in larger federations only means over clients are logged to TensorBoard.
         enable_checkpointing: whether to write checkpoints.
         checkpoint_every: rounds between checkpoints; the last round always has one.
@@ -193,7 +194,7 @@ class FederatedTrainer(pl.Trainer):
                     enable_progress_bar=False,
                     enable_model_summary=False,
                 )
-            except (MisconfigurationException, ValueError, TypeError) as error:
+            except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
                 raise _refused_by_lightning(self._client_args, error) from error
         expect(self.world_size == 1, "trainer.devices", "one device, which all clients of a process share,", devices)
         self.aggregator, self.engine = aggregator, engine or Sequential()
@@ -217,6 +218,7 @@ class FederatedTrainer(pl.Trainer):
         self.current_round = 0
         self.record = RoundRecord(0)
         self._settings: dict[str, Any] = {}
+        self._fitted: tuple[Model, FederatedData] | None = None
 
     # ------------------------------------------------------------------------------------------------- entry points
     def fit(  # type: ignore[override]
@@ -243,6 +245,7 @@ class FederatedTrainer(pl.Trainer):
             status = "failed"
             try:
                 server = self._prepare(model, datamodule, ckpt_path, "fit")
+                self._fitted = (model, datamodule)
                 results = self._loop(server, datamodule, resumed=ckpt_path is not None)
                 status = "success"
                 return results
@@ -288,10 +291,14 @@ class FederatedTrainer(pl.Trainer):
     def _ready(
         self, model: Model | None, datamodule: FederatedData | None, ckpt_path: str | None, stage: str
     ) -> Server:
-        """The server of the last ``fit`` when no model is given, else a new one."""
+        """The server of the last ``fit`` for what was fitted; else a new one, from the checkpoint if given."""
+        given = (model is not None) + (datamodule is not None)
+        expect(given != 1, "model", "given together with a datamodule, or neither of them", model)
         if model is None or datamodule is None:
-            expect(self.server is not None, "model", "given with a datamodule, or fit before", model)
-            assert self.server is not None
+            expect(self._fitted is not None, "model", "given with a datamodule, or fit before", model)
+            assert self._fitted is not None
+            model, datamodule = self._fitted
+        if ckpt_path is None and self.server is not None and self._fitted == (model, datamodule):
             return self.server
         server = self._prepare(model, datamodule, ckpt_path, stage)
         if ckpt_path is None:
@@ -309,6 +316,10 @@ class FederatedTrainer(pl.Trainer):
         for name in names:
             fits = _is_file_name(name) and name != "mean"
             expect(fits, "data.clients", "names that can be file names, and none of them `mean`,", name)
+            data = datamodule.client(name)
+            if isinstance(data, pl.LightningDataModule):
+                data.prepare_data()
+                data.setup(stage)
         runs = Path(self.default_root_dir) / (self.name or f"{self.aggregator.name}-{datamodule.name}")
         checkpoint = None if ckpt_path is None else find_checkpoint(ckpt_path, runs)
         self._settings = self._describe(model, datamodule, names)
@@ -338,11 +349,14 @@ class FederatedTrainer(pl.Trainer):
         if checkpoint is None:
             self.run_dir = runs
         else:
-            self.run_dir = checkpoint.parent.parent
+            self.run_dir = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
             self.engine.load(checkpoint / CLIENTS)
             saved = server.load_state((checkpoint / SERVER).read_bytes())
             self.current_round = saved["round"]
             self.history.load_state(saved["history"])
+            for callback in self.round_callbacks:
+                if callback.state_key in saved["callbacks"]:
+                    callback.load_state_dict(saved["callbacks"][callback.state_key])
         return server
 
     def _describe(self, model: Model, datamodule: FederatedData, names: Sequence[str]) -> dict[str, Any]:
@@ -367,10 +381,20 @@ class FederatedTrainer(pl.Trainer):
     def _loop(self, server: Server, datamodule: FederatedData, resumed: bool) -> dict[str, Any]:
         assert self.run_dir is not None
         if resumed:
+            whole = (self.run_dir / "checkpoints").is_dir()
+            expect(whole, "ckpt_path", "in the folder of its run, RUN/checkpoints, to go on from it", self.run_dir)
+            expect(
+                self.rounds >= self.current_round,
+                "trainer.rounds",
+                f"{self.current_round} or more, as done",
+                self.rounds,
+            )
             with writing(self.run_dir):
                 self._store.discard_after(self.current_round)
                 truncate_records(self.run_dir / "history.jsonl", self.current_round)
-            self.console.print(f"continuing {self.run_dir} after round {self.current_round}", soft_wrap=True)
+            self.console.print(
+                f"continuing {self.run_dir} after round {self.current_round}", soft_wrap=True, markup=False
+            )
         else:
             server.begin()
             with writing(self.run_dir):
@@ -387,8 +411,6 @@ class FederatedTrainer(pl.Trainer):
         with quick_garbage_collection():
             while self.current_round < self.rounds and not self.should_stop:
                 self._round(server)
-        if self.history.last.get("round") != self.current_round:  # stopped early, between two evaluations
-            self._evaluate(server)
         results = {
             **self.history.results(),
             "setup_bytes": {"up": server.setup_record.bytes_up, "down": server.setup_record.bytes_down},
@@ -400,7 +422,7 @@ class FederatedTrainer(pl.Trainer):
             write_json(results, self.run_dir / "results.json")
         self._call("on_federation_end")
         self.console.print(final_table(self.history.last, self.history.best, self.monitor))
-        self.console.print(f"results in {self.run_dir}", soft_wrap=True)
+        self.console.print(f"results in {self.run_dir}", soft_wrap=True, markup=False)
         return results
 
     def _round(self, server: Server) -> None:
@@ -412,13 +434,16 @@ class FederatedTrainer(pl.Trainer):
         server.round(self.current_round, self.record)
         last = self.current_round == self.rounds
         if last or self.current_round % self.evaluate_every == 0:
-            self.record.metrics = server.evaluate(self.current_round, SPLITS, self.record)
-            self._check_monitor(list(self.record.mean))
+            self._evaluate(server)
+        self._call("on_round_end")
+        last = last or self.should_stop
+        if last and not self.record.metrics:  # a callback made it the last round
+            self._evaluate(server)
         self.record.seconds = time.perf_counter() - began
         self.history.add(self.record)
         self.run_log.add(self.record)
-        self._call("on_round_end")
-        if self.write_checkpoints and (last or self.should_stop or self.current_round % self.checkpoint_every == 0):
+        best = self.history.best.get("round") == self.current_round
+        if self.write_checkpoints and (last or best or self.current_round % self.checkpoint_every == 0):
             self._checkpoint(server)
 
     def _check_monitor(self, metrics: list[str]) -> None:
@@ -440,11 +465,13 @@ class FederatedTrainer(pl.Trainer):
 
     def _evaluate(self, server: Server) -> None:
         self.record.metrics = server.evaluate(self.current_round, SPLITS, self.record)
-        self.history.last = {"round": self.current_round, "clients": self.record.metrics, "mean": self.record.mean}
+        self._check_monitor(list(self.record.mean))
 
     def _checkpoint(self, server: Server) -> None:
         assert self.run_log is not None
-        state = server.state({"round": self.current_round, "history": self.history.state()})
+        callbacks = {c.state_key: own for c in self.round_callbacks if (own := c.state_dict())}
+        further = {"round": self.current_round, "history": self.history.state(), "callbacks": callbacks}
+        state = server.state(further)
         best = self.history.best.get("round")
         self.run_log.save()
         self._store.save(self.current_round, state, self.engine.save, self._settings, best)
@@ -482,7 +509,8 @@ def _refused_by_lightning(arguments: Mapping[str, Any], error: Exception) -> Inp
 
 
 def _is_file_name(name: str) -> bool:
-    return bool(re.fullmatch(r"[^/\\\0]+", name)) and name not in (".", "..")
+    fits = len(f"{name}.ckpt".encode()) <= 255  # what file systems take
+    return fits and bool(re.fullmatch(r"[^/\\\0]+", name)) and name not in (".", "..")
 
 
 def _data_settings(data: ClientData) -> dict[str, Any]:

@@ -29,12 +29,32 @@ def agreed(routes: Sequence[Route], **models: dict[str, Tensor]) -> dict[str, li
 
 # ------------------------------------------------------------------------------------------------------- precedence
 def test_first_match_counts() -> None:
-    routes = table([*personal("convs.0.*"), *collected("*.bias"), *shared("convs.*"), *personal("*")])
+    routes = table([*personal("convs.0.*"), *shared("convs.*"), *personal("*")])
     assert routes.kind("convs.0.weight") == RouteKind.PERSONAL
     assert routes.kind("convs.0.bias") == RouteKind.PERSONAL
     assert routes.kind("convs.1.weight") == RouteKind.SHARED
-    assert routes.names(RouteKind.COLLECTED) == []
     assert routes.shared == ["convs.1.weight"]
+
+
+@pytest.mark.parametrize("hidden", [personal("head.*"), shared("head.*")])
+def test_a_route_that_never_comes_to_bear_is_an_error(hidden: list[Route]) -> None:
+    """Otherwise what its author means to keep would leave, because an earlier route says so."""
+    with pytest.raises(InputError, match=r"`head\.\*` .* but routes before it cover all that it matches"):
+        table([*shared("*"), *hidden])
+
+
+def test_the_last_route_may_find_nothing_left() -> None:
+    assert table([*shared("*"), *personal("*")]).shared == list(MODEL)
+
+
+def test_tied_tensors_leave_together_or_not_at_all() -> None:
+    one = torch.zeros(2)
+    tied = {"encoder": one, "decoder": one}
+    assert RoutingTable(shared("*"), tied).shared == ["encoder", "decoder"]
+    with pytest.raises(InputError, match="`encoder` is personal and `decoder` is shared; they are one"):
+        RoutingTable([*personal("encoder"), *shared("decoder")], tied)
+    with pytest.raises(InputError, match="they are one"):
+        RoutingTable(shared("*"), tied).agree(["decoder"])
 
 
 def test_names_keep_the_order_of_the_model() -> None:
