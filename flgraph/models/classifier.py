@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
@@ -21,7 +22,7 @@ OptimizerName = Literal["adam", "adamw", "sgd"]
 _OPTIMIZERS: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
-class GraphClassifier(pl.LightningModule):
+class GraphClassifier(pl.LightningModule, ABC):
     """One class per graph: a base for modules that turn a batch into one row per graph (:meth:`encode`).
 
     Sizes of -1 mean "given by the data". A module with such a size is a template: it holds hyper-parameters only, has
@@ -97,9 +98,9 @@ class GraphClassifier(pl.LightningModule):
         _reset(self)
 
     # ---------------------------------------------------------------------------------------------------- forward
+    @abstractmethod
     def encode(self, batch: Data) -> Tensor:
         """One row per graph ``[B, hidden_channels]``; what a subclass must say."""
-        raise NotImplementedError
 
     def forward(self, batch: Data) -> Tensor:
         """Logits ``[B, num_classes]``."""
