@@ -100,7 +100,7 @@ class FederatedTrainer(pl.Trainer):
             write no checkpoints of their own, so LearningRateMonitor and ModelCheckpoint have no place there.
         max_logged_clients: in larger federations only means over clients are logged to TensorBoard.
         enable_checkpointing: whether to write checkpoints.
-        checkpoint_every: rounds between checkpoints; the last round always has one.
+        checkpoint_every: rounds between checkpoints; the last round and the best so far always have one.
         keep_checkpoints: how many of the newest checkpoints stay; the best validation round's stays as well.
         enable_progress_bar: whether to show progress, the routing table and the final table.
         accelerator: see :class:`pytorch_lightning.Trainer`, as for all that follow; they hold per client.

@@ -168,7 +168,8 @@ def test_evaluate_every_and_checkpoint_every(done: Call, small: list[str], runs:
     history = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     assert [record["round"] for record in history if record["metrics"]] == [3, 5]
     rounds = sorted(path.name for path in (run / "checkpoints").glob("round-*"))
-    assert rounds == ["round-00002", "round-00004", "round-00005"]
+    # Every second one, the last, and the third, which was the best when it was evaluated.
+    assert rounds == ["round-00002", "round-00003", "round-00004", "round-00005"]
 
 
 def test_precision(done: Call, small: list[str], runs: Path) -> None:
