@@ -258,7 +258,7 @@ class Client:
             "optimizer_states": self._optimizers.optimizers,
             "lr_schedulers": self._optimizers.schedulers,
             "precision": self.trainer.precision_plugin.state_dict(),
-            "callbacks": {callback.state_key: state for callback in callbacks if (state := callback.state_dict())},
+            "callbacks": {callback.state_key: own for callback in callbacks if (own := callback.state_dict())},
             "client": {"name": self.name, "train_metrics": self._train_metrics, "shared": self.routing.shared},
         }
         for callback in callbacks:

@@ -153,14 +153,8 @@ class FederatedTrainer(pl.Trainer):
         limit_test_batches: int | float | None = None,
         detect_anomaly: bool = False,
     ) -> None:
-        for field, value in (
-            ("rounds", rounds),
-            ("local_epochs", local_epochs),
-            ("evaluate_every", evaluate_every),
-            ("checkpoint_every", checkpoint_every),
-            ("keep_checkpoints", keep_checkpoints),
-        ):
-            expect(isinstance(value, int) and value >= 1, f"trainer.{field}", "a whole number of 1 or more", value)
+        _expect_counts(rounds=rounds, local_epochs=local_epochs, evaluate_every=evaluate_every)
+        _expect_counts(checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
         expect(0 < client_fraction <= 1, "trainer.client_fraction", "above 0 and at most 1", client_fraction)
         expect(monitor_mode in ("max", "min"), "trainer.monitor_mode", "max or min", monitor_mode)
         expect(name is None or _is_file_name(name), "trainer.name", "the name of a folder, without /", name)
@@ -495,6 +489,11 @@ def quick_garbage_collection() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def _expect_counts(**values: int) -> None:
+    for field, value in values.items():
+        expect(isinstance(value, int) and value >= 1, f"trainer.{field}", "a whole number of 1 or more", value)
 
 
 def _refused_by_lightning(arguments: Mapping[str, Any], error: Exception) -> InputError:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +115,9 @@ def test_a_kill_between_any_two_steps_leaves_a_whole_last(
         with monkeypatch.context() as patch:
             for name in ("replace", "fsync", "symlink", "mkdir", "rmdir", "unlink"):
                 patch.setattr(os, name, step(getattr(os, name)))
-            try:
+            with suppress(Killed):
                 save(store, 2)
                 break
-            except Killed:
-                pass
         last = find_checkpoint("last", store.folder.parent.parent)
         assert read_manifest(last)["round"] in (1, 2)
         for round in store.rounds():
