@@ -5,6 +5,8 @@ from flgraph.callbacks.fedper import FedPer
 from flgraph.callbacks.fedprox import FedProx
 from flgraph.callbacks.fedsage import FedSage
 from flgraph.callbacks.fedstar import FedStar
+from flgraph.callbacks.gcfl import GCFL
+from flgraph.callbacks.gcflplus import GCFLPlus
 from flgraph.callbacks.local import Local
 
-__all__ = ["FedAvg", "FedPer", "FedProx", "FedSage", "FedStar", "Local"]
+__all__ = ["GCFL", "FedAvg", "FedPer", "FedProx", "FedSage", "FedStar", "GCFLPlus", "Local"]

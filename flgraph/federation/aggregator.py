@@ -93,6 +93,18 @@ class Aggregator(FederatedCallback):
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
         """Takes in the uploads of one exchange; called in the server's process, after all of them arrived."""
 
+    def log_scalars(self) -> Mapping[str, float]:
+        """What the server half has to tell of the round just aggregated, such as the number of clusters.
+
+        Goes to ``history.jsonl``, TensorBoard and other loggers. A tag ``GROUP/NAME`` is shown in its group, one
+        without a slash in the group ``server``; one value per client is ``GROUP/CLIENT``.
+        """
+        return {}
+
+    def summary(self) -> dict[str, Any]:
+        """What the server half has to tell of the whole run, in values that JSON can hold, for ``results.json``."""
+        return {}
+
     def server_state(self) -> Payload:
         """Everything the server half needs to continue after a restart."""
         return Payload()

@@ -177,6 +177,12 @@ class Client:
         """Number of training samples."""
         return self.data.num_train_samples
 
+    @property
+    def num_parameters(self) -> dict[str, int]:
+        """Numbers in the model's parameters: ``total``, and ``shared``."""
+        sizes = {name: parameter.numel() for name, parameter in self.module.named_parameters()}
+        return {"total": sum(sizes.values()), "shared": sum(sizes.get(name, 0) for name in self.routing.shared)}
+
     def shared_tensors(self) -> dict[str, Tensor]:
         """The model's shared tensors by name (not copied)."""
         return {name: self._tensor(name) for name in self.routing.shared}

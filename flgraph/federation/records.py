@@ -32,6 +32,7 @@ class RoundRecord:
         metric_bytes: wire bytes with which clients reported metrics.
         clients: who took part.
         metrics: client to metric to value; empty in rounds without evaluation.
+        server: what the algorithm's server half told of the round (:meth:`Aggregator.log_scalars`).
     """
 
     round: int
@@ -41,6 +42,7 @@ class RoundRecord:
     metric_bytes: int = 0
     clients: list[str] = field(default_factory=list)
     metrics: Metrics = field(default_factory=dict)
+    server: dict[str, float] = field(default_factory=dict)
 
     @property
     def mean(self) -> dict[str, float]:

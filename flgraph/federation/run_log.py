@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -53,9 +54,19 @@ class RunLog:
         if len(record.metrics) <= self.max_clients:
             for client, metrics in record.metrics.items():
                 values.update({f"{_tag(name)}/{client}": value for name, value in metrics.items()})
+        values.update(self._server_values(record))
         for logger in self.loggers:
             with self._errors_of(logger):
                 logger.log_metrics(values, step=record.round)
+
+    def _server_values(self, record: RoundRecord) -> dict[str, float]:
+        """What the algorithm told, without groups of one value per client where there are too many of them."""
+        groups = Counter(tag.partition("/")[0] for tag in record.server)
+        return {
+            tag if "/" in tag else f"server/{tag}": value
+            for tag, value in record.server.items()
+            if groups[tag.partition("/")[0]] <= self.max_clients
+        }
 
     def save(self) -> None:
         """Puts what was logged on disk: whoever continues from a checkpoint finds the rounds before it logged."""

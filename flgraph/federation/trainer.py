@@ -408,6 +408,9 @@ class FederatedTrainer(pl.Trainer):
         results = {
             **self.history.results(),
             "setup_bytes": {"up": server.setup_record.bytes_up, "down": server.setup_record.bytes_down},
+            "aggregator": server.aggregator.summary(),
+            "parameters": self.engine.parameters(),
+            "data": self._settings["data"],
             "seed": self.seed,
             "versions": versions(),
             "config": self.config or self._settings,
@@ -426,6 +429,7 @@ class FederatedTrainer(pl.Trainer):
         self.record = RoundRecord(self.current_round)
         self._call("on_round_start")
         server.round(self.current_round, self.record)
+        self.record.server = dict(server.aggregator.log_scalars())
         last = self.current_round == self.rounds
         if last or self.current_round % self.evaluate_every == 0:
             self._evaluate(server)

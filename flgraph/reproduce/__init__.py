@@ -1,7 +1,7 @@
-"""The papers' tables as data, and what runs them."""
+"""The papers' tables and figures as data, and what runs them."""
 
 from flgraph.reproduce.runner import run_study
 from flgraph.reproduce.study import Study, list_studies, load_study
-from flgraph.reproduce.table import collect, write_tables
+from flgraph.reproduce.table import collect, finished, write_tables
 
-__all__ = ["Study", "collect", "list_studies", "load_study", "run_study", "write_tables"]
+__all__ = ["Study", "collect", "finished", "list_studies", "load_study", "run_study", "write_tables"]

@@ -1,4 +1,4 @@
-"""``flgraph reproduce``: a paper's table by one command."""
+"""``flgraph reproduce``: a paper's table or figure by one command."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from flgraph.errors import InputError, expect
+from flgraph.reproduce.figures import write_figures
 from flgraph.reproduce.runner import run_study
-from flgraph.reproduce.study import list_studies, load_study
-from flgraph.reproduce.table import collect, write_tables
+from flgraph.reproduce.study import Study, list_studies, load_study
+from flgraph.reproduce.table import collect, finished, write_tables
 
 
 class _Parser(ArgumentParser):
@@ -27,7 +28,9 @@ def main(args: Sequence[str]) -> None:
     Raises:
         InputError: an argument cannot be used, or a run failed.
     """
-    parser = _Parser(prog="flgraph reproduce", description="Reproduces a table of a paper.", allow_abbrev=False)
+    parser = _Parser(
+        prog="flgraph reproduce", description="Reproduces a table or a figure of a paper.", allow_abbrev=False
+    )
     parser.add_argument("study", nargs="?", type=str, help="PAPER/TABLE, or a YAML file of the same form")
     parser.add_argument("--list", action="store_true", help="list the studies and exit")
     parser.add_argument("--settings", type=str, help="comma-separated names; all if not given")
@@ -47,13 +50,20 @@ def main(args: Sequence[str]) -> None:
     study = load_study(given.study).cut(
         _split(given.settings), _split(given.methods), [int(seed) for seed in seeds or ()] or None, given.rounds
     )
-    runs = given.runs / study.name
+    runs = given.runs
     try:
         run_study(study, runs, given.jobs)
     finally:  # whatever is done is worth showing, also when a run failed or the study was stopped
-        cells = collect(study, runs)
-        for file in write_tables(study, cells, given.out, runs):
+        for file in write_study(study, runs, given.out):
             print(f"wrote {file}")
+
+
+def write_study(study: Study, runs: Path, out: Path) -> list[Path]:
+    """Writes tables and figures of whatever is done; returns the files."""
+    done = finished(study, runs)
+    cells = collect(study, done)
+    figures = write_figures(study, done, cells, out)
+    return [*write_tables(study, done, cells, out, runs, figures), *figures]
 
 
 def _split(text: str | None) -> list[str] | None:

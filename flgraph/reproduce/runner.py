@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.errors import InputError
+from flgraph.federation.checkpoint import CheckpointStore, read_manifest
 from flgraph.reproduce.study import Run, Study
 
 
@@ -19,7 +21,8 @@ def run_study(study: Study, runs: Path, jobs: int, report: Callable[[str], None]
     """Runs whatever is not done yet.
 
     Every run is a process of its own, ``flgraph fit`` with one thread, so that the cores are shared by runs and not by
-    threads. A run that was interrupted goes on from its last checkpoint.
+    threads. A run that was interrupted goes on from its last checkpoint. Studies of one paper share their runs: what
+    one table has done, another does not do again. Several commands may work on the same folder at the same time.
 
     Args:
         study: what to run.
@@ -42,7 +45,7 @@ def run_study(study: Study, runs: Path, jobs: int, report: Callable[[str], None]
             if code != 0:
                 failed.append(run)
     if failed:
-        log = run_folder(failed[0], runs) / "log.txt"
+        log = run_folder(study, failed[0], runs) / "log.txt"
         raise InputError(
             f"Expected all runs of {study.name} to end well but {len(failed)} failed; the first's log is {log}."
         )
@@ -50,7 +53,7 @@ def run_study(study: Study, runs: Path, jobs: int, report: Callable[[str], None]
 
 def command(study: Study, run: Run, runs: Path) -> list[str]:
     """The ``flgraph`` arguments of a run."""
-    folder = run_folder(run, runs)
+    folder = run_folder(study, run, runs)
     return [
         "fit",
         *run.args,
@@ -61,14 +64,16 @@ def command(study: Study, run: Run, runs: Path) -> list[str]:
     ]
 
 
-def run_folder(run: Run, runs: Path) -> Path:
-    """Where a run's versions lie."""
-    return runs / run.setting / f"{run.method}-seed{run.seed}"
+def run_folder(study: Study, run: Run, runs: Path) -> Path:
+    """Where a run's versions lie; the same for all studies of a paper that need it."""
+    return runs / study.paper_name / run.digest / f"{run.name}-seed{run.seed}"
 
 
 def find_results(study: Study, run: Run, runs: Path) -> dict[str, Any] | None:
     """``results.json`` of a finished run of the study's length, with its folder as ``folder``; the newest there is."""
-    for folder in sorted(run_folder(run, runs).glob("version_*"), key=lambda path: path.stat().st_mtime, reverse=True):
+    for folder in sorted(
+        run_folder(study, run, runs).glob("version_*"), key=lambda path: path.stat().st_mtime, reverse=True
+    ):
         file = folder / "results.json"
         if file.is_file():
             results: dict[str, Any] = json.loads(file.read_text())
@@ -78,12 +83,27 @@ def find_results(study: Study, run: Run, runs: Path) -> dict[str, Any] | None:
 
 
 def _execute(study: Study, run: Run, runs: Path) -> int:
-    folder = run_folder(run, runs)
+    folder = run_folder(study, run, runs)
     folder.mkdir(parents=True, exist_ok=True)
-    args = command(study, run, runs)
-    if any(folder.glob("version_*/checkpoints/last/manifest.json")):
-        args.append("--ckpt_path=last")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with open(folder / "log.txt", "a") as log:
+        # Held by the run itself, too: where `flgraph reproduce` was killed and its runs were not, the next one waits
+        # for them instead of starting them a second time.
+        fcntl.flock(log, fcntl.LOCK_EX)
+        if find_results(study, run, runs) is not None:
+            return 0
+        args = command(study, run, runs)
+        checkpoint = _checkpoint(folder, study.rounds)
+        if checkpoint is not None:
+            args.append(f"--ckpt_path={checkpoint}")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         call = [sys.executable, "-m", "flgraph", *args]
         return subprocess.run(call, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False).returncode
+
+
+def _checkpoint(folder: Path, rounds: int) -> Path | None:
+    """The newest checkpoint to go on from: of a run that was cut off, or that is shorter."""
+    for version in sorted(folder.glob("version_*"), key=lambda path: path.stat().st_mtime, reverse=True):
+        last = CheckpointStore(version / "checkpoints").last()
+        if last is not None and read_manifest(last)["round"] <= rounds:
+            return last
+    return None

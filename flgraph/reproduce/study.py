@@ -1,17 +1,27 @@
-"""A table of a paper as data: which runs it takes, and what the paper printed."""
+"""A table or figure of a paper as data: which runs it takes, and what the paper printed."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import yaml
 
 from flgraph.errors import InputError, expect
 
 _HERE = Path(__file__).parent
+
+FigureKind = Literal["convergence", "settings"]
+"""``convergence``: test metric over rounds, a picture per setting; ``settings``: the last round's over the settings."""
+
+
+Arguments = str | list[str]
+"""A configuration file, or arguments of the command line."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,18 @@ class Run:
     seed: int
     args: tuple[str, ...]
 
+    @property
+    def name(self) -> str:
+        """Configuration files and further arguments in short, such as ``chem+fedstar+local_epochs=2``."""
+        name = "+".join(_short(self.args))
+        return name if len(name) <= 80 else name[:80].rstrip("+=.-_")
+
+    @property
+    def digest(self) -> str:
+        """Tells runs apart that were made with other arguments, or with other contents of their configuration files."""
+        contents = [yaml.safe_load(Path(arg).read_text()) if _is_config(arg) else arg for arg in self.args]
+        return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:8]
+
 
 @dataclass(frozen=True)
 class Study:
@@ -37,13 +59,17 @@ class Study:
 
     Args:
         name: ``paper/table``.
-        title: what the table shows.
+        title: what it shows.
         metric: what is reported, such as ``accuracy``; of the test split, in percent.
         rounds: communication rounds of each run.
         seeds: one run each.
         settings: name to configuration file, or to a list of command-line arguments.
-        methods: the same.
-        paper: setting to method to (mean, standard deviation) as printed, in percent.
+        methods: the same; where a method's arguments depend on the setting, setting to either.
+        paper: setting to method to (mean, standard deviation) as printed, in percent; a cell without a printed
+            deviation has the mean alone, one that is not in the paper none.
+        figure: a picture to draw, too.
+        axis: what the settings are, as a label.
+        notes: what a reader should know, a sentence each.
     """
 
     name: str
@@ -51,16 +77,36 @@ class Study:
     metric: str
     rounds: int
     seeds: list[int]
-    settings: dict[str, str | list[str]]
-    methods: dict[str, str | list[str]]
+    settings: dict[str, Arguments]
+    methods: dict[str, Arguments | dict[str, Arguments]]
     paper: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    figure: FigureKind | None = None
+    axis: str = "setting"
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def paper_name(self) -> str:
+        """What stands before the slash; empty for a study of the user's own."""
+        return self.name.rpartition("/")[0]
 
     def runs(self) -> Iterator[Run]:
         """All runs, seed by seed, so that an unfinished study has whole tables of few seeds."""
         for seed in self.seeds:
-            for setting, data in self.settings.items():
-                for method, config in self.methods.items():
-                    yield Run(setting, method, seed, (*_args(data), *_args(config)))
+            for setting in self.settings:
+                for method in self.methods:
+                    yield self.run(setting, method, seed)
+
+    def run(self, setting: str, method: str, seed: int) -> Run:
+        """The run of one cell.
+
+        Raises:
+            InputError: the method has no arguments for this setting.
+        """
+        chosen = self.methods[method]
+        if isinstance(chosen, dict):
+            expect(setting in chosen, f"methods.{method}", f"arguments for {setting}, too,", list(chosen))
+            chosen = chosen[setting]
+        return Run(setting, method, seed, (*_args(self.settings[setting]), *_args(chosen)))
 
     def cut(
         self,
@@ -88,25 +134,62 @@ class Study:
 
 
 def list_studies() -> list[str]:
-    """Names of all studies, ``paper/table``."""
-    return sorted(f"{file.parent.name}/{file.stem}" for file in _HERE.glob("*/*.yaml"))
+    """Names of all studies, ``paper/table``, in the order of the paper."""
+    names = [f"{file.parent.name}/{file.stem}" for file in _HERE.glob("*/*.yaml")]
+    return sorted(names, key=_natural)
 
 
 def load_study(name: str) -> Study:
     """Reads a study by its name, or from a YAML file of the same form.
+
+    A file may begin with ``extends: OTHER``, a study beside it, and give only what differs from that.
 
     Raises:
         InputError: there is no such study, or the file lacks or misspells a field.
     """
     file = Path(name) if name.endswith((".yaml", ".yml")) else _HERE / f"{name}.yaml"
     if not file.is_file():
-        raise InputError(f"Expected study to be a YAML file or one of {', '.join(list_studies())} but got {name!r}.")
-    content: dict[str, Any] = yaml.safe_load(file.read_text())
+        raise InputError(f"Expected `study` to be a YAML file or one of {', '.join(list_studies())} but got {name!r}.")
+    content = _read(file)
+    known = {item.name for item in fields(Study)}
+    for key in content:
+        expect(key in known, str(file), f"a study with fields among {', '.join(sorted(known - {'name'}))}", key)
     try:
-        return Study(name=name if file.parent.parent == _HERE else file.stem, **content)
+        study = Study(name=name if file.parent.parent == _HERE else file.stem, **content)
     except TypeError as error:
         raise InputError(f"Expected study {file} to have the fields of `Study` but got {error}.") from error
+    kinds = get_args(FigureKind)
+    expect(study.figure is None or study.figure in kinds, "figure", f"one of {', '.join(kinds)}", study.figure)
+    return study
 
 
-def _args(value: str | list[str]) -> list[str]:
+def _read(file: Path) -> dict[str, Any]:
+    content = yaml.safe_load(file.read_text())
+    expect(isinstance(content, dict), str(file), "a YAML mapping", type(content).__name__)
+    base = content.pop("extends", None)
+    if base is None:
+        return dict(content)
+    other = file.with_name(f"{base}.yaml")
+    expect(other.is_file() and other != file, f"extends in {file}", "the name of a study beside it", base)
+    return {**_read(other), **content}
+
+
+def _args(value: Arguments) -> list[str]:
     return ["-c", value] if isinstance(value, str) else [str(part) for part in value]
+
+
+def _is_config(arg: str) -> bool:
+    return arg.endswith((".yaml", ".yml")) and Path(arg).is_file()
+
+
+def _short(args: Sequence[str]) -> Iterator[str]:
+    for arg in args:
+        if arg in ("-c", "--config"):
+            continue
+        text = Path(arg).stem if arg.endswith((".yaml", ".yml")) else re.sub(r"^--(?:\w+\.)*", "", arg)
+        yield re.sub(r"[^\w.=-]+", "_", text).strip("_")
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts ``table10`` after ``table2``."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import csv
 import math
-import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from flgraph.federation.records import read_records, write_text
-from flgraph.reproduce.runner import command, find_results
-from flgraph.reproduce.study import Run, Study
+from flgraph.reproduce.provenance import provenance
+from flgraph.reproduce.runner import find_results
+from flgraph.reproduce.study import Study
 
 PROTOCOLS = {
     "final": "the last round",
     "best_val": "the round with the best mean validation metric",
     "best_test": "the round with the best mean test metric: optimistic, it looks at the test data",
+    "best_cluster": "per client the best of the models of all clusters it was in, each as it was when the cluster was "
+    "split or the run ended: optimistic, it looks at the test data (the protocol of GCFL's published code)",
 }
+"""Which round's test metric is reported. ``best_cluster`` exists for algorithms that split clusters only."""
+
+Done = Mapping[tuple[str, str], Sequence[dict[str, Any]]]
+"""Setting and method to the results of the finished runs, one per seed."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Cell:
         metric: what is reported.
         protocol: which round is reported, see :data:`PROTOCOLS`.
         paper_mean: as printed; NaN if the paper has no such cell.
-        paper_std: as printed.
+        paper_std: as printed; NaN if it is not.
         mean: over seeds, of the unweighted mean over clients.
         std: sample standard deviation over seeds; NaN for one seed.
         seeds: number of seeds.
@@ -54,113 +60,129 @@ class Cell:
 
     @property
     def verdict(self) -> str:
-        """Whether the mean lies within the paper's spread."""
-        if math.isnan(self.paper_mean):
+        """Whether the mean lies ``within`` the paper's spread, ``above`` or ``below``; empty if none was printed."""
+        if math.isnan(self.paper_std):
             return ""
         gap = self.mean - self.paper_mean
         return "within" if abs(gap) <= self.paper_std else "above" if gap > 0 else "below"
 
 
-def collect(study: Study, runs: Path) -> list[Cell]:
-    """A cell for every method, setting and protocol with at least one finished run."""
-    cells = []
+def finished(study: Study, runs: Path) -> Done:
+    """The results of all finished runs of a study, in the study's order."""
+    done: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for setting in study.settings:
         for method in study.methods:
-            done = [
-                results
-                for run in study.runs()
-                if (run.setting, run.method) == (setting, method)
-                and (results := find_results(study, run, runs)) is not None
-            ]
-            if not done:
-                continue
-            paper_mean, paper_std = study.paper.get(setting, {}).get(method, [math.nan, math.nan])
-            for protocol in PROTOCOLS:
-                values = [100 * _value(results, protocol, f"test/{study.metric}") for results in done]
+            found = [find_results(study, study.run(setting, method, seed), runs) for seed in study.seeds]
+            results = [result for result in found if result is not None]
+            if results:
+                done[setting, method] = results
+    return done
+
+
+def collect(study: Study, done: Done) -> list[Cell]:
+    """A cell for every method, setting and protocol with at least one finished run."""
+    cells = []
+    for (setting, method), results in done.items():
+        printed = [*study.paper.get(setting, {}).get(method, []), math.nan, math.nan]
+        for protocol in PROTOCOLS:
+            metric = f"test/{study.metric}"
+            values = [100 * value for run in results if (value := _value(run, protocol, metric)) is not None]
+            if values:
                 std = statistics.stdev(values) if len(values) > 1 else math.nan
-                cells.append(
-                    Cell(
-                        study.name, setting, method, study.metric, protocol, paper_mean, paper_std,
-                        statistics.fmean(values), std, len(values), study.rounds,
-                    )
-                )  # fmt: skip
+                measured = (statistics.fmean(values), std, len(values), study.rounds)
+                cells.append(Cell(study.name, setting, method, study.metric, protocol, *printed[:2], *measured))
     return cells
 
 
-def write_tables(study: Study, cells: Sequence[Cell], out: Path, runs: Path) -> list[Path]:
+def write_tables(
+    study: Study, done: Done, cells: Sequence[Cell], out: Path, runs: Path, figures: Sequence[Path] = ()
+) -> list[Path]:
     """Writes ``TABLE.csv`` and ``TABLE.md`` into ``out/PAPER``."""
-    paper, _, table = study.name.rpartition("/")
-    folder = out / paper if paper else out
+    folder, table = out / study.paper_name, study.name.rpartition("/")[2]
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"{table}.csv", "w", newline="") as stream:
-        writer = csv.DictWriter(stream, [column.name for column in fields(Cell)])
+        writer = csv.DictWriter(stream, [column.name for column in fields(Cell)], lineterminator="\n")
         writer.writeheader()
         for cell in cells:
-            row = asdict(cell)
-            writer.writerow({key: _rounded(value) for key, value in row.items()})
-    write_text(_markdown(study, cells, runs), folder / f"{table}.md")
+            writer.writerow({key: _rounded(value) for key, value in asdict(cell).items()})
+    lines = [*_head(study, cells), *_sections(study, done, cells, figures), *provenance(study, done, runs)]
+    write_text("\n".join(lines) + "\n", folder / f"{table}.md")
     return [folder / f"{table}.csv", folder / f"{table}.md"]
 
 
-def _markdown(study: Study, cells: Sequence[Cell], runs: Path) -> str:
+def _head(study: Study, cells: Sequence[Cell]) -> list[str]:
+    used = {cell.protocol for cell in cells}
     lines = [
         f"# {study.title}",
         "",
-        f"Test {study.metric} in percent: mean over clients, then mean ± standard deviation over",
+        f"Test {study.metric} in percent: unweighted mean over clients, then mean ± standard deviation over seeds;",
+        f"{study.rounds} rounds. Protocols:",
+        "",
+        *(f"- `{name}`: {meaning}" for name, meaning in PROTOCOLS.items() if name in used),
     ]
-    lines += [f"seeds. {study.rounds} rounds. Protocols:", ""]
-    lines += [f"- `{name}`: {meaning}" for name, meaning in PROTOCOLS.items()]
+    return [*lines, "", *study.notes] if study.notes else lines
+
+
+def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence[Path]) -> list[str]:
+    lines = [line for figure in figures for line in ("", f"![{figure.stem}]({figure.name})")]
+    further = [name for name in ("best_cluster",) if any(cell.protocol == name for cell in cells)]
+    columns = [
+        "method", "paper", "final", "difference", "in the paper's spread", "best_val", "best_test (optimistic)",
+        *(f"{name} (optimistic)" for name in further), "gain over Local", "parameters", "of them shared", "seeds",
+    ]  # fmt: skip
     for setting in dict.fromkeys(cell.setting for cell in cells):
-        lines += ["", f"## {setting}", "", "| method | paper | final | difference | in the paper's spread | best_val |"]
-        lines[-1] += " best_test (optimistic) | gain over Local | seeds |"
-        lines.append("|---|---|---|---|---|---|---|---|---|")
+        title = setting if study.axis == "setting" else f"{study.axis}: {setting}"
+        lines += ["", f"## {title}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
         here = {(cell.method, cell.protocol): cell for cell in cells if cell.setting == setting}
         local = here.get(("Local", "final"))
         for method in dict.fromkeys(cell.method for cell in here.values()):
             final = here[method, "final"]
-            known = not math.isnan(final.paper_mean)
-            printed = f"{final.paper_mean:.2f} ± {final.paper_std:.2f}" if known else "-"
-            gap = f"{final.mean - final.paper_mean:+.2f}" if known else "-"
+            gap = "-" if math.isnan(final.paper_mean) else f"{final.mean - final.paper_mean:+.2f}"
             gain = f"{final.mean - local.mean:+.2f}" if local is not None and final is not local else "-"
-            shown = [_spread(here[method, protocol]) for protocol in PROTOCOLS]
-            row = [method, printed, shown[0], gap, final.verdict or "-", shown[1], shown[2], gain, str(final.seeds)]
+            protocols = [_spread(here.get((method, name))) for name in ("best_val", "best_test", *further)]
+            row = [method, _printed(final), _spread(final), gap, final.verdict or "-", *protocols, gain]
+            row += [*_parameters(done[setting, method]), str(final.seeds)]
             lines.append(f"| {' | '.join(row)} |")
-    return "\n".join([*lines, "", *_provenance(study, runs)]) + "\n"
+    return [*lines, ""]
 
 
-def _provenance(study: Study, runs: Path) -> list[str]:
-    done: list[tuple[Run, dict[str, Any]]] = []
-    for run in study.runs():
-        results = find_results(study, run, runs)
-        if results is not None:
-            done.append((run, results))
-    versions = sorted({", ".join(f"{k} {v}" for k, v in results["versions"].items()) for _, results in done})
-    seconds: dict[tuple[str, str], list[float]] = {}
-    for run, results in done:
-        seconds.setdefault((run.setting, run.method), []).append(results["seconds_per_round"])
-    lines = ["## How it was made", "", "```"]
-    lines.append(
-        f"flgraph reproduce {study.name} --settings {','.join(study.settings)} --methods {','.join(study.methods)} "
-        f"--seeds {','.join(map(str, study.seeds))} --rounds {study.rounds}"
-    )
-    lines += ["```", "", "which runs, for each cell and seed, for example", "", "```"]
-    if done:
-        lines.append(shlex.join(["flgraph", *command(study, done[0][0], runs)]))
-    lines += ["```", "", "Versions: " + "; ".join(versions) + ".", ""]
-    lines.append("Seconds a round (one thread, beside other work): ")
-    lines[-1] += ", ".join(f"{s} {m} {statistics.fmean(v):.2f}" for (s, m), v in seconds.items()) + "."
-    return lines
+def _parameters(results: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """Of a client's model, as the mean over clients: all, and those that are shared."""
+    counts = results[0].get("parameters") or {}
+    if not counts:
+        return "-", "-"
+    return tuple(f"{statistics.fmean(c[kind] for c in counts.values()):,.0f}" for kind in ("total", "shared"))  # type: ignore[return-value]
 
 
-def _value(results: dict[str, Any], protocol: str, metric: str) -> float:
+def _value(results: dict[str, Any], protocol: str, metric: str) -> float | None:
+    """A run's metric under a protocol; ``None`` where the protocol makes no sense."""
     if protocol in ("final", "best_val"):
         return float(results[protocol]["mean"][metric])
     records = read_records(Path(results["folder"]) / "history.jsonl")
-    return max(float(record["mean"][metric]) for record in records if metric in record["mean"])
+    if protocol == "best_test":
+        return max(float(record["mean"][metric]) for record in records if metric in record["mean"])
+    splits = results.get("aggregator", {}).get("splits")
+    if splits is None:
+        return None
+    rounds = {record["round"]: record["metrics"] for record in records if record["metrics"]}
+    best = {client: float(values[metric]) for client, values in results["final"]["clients"].items()}
+    for split in splits:
+        before = rounds.get(split["round"] - 1, {})
+        for client in (client for part in split["into"] for client in part):
+            best[client] = max(best[client], float(before.get(client, {}).get(metric, -math.inf)))
+    return statistics.fmean(best.values())
 
 
-def _spread(cell: Cell) -> str:
-    return f"{cell.mean:.2f}" + ("" if math.isnan(cell.std) else f" ± {cell.std:.2f}")
+def _printed(cell: Cell) -> str:
+    return _mean_std(cell.paper_mean, cell.paper_std)
+
+
+def _spread(cell: Cell | None) -> str:
+    return "-" if cell is None else _mean_std(cell.mean, cell.std)
+
+
+def _mean_std(mean: float, std: float) -> str:
+    return "-" if math.isnan(mean) else f"{mean:.2f}" + ("" if math.isnan(std) else f" ± {std:.2f}")
 
 
 def _rounded(value: Any) -> Any:

@@ -13,7 +13,7 @@ import yaml
 
 from flgraph.cli import main
 from flgraph.errors import InputError
-from flgraph.reproduce import Study, collect, list_studies, load_study, run_study, write_tables
+from flgraph.reproduce import Study, collect, finished, list_studies, load_study, run_study, write_tables
 from flgraph.reproduce.runner import command, find_results, run_folder
 from flgraph.reproduce.table import Cell
 
@@ -30,16 +30,19 @@ METHODS: dict[str, str | list[str]] = {
 }
 
 
+PARAMETERS = {"a": {"total": 1000, "shared": 200}, "b": {"total": 1500, "shared": 200}}
+
+
 def tiny_study(rounds: int = 3) -> Study:
     paper = {"TINY": {"Local": [50.0, 60.0]}}
     return Study("tiny/table", "A tiny study", "accuracy", rounds, [1, 2], {"TINY": list(TINY)}, METHODS, paper)
 
 
-def write_results(folder: Path, final: float, best: float, tests: list[float]) -> None:
+def write_results(folder: Path, final: float, best: float, tests: list[float], **further: object) -> None:
     folder.mkdir(parents=True)
     mean = {"clients": {}, "mean": {"test/accuracy": final}}
     best_val = {"clients": {}, "mean": {"test/accuracy": best}}
-    fields = {"rounds": len(tests), "seconds_per_round": 0.5, "versions": {"torch": "2"}}
+    fields = {"rounds": len(tests), "seconds_per_round": 0.5, "versions": {"torch": "2"}, "seed": 1, **further}
     (folder / "results.json").write_text(json.dumps({"final": mean, "best_val": best_val, **fields}))
     lines = [json.dumps({"round": n, "mean": {"test/accuracy": value}}) for n, value in enumerate(tests, start=1)]
     (folder / "history.jsonl").write_text("\n".join(lines) + "\n")
@@ -48,12 +51,12 @@ def write_results(folder: Path, final: float, best: float, tests: list[float]) -
 def test_study_runs_and_goes_on(tmp_path: Path) -> None:
     study, lines = tiny_study(), list[str]()
     run_study(study.cut(methods=["Local"], seeds=[1]), tmp_path, jobs=1, report=lines.append)
-    first = run_folder(next(iter(study.runs())), tmp_path)
+    first = run_folder(study, next(iter(study.runs())), tmp_path)
     before = (first / "version_0" / "results.json").stat().st_mtime_ns
     run_study(study, tmp_path, jobs=2, report=lines.append)
     assert lines[2] == "tiny/table: 1 of 4 runs are done"
     assert (first / "version_0" / "results.json").stat().st_mtime_ns == before
-    cells = {(cell.method, cell.protocol): cell for cell in collect(study, tmp_path)}
+    cells = {(cell.method, cell.protocol): cell for cell in collect(study, finished(study, tmp_path))}
     assert len(cells) == 6
     for run in study.runs():
         results = find_results(study, run, tmp_path)
@@ -83,17 +86,18 @@ def test_failed_run_names_its_log(tmp_path: Path) -> None:
 def test_tables(tmp_path: Path) -> None:
     study = tiny_study(rounds=2)
     runs = list(study.runs())
-    write_results(run_folder(runs[0], tmp_path) / "version_0", 0.6, 0.5, [0.7, 0.6])
-    write_results(run_folder(runs[1], tmp_path) / "version_0", 0.9, 0.9, [0.8, 0.9])
-    write_results(run_folder(runs[2], tmp_path) / "version_0", 0.8, 0.7, [0.7, 0.8])
-    cells = collect(study, tmp_path)
+    write_results(run_folder(study, runs[0], tmp_path) / "version_0", 0.6, 0.5, [0.7, 0.6])
+    write_results(run_folder(study, runs[1], tmp_path) / "version_0", 0.9, 0.9, [0.8, 0.9], parameters=PARAMETERS)
+    write_results(run_folder(study, runs[2], tmp_path) / "version_0", 0.8, 0.7, [0.7, 0.8])
+    done = finished(study, tmp_path)
+    cells = collect(study, done)
     local = {cell.protocol: cell for cell in cells if cell.method == "Local"}
     assert (local["final"].mean, local["final"].seeds) == (pytest.approx(70), 2)
     assert local["final"].std == pytest.approx(math.sqrt(200))  # sample deviation of 60 and 80
     assert local["best_val"].mean == pytest.approx(60)
     assert local["best_test"].mean == pytest.approx(75)
     assert local["final"].verdict == "within"
-    files = write_tables(study, cells, tmp_path / "out", tmp_path)
+    files = write_tables(study, done, cells, tmp_path / "out", tmp_path)
     with open(files[0]) as stream:
         rows = list(csv.DictReader(stream))
     columns = "table,setting,method,metric,protocol,paper_mean,paper_std,mean,std,seeds,rounds"
@@ -102,8 +106,11 @@ def test_tables(tmp_path: Path) -> None:
     assert rows[3]["paper_mean"] == ""
     assert rows[3]["std"] == ""  # one seed has no spread
     text = files[1].read_text()
-    assert "| Local | 50.00 ± 60.00 | 70.00 ± 14.14 | +20.00 | within | 60.00 ± 14.14 | 75.00 ± 7.07 | - | 2 |" in text
-    assert "| FedStar | - | 90.00 | - | - | 90.00 | 90.00 | +20.00 | 1 |" in text
+    assert (
+        "| Local | 50.00 ± 60.00 | 70.00 ± 14.14 | +20.00 | within | 60.00 ± 14.14 | 75.00 ± 7.07 | - | - | - | 2 |"
+        in text
+    )
+    assert "| FedStar | - | 90.00 | - | - | 90.00 | 90.00 | +20.00 | 1,250 | 200 | 1 |" in text
 
 
 @pytest.mark.parametrize(("mean", "verdict"), [(49.0, "below"), (50.0, "within"), (53.0, "within"), (53.1, "above")])
@@ -113,14 +120,17 @@ def test_verdict(mean: float, verdict: str) -> None:
 
 @pytest.mark.parametrize("name", list_studies())
 def test_studies_are_whole(name: str) -> None:
-    """Every cell has the paper's number, every configuration file exists."""
+    """Every cell has the paper's number or none of its row has, and every configuration file exists."""
     study = load_study(name)
     root = Path(__file__).parents[2]
-    for setting in study.settings:
-        assert study.paper[setting].keys() == study.methods.keys()
+    assert study.paper.keys() <= study.settings.keys()
+    for printed in study.paper.values():
+        assert printed.keys() <= study.methods.keys()
+        assert all(len(numbers) in (1, 2) and 0 < numbers[0] < 100 for numbers in printed.values())
+    assert len({frozenset(printed) for printed in study.paper.values()}) <= 1
     for run in study.runs():
-        for file in run.args[1::2]:
-            assert (root / file).is_file()
+        assert [arg for arg in run.args if arg.startswith("configs/")]
+        assert all((root / arg).is_file() for arg in run.args if arg.startswith("configs/"))
     assert f"--trainer.rounds={study.rounds}" in command(study, next(iter(study.runs())), Path("runs"))
 
 
@@ -130,13 +140,13 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     file = tmp_path / "bad.yaml"
     file.write_text(yaml.safe_dump({"title": "t", "roundz": 3}))
     bad = {
-        ("reproduce",): "Expected `study` to be one of fedstar/table1",
-        ("reproduce", "fedstar/table0"): "Expected study to be a YAML file or one of fedstar/table1",
+        ("reproduce",): "Expected `study` to be one of fedstar/figure3, fedstar/figure4, fedstar/table1",
+        ("reproduce", "fedstar/table0"): "Expected `study` to be a YAML file or one of fedstar/figure3",
         ("reproduce", "fedstar/table1", "--settings", "CHIM"): "Expected `--settings` to be among CHEM",
         ("reproduce", "fedstar/table1", "--seeds", "a"): "Expected `--seeds` to be whole numbers",
         ("reproduce", "fedstar/table1", "--rounds", "0"): "rounds",
         ("reproduce", "fedstar/table1", "--round", "1"): "unrecognized arguments",
-        ("reproduce", str(file)): "to have the fields of `Study` but got",
+        ("reproduce", str(file)): "to be a study with fields among",
     }
     for args, sentence in bad.items():
         with pytest.raises(SystemExit) as caught:

@@ -59,5 +59,9 @@ class Engine(ABC):
     def routes(self) -> list[tuple[str, str, str]]:
         """The routing table of the clients, as rows of tensor, shape and route."""
 
+    def parameters(self) -> dict[str, dict[str, int]]:
+        """Client to its model's numbers of parameters, ``total`` and ``shared``; nothing of clients elsewhere."""
+        return {}
+
     def teardown(self) -> None:
         """Lets go of whatever :meth:`setup` took."""

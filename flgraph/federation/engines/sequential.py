@@ -48,6 +48,9 @@ class Sequential(Engine):
     def routes(self) -> list[tuple[str, str, str]]:
         return describe_routes({name: client.routing for name, client in self.clients.items()})
 
+    def parameters(self) -> dict[str, dict[str, int]]:
+        return {name: client.num_parameters for name, client in self.clients.items()}
+
     def predict(self) -> Iterator[tuple[str, list[Any]]]:
         for name, client in self.clients.items():
             yield name, client.predict()

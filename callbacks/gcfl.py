@@ -1,0 +1,177 @@
+"""GCFL: Xie et al., "Federated Graph Classification over Non-IID Graphs", NeurIPS 2021."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any, Literal
+
+import networkx as nx
+import torch
+from torch import Tensor
+
+from flgraph.callbacks.fedper import FedPer
+from flgraph.errors import expect
+from flgraph.federation.aggregation import weighted_mean
+from flgraph.federation.payload import Payload
+
+
+class GCFL(FedPer):
+    r"""Clustered averaging: clients whose updates point the same way share a model.
+
+    All clients start in one cluster. In each round the server looks at the updates
+    :math:`\Delta w_m = w_m - \bar w_c` of every cluster :math:`c` and splits it in two if
+
+    .. math::
+        \Big\lVert \frac{1}{|c|} \sum_{m \in c} \Delta w_m \Big\rVert < \varepsilon_1 \qquad\text{and}\qquad
+        \max_{m \in c} \lVert \Delta w_m \rVert > \varepsilon_2,
+
+    that is, if the cluster as a whole stands still while a member still wants to move. The split is the Stoer-Wagner
+    minimum cut of the complete graph over the members whose edges weigh what the updates' cosine similarity is
+    (negative ones count as 0, since minimum cuts know no negative weights). Then every cluster is averaged on its own.
+    A client that took no part in a round counts with its last update.
+
+    ``results.json`` holds the clusters and every split; TensorBoard the number of clusters, each client's cluster
+    (``cluster/CLIENT``), and the two norms of every cluster, from which thresholds can be chosen.
+
+    Args:
+        eps1: the mean update of a cluster that is split is shorter than this.
+        eps2: the longest update of a cluster that is split is longer than this.
+        warmup: rounds before the first split.
+        min_clients: clusters with fewer clients are not split.
+        base: patterns of the shared tensors' names; the graph convolutions, as in :class:`FedPer`.
+        weighting: see :class:`FedAvg`.
+        optimizer_state: see :class:`FedAvg`.
+    """
+
+    def __init__(
+        self,
+        eps1: float = 0.07,
+        eps2: float = 0.28,
+        warmup: int = 20,
+        min_clients: int = 3,
+        base: Sequence[str] = ("convs.*",),
+        weighting: Literal["samples", "uniform"] = "samples",
+        optimizer_state: Literal["keep", "reset"] = "keep",
+    ) -> None:
+        super().__init__(base, weighting, optimizer_state)
+        expect(0 <= eps1 < math.inf, "aggregator.eps1", "a finite number, 0 or more", eps1)
+        expect(0 <= eps2 < math.inf, "aggregator.eps2", "a finite number, 0 or more", eps2)
+        expect(warmup >= 0, "aggregator.warmup", "0 or more", warmup)
+        expect(min_clients >= 2, "aggregator.min_clients", "2 or more", min_clients)
+        self.eps1, self.eps2, self.warmup, self.min_clients = eps1, eps2, warmup, min_clients
+        self._clusters: list[list[str]] = []
+        self._models: list[Payload] = []  # one per cluster
+        self._updates: dict[str, Tensor] = {}
+        self._splits: list[dict[str, Any]] = []
+        self._norms: dict[str, float] = {}
+
+    # ----------------------------------------------------------------------------------------------- server half
+    def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
+        self._clusters, self._models = [list(clients)], [Payload(initial)]
+
+    def download(self, client: str, round: int, exchange: str) -> Payload | None:
+        return self._models[self._cluster_of(client)]
+
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
+        self._take_updates(uploads)
+        self._norms = {}
+        for number in range(len(self._clusters)):
+            if self._should_split(number, round):
+                self._split(number, round)
+        for number, members in enumerate(self._clusters):
+            present = {client: uploads[client] for client in members if client in uploads}
+            if present:
+                samples = {client: float(upload.scalars["num_samples"]) for client, upload in present.items()}
+                weights = samples if self.weighting == "samples" else dict.fromkeys(present, 1.0)
+                self._models[number] = Payload(weighted_mean(present, weights))
+
+    def _take_updates(self, uploads: Mapping[str, Payload]) -> None:
+        for client, upload in uploads.items():
+            self._updates[client] = _flat(upload) - _flat(self._models[self._cluster_of(client)])
+
+    def _should_split(self, number: int, round: int) -> bool:
+        members = self._clusters[number]
+        if any(client not in self._updates for client in members):
+            return False
+        updates = torch.stack([self._updates[client] for client in members])
+        mean, longest = float(updates.mean(0).norm()), float(updates.norm(dim=1).max())
+        self._norms |= {f"mean_update_norm/cluster-{number}": mean, f"max_update_norm/cluster-{number}": longest}
+        return round > self.warmup and len(members) >= self.min_clients and mean < self.eps1 and longest > self.eps2
+
+    def _split(self, number: int, round: int) -> None:
+        members = self._clusters[number]
+        first, second = minimum_cut(members, self.similarity(members))
+        self._splits.append({"round": round, "cluster": number, "into": [first, second]})
+        self._clusters[number] = first
+        self._clusters.append(second)
+        self._models.append(self._models[number])
+
+    def similarity(self, clients: Sequence[str]) -> Tensor:
+        """How alike clients are, ``[n, n]`` and not negative: what the minimum cut takes as edge weights."""
+        return cosine_similarity([self._updates[client] for client in clients]).clamp(min=0)
+
+    def log_scalars(self) -> dict[str, float]:
+        owner = {f"cluster/{client}": float(self._cluster_of(client)) for client in self._members()}
+        return {"clusters": float(len(self._clusters)), **owner, **self._norms}
+
+    def summary(self) -> dict[str, Any]:
+        return {"clusters": self._clusters, "splits": self._splits}
+
+    def server_state(self) -> Payload:
+        models = {f"model/{n}/{key}": t for n, model in enumerate(self._models) for key, t in model.tensors.items()}
+        updates = {f"update/{client}": update for client, update in self._updates.items()}
+        plain = {"clusters": self._clusters, "splits": self._splits, "norms": self._norms}
+        return Payload({**models, **updates}, {"plain": json.dumps(plain)})
+
+    def load_server_state(self, state: Payload) -> None:
+        plain = json.loads(str(state.scalars["plain"]))
+        self._clusters, self._splits, self._norms = plain["clusters"], plain["splits"], plain["norms"]
+        models: list[dict[str, Tensor]] = [{} for _ in self._clusters]
+        for name, tensor in state.tensors.items():
+            kind, _, rest = name.partition("/")
+            if kind == "update":
+                self._updates[rest] = tensor
+            else:
+                number, _, key = rest.partition("/")
+                models[int(number)][key] = tensor
+        self._models = [Payload(model) for model in models]
+
+    def _cluster_of(self, client: str) -> int:
+        return next(number for number, members in enumerate(self._clusters) if client in members)
+
+    def _members(self) -> list[str]:
+        return [client for members in self._clusters for client in members]
+
+
+def cosine_similarity(vectors: Sequence[Tensor]) -> Tensor:
+    """Cosine of the angle between any two of ``n`` vectors, ``[n, n]``; 0 for a vector of length 0."""
+    rows = torch.stack(list(vectors)).double()
+    lengths = rows.norm(dim=1, keepdim=True)
+    rows = torch.where(lengths > 0, rows / lengths, torch.zeros_like(rows))
+    return rows @ rows.t()
+
+
+def minimum_cut(names: Sequence[str], weights: Tensor) -> tuple[list[str], list[str]]:
+    """Divides names in two so that the weight between the parts is as small as possible (Stoer and Wagner, 1997).
+
+    Args:
+        names: two or more.
+        weights: symmetric ``[n, n]``, not negative; the diagonal is ignored.
+
+    Returns:
+        The two parts in the order of ``names``; the first holds the first name.
+    """
+    graph = nx.Graph()
+    graph.add_weighted_edges_from((i, j, float(weights[i, j])) for i, j in combinations(range(len(names)), 2))
+    _, parts = nx.stoer_wagner(graph)
+    first, second = sorted(sorted(part) for part in parts)
+    return [names[i] for i in first], [names[i] for i in second]
+
+
+def _flat(payload: Payload) -> Tensor:
+    tensors = payload.tensors
+    parts = [tensors[name].flatten().double() for name in sorted(tensors) if tensors[name].is_floating_point()]
+    return torch.cat(parts)

@@ -1,0 +1,63 @@
+"""The pictures of a study, as PNG."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flgraph.federation.records import read_records
+from flgraph.reproduce.study import Study
+from flgraph.reproduce.table import Cell, Done
+
+
+def write_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) -> list[Path]:
+    """Draws what the study asks for into ``out/PAPER``."""
+    if study.figure is None or not done:
+        return []
+    folder, table = out / study.paper_name, study.name.rpartition("/")[2]
+    folder.mkdir(parents=True, exist_ok=True)
+    if study.figure == "settings":
+        return [_over_settings(study, cells, folder / f"{table}.png")]
+    settings = dict.fromkeys(setting for setting, _ in done)
+    return [_convergence(study, done, setting, folder / f"{table}_{_plain(setting)}.png") for setting in settings]
+
+
+def _convergence(study: Study, done: Done, setting: str, file: Path) -> Path:
+    """Test metric over rounds, mean over clients, with bands over seeds."""
+    from flgraph.report.charts import learning_curves, save_png  # matplotlib loads slowly
+
+    series = {
+        method: [_curve(result, f"test/{study.metric}") for result in results]
+        for (where, method), results in done.items()
+        if where == setting
+    }
+    figure = learning_curves(series, ylabel=f"test {study.metric} in percent", title=setting, size=(7.0, 4.6))
+    save_png(figure, file)
+    return file
+
+
+def _over_settings(study: Study, cells: Sequence[Cell], file: Path) -> Path:
+    """The last round's test metric over the settings, with error bars over seeds."""
+    from flgraph.report.charts import error_bars, save_png
+
+    final = [cell for cell in cells if cell.protocol == "final"]
+    series = {
+        method: {cell.setting: (cell.mean, cell.std) for cell in final if cell.method == method}
+        for method in dict.fromkeys(cell.method for cell in final)
+    }
+    figure = error_bars(series, xlabel=study.axis, ylabel=f"test {study.metric} in percent")
+    save_png(figure, file)
+    return file
+
+
+def _curve(results: dict[str, Any], metric: str) -> list[float]:
+    """Percent per round from the first; NaN in rounds without evaluation."""
+    records = read_records(Path(results["folder"]) / "history.jsonl")
+    return [100 * float(record["mean"].get(metric, math.nan)) for record in records]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\W+", "_", name)
