@@ -158,6 +158,8 @@ def load_study(name: str) -> Study:
         study = Study(name=name if file.parent.parent == _HERE else file.stem, **content)
     except TypeError as error:
         raise InputError(f"Expected study {file} to have the fields of `Study` but got {error}.") from error
+    for name_of in (*study.settings, *study.methods):
+        expect("," not in name_of, f"a name in {file}", "without a comma, which stands between names,", name_of)
     kinds = get_args(FigureKind)
     expect(study.figure is None or study.figure in kinds, "figure", f"one of {', '.join(kinds)}", study.figure)
     return study
