@@ -6,7 +6,6 @@ import csv
 import re
 import sys
 from collections.abc import Sequence
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +22,13 @@ import flgraph.models  # noqa: F401
 from flgraph.errors import InputError
 from flgraph.federation import ClientError, FederatedTrainer
 from flgraph.federation.seeding import derive_seed, seed_all
+from flgraph.packaged import find_config
+from flgraph.report.cli import main as report
 from flgraph.reproduce.cli import main as reproduce
+
+DESCRIPTION = "Federated learning on graphs. There are also `flgraph report --help` and `flgraph reproduce --help`."
+OTHERS = {"report": report, "reproduce": reproduce}
+"""Commands with parsers of their own: they take no model and no data."""
 
 
 class Parser(LightningArgumentParser):
@@ -51,7 +56,7 @@ class FederatedCLI(LightningCLI):
             save_config_callback=None,
             trainer_class=FederatedTrainer,
             parser_class=Parser,
-            parser_kwargs={"description": "Federated learning on graphs. There is also `flgraph reproduce --help`."},
+            parser_kwargs={"description": DESCRIPTION},
             subclass_mode_model=True,
             subclass_mode_data=True,
             auto_configure_optimizers=False,
@@ -192,12 +197,8 @@ def with_packaged_configs(args: Sequence[str]) -> list[str]:
     for arg in args:  # `--config=FILE` becomes two arguments, so that only one form is left to look for
         result += arg.split("=", 1) if arg.startswith(("-c=", "--config=")) else [arg]
     for position, (flag, value) in enumerate(pairwise(result)):
-        if flag in ("-c", "--config") and value.startswith("configs/") and not Path(value).exists():
-            packaged = Path(str(files("flgraph"))) / value
-            beside = Path(__file__).resolve().parent.parent / value
-            for candidate in (packaged, beside):
-                if candidate.is_file():
-                    result[position + 1] = str(candidate)
+        if flag in ("-c", "--config") and value.startswith("configs/"):
+            result[position + 1] = str(find_config(value))
     return result
 
 
@@ -232,8 +233,8 @@ def main(args: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if args is None else args)
     sys.argv = [sys.argv[0]]  # LightningCLI warns of arguments in two places
     try:
-        if given[:1] == ["reproduce"]:
-            reproduce(given[1:])
+        if given and given[0] in OTHERS:
+            OTHERS[given[0]](given[1:])
             return
         FederatedCLI(with_default_data(with_packaged_configs(given)))
     except InputError as error:

@@ -1,0 +1,1 @@
+"""One page that compares runs: ``flgraph report RUN ...``."""

@@ -1,0 +1,352 @@
+"""Runs that differ only in their seed become a method; methods on the same data are compared."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from typing import Any
+
+from flgraph.data.datamodule import TU_SETTINGS
+from flgraph.errors import expect
+from flgraph.report.charts import Spread, spread
+from flgraph.report.runs import Run, mapping, natural, number, version_of
+
+PERCENT = {"accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "average_precision", "precision", "recall"}
+"""Metrics that are shown in percent, as papers do."""
+
+_LOWER = re.compile(r"loss|error|perplexity|\b(mae|mse|rmse)\b")
+_NOT_THE_METHOD = re.compile(
+    r"(.*[._])?seed(_everything)?|ckpt_path|(trainer\.)?(default_root_dir|name|logger|enable_progress_bar|"
+    r"enable_checkpointing|checkpoint_every|keep_checkpoints|max_logged_clients)|data\.(root|cache_dir|name)"
+)
+"""Settings that say where a run lies and what it writes, not what it computes; and its seeds."""
+
+_NOT_THE_DATA = re.compile(r"data\.(features|structure|dse_dim|rwse_dim|batch_size|eval_batch_size|num_workers)")
+"""Settings of data that a method may choose: the graphs, clients and splits are the same."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What the report is about.
+
+    Args:
+        name: for example ``accuracy``.
+        lower: whether less is better.
+    """
+
+    name: str
+    lower: bool = False
+
+    @property
+    def scale(self) -> float:
+        """Factor from what runs write to what is shown."""
+        return 100.0 if self.name in PERCENT else 1.0
+
+    @property
+    def unit(self) -> str:
+        """In brackets behind the name, with a space before; empty for none."""
+        return " (%)" if self.name in PERCENT else ""
+
+    @property
+    def test(self) -> str:
+        """As runs write it."""
+        return f"test/{self.name}"
+
+    @property
+    def val(self) -> str:
+        """As runs write it."""
+        return f"val/{self.name}"
+
+    def better(self, gain: float) -> bool:
+        """Whether a difference is an improvement."""
+        return gain < 0 if self.lower else gain > 0
+
+
+class Method:
+    """Runs that differ only in their seed.
+
+    Args:
+        runs: at least one.
+        metric: what is compared.
+    """
+
+    def __init__(self, runs: Sequence[Run], metric: Metric) -> None:
+        kept: dict[int | str, Run] = {}
+        self.repeats: list[Run] = []
+        """Left out: the same seed was run again."""
+        for run in sorted(runs, key=lambda run: (run.finished, version_of(run.folder.resolve()) or 0)):
+            key = str(run.folder) if run.seed is None else run.seed
+            if key in kept:
+                self.repeats.append(kept[key])
+            kept[key] = run
+        self.all = sorted(kept.values(), key=lambda run: (run.seed is None, run.seed or 0, natural(str(run.folder))))
+        self.metric = metric
+        self.finished = any(run.finished for run in self.all)
+        self.runs = [run for run in self.all if run.finished or not self.finished]
+        """What means are over: the finished runs if there are any."""
+        self.rest = [run for run in self.all if run not in self.runs]
+        """Runs that are not finished, where others are."""
+        self.label = _common_name(self.runs)
+        self.flat = flatten(self.runs[0].config)
+
+    @cached_property
+    def order(self) -> tuple[int, bool, list[tuple[int, int, str]]]:
+        """As the user named them, what shares nothing first."""
+        return min(run.place for run in self.all), not self.shares_nothing, natural(self.label)
+
+    @property
+    def shares_nothing(self) -> bool:
+        """Whether every client trains alone."""
+        aggregator = self.flat.get("trainer.aggregator", self.flat.get("aggregator"))
+        return str(aggregator).rpartition(".")[2] == "Local" or (aggregator is None and self.label.lower() == "local")
+
+    def final(self) -> Spread:
+        """Test metric after the last round, over runs."""
+        return self._spread(run.protocol("final")[0].get(self.metric.test, math.nan) for run in self.runs)
+
+    def best_val(self) -> Spread:
+        """Test metric of the round with the best validation metric."""
+        return self._spread(run.protocol("best_val")[0].get(self.metric.test, math.nan) for run in self.runs)
+
+    def best_test(self) -> Spread:
+        """Test metric of the round in which it is best: it looks at the test data."""
+        choose: Callable[[list[float]], float] = min if self.metric.lower else max
+        curves = [[v for v in run.curve(self.metric.test) if math.isfinite(v)] for run in self.runs]
+        return self._spread(choose(curve) if curve else math.nan for curve in curves)
+
+    def client(self, name: str) -> Spread:
+        """A client's test metric after the last round, over runs."""
+        return self._spread(self._of_client(run, name) for run in self.runs)
+
+    def gain(self, baseline: Method, client: str | None = None) -> Spread:
+        """Final test metric minus the baseline's: of a client, or of the mean over clients.
+
+        Runs of the same seed are paired; if no seed is common, it is the difference of the means.
+        """
+
+        def values(method: Method) -> dict[int | None, float]:
+            if client is not None:
+                return {run.seed: self._of_client(run, client) for run in method.runs}
+            return {run.seed: run.protocol("final")[0].get(self.metric.test, math.nan) for run in method.runs}
+
+        mine, other = values(self), values(baseline)
+        pairs = [mine[seed] - other[seed] for seed in mine if seed is not None and seed in other]
+        if any(math.isfinite(pair) for pair in pairs):
+            return self._spread(pairs)
+        apart = spread(list(mine.values()))[0] - spread(list(other.values()))[0]
+        return apart * self.metric.scale, math.nan
+
+    def per_round(self, what: str) -> Spread:
+        """``seconds``, ``up`` or ``down``, a mean per round, over runs."""
+        return spread([run.per_round(what) for run in self.runs])
+
+    def parameters(self, which: str) -> float:
+        """Parameters of a client's model (``total``, the mean over clients) or those it shares; NaN if not told."""
+        for run in self.runs:
+            told = mapping(run.results.get("parameters"))  # by client, or by which
+            part = told[which] if which in told else {name: mapping(of).get(which) for name, of in told.items()}
+            counts = [number(value) for value in (part.values() if isinstance(part, dict) else [part])]
+            if counts and all(math.isfinite(count) for count in counts):
+                return math.fsum(counts) / len(counts)
+        return math.nan
+
+    def curves(self, metric: str, runs: Sequence[Run] | None = None) -> list[list[float]]:
+        """A metric per run and round, as it is shown."""
+        scale = Metric(metric.rpartition("/")[2]).scale
+        chosen = self.runs if runs is None else runs
+        return [[scale * value for value in run.curve(metric)] for run in chosen]
+
+    def over_bytes(self) -> tuple[list[float], list[float]]:
+        """Megabytes sent so far and the test metric then, means over runs, for every round with a metric."""
+        megabytes: dict[int, list[float]] = {}
+        values: dict[int, list[float]] = {}
+        for run in self.runs:
+            sent = 0.0
+            for record in run.rounds:
+                sent += sum(part for part in (record.up, record.down) if math.isfinite(part))
+                value = record.mean.get(self.metric.test, math.nan)
+                if math.isfinite(value):
+                    megabytes.setdefault(record.number, []).append(sent / 1e6)
+                    values.setdefault(record.number, []).append(self.metric.scale * value)
+        rounds = sorted(values)
+        return [spread(megabytes[r])[0] for r in rounds], [spread(values[r])[0] for r in rounds]
+
+    def _of_client(self, run: Run, client: str) -> float:
+        return run.protocol("final")[1].get(client, {}).get(self.metric.test, math.nan)
+
+    def _spread(self, values: Iterable[float]) -> Spread:
+        mean, std = spread(list(values))
+        return mean * self.metric.scale, std * self.metric.scale
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods on the same data.
+
+    Args:
+        title: what the data is called.
+        methods: in the order in which they are shown.
+        baseline: what gains are over: the finished method that shares nothing; ``None`` if there is none.
+        clients: all of them.
+    """
+
+    title: str
+    methods: list[Method]
+    baseline: Method | None
+    clients: list[str]
+
+    @property
+    def compared(self) -> list[Method]:
+        """Methods whose gain can be told."""
+        return [m for m in self.methods if self.baseline is not None and m is not self.baseline and m.finished]
+
+    def differences(self) -> dict[str, list[str]]:
+        """Settings that differ between methods, each with the methods' values."""
+        return {
+            key: [shown(method.flat.get(key)) for method in self.methods]
+            for key in _differing([method.flat for method in self.methods])
+        }
+
+
+def compare(runs: Sequence[Run], name: str) -> tuple[Metric, list[Comparison]]:
+    """Groups runs by data and by method.
+
+    Args:
+        runs: at least one.
+        name: the metric, without the split.
+
+    Raises:
+        InputError: no run has the metric.
+    """
+    known = sorted({m.partition("/")[2] for run in runs for m in run.metrics if m.startswith(("test/", "val/"))})
+    expect(name in known, "--metric", f"one of {', '.join(known) or 'none: no run has a metric'}", name)
+    modes = {mode for run in runs for metric, mode in [run.monitor] if metric.partition("/")[2] == name}
+    metric = Metric(name, modes == {"min"} or bool(_LOWER.search(name)))
+    by_data: dict[str, list[Run]] = {}
+    for run in runs:
+        by_data.setdefault(_data_key(run), []).append(run)
+    comparisons = []
+    for here in by_data.values():
+        by_method: dict[str, list[Run]] = {}
+        for run in here:
+            by_method.setdefault(_method_key(run), []).append(run)
+        methods = [Method(group, metric) for group in by_method.values()]
+        _rename([method.flat for method in methods], methods)
+        methods.sort(key=lambda method: method.order)
+        alone = [method for method in methods if method.shares_nothing and method.finished]
+        alone.sort(key=lambda method: (method.label.lower() != "local", "local" not in method.label.lower()))
+        clients = list(dict.fromkeys(client for method in methods for run in method.all for client in run.clients))
+        title = _data_title(methods[0], len(clients))
+        comparisons.append(Comparison(title, methods, alone[0] if alone else None, clients))
+    titles = Counter(comparison.title for comparison in comparisons)
+    twice = [c for c in comparisons if titles[c.title] > 1]
+    for comparison in twice:
+        flats = [
+            {k: v for k, v in c.methods[0].flat.items() if _is_data(k)} for c in twice if c.title == comparison.title
+        ]
+        mine = {k: v for k, v in comparison.methods[0].flat.items() if _is_data(k)}
+        suffix = _settings_text(mine, _differing(flats)) or f"{comparison.clients[0] if comparison.clients else ''} …"
+        comparisons[comparisons.index(comparison)] = Comparison(
+            f"{comparison.title} ({suffix})", comparison.methods, comparison.baseline, comparison.clients
+        )
+    return metric, comparisons
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as dotted names, a class under the name of its place: ``{"model": "GNN", "model.lr": 0.001}``."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = prefix.rstrip(".") if prefix and key in ("class_path", "init_args", "class") else f"{prefix}{key}"
+        if isinstance(value, dict):
+            flat.update(flatten(value, f"{name}."))
+        else:
+            flat[name] = value
+    return flat
+
+
+def shown(value: Any) -> str:
+    """A setting as text; a class by its own name."""
+    if isinstance(value, str):
+        return value.rpartition(".")[2] if re.fullmatch(r"([A-Za-z_]\w*\.)+[A-Z]\w*", value) else value
+    return "–" if value is None else json.dumps(value)
+
+
+def _differing(flats: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of settings that are not the same everywhere; absent and null are the same."""
+    names = dict.fromkeys(name for flat in flats for name in flat if not _NOT_THE_METHOD.fullmatch(name))
+    return [name for name in names if len({json.dumps(flat.get(name), default=str) for flat in flats}) > 1]
+
+
+def _key(flat: Mapping[str, Any]) -> str:
+    return json.dumps({name: value for name, value in sorted(flat.items()) if value is not None}, default=str)
+
+
+def _is_data(name: str) -> bool:
+    data = name == "data" or name.startswith("data.")
+    return data and not _NOT_THE_METHOD.fullmatch(name) and not _NOT_THE_DATA.fullmatch(name)
+
+
+def _data_key(run: Run) -> str:
+    """By settings; by clients and what is known of their graphs if the data was handed over in Python."""
+    flat = flatten(run.config)
+    if isinstance(flat.get("data"), str):
+        return _key({name: value for name, value in flat.items() if _is_data(name)})
+    known = {name: value for name, value in flat.items() if re.fullmatch(r"data\..*\.content", name)}
+    return _key({**known, "": sorted(run.clients)})
+
+
+def _method_key(run: Run) -> str:
+    flat = {name: value for name, value in flatten(run.config).items() if not _NOT_THE_METHOD.fullmatch(name)}
+    # Without a model among the settings it came from Python, and only the run's name tells it from others.
+    return _key(flat if "model" in flat else {**flat, "": run.name})
+
+
+def _common_name(runs: Sequence[Run]) -> str:
+    names = list(dict.fromkeys(run.name for run in runs))
+    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    common = "".join(letters[0] for letters in same)
+    if len(names) == 1 or len(common := common.rstrip("-_. 0123456789")) > 2:
+        return common
+    flat = flatten(runs[0].config)
+    return shown(flat["trainer.aggregator"]) if "trainer.aggregator" in flat else names[0]
+
+
+def _rename(flats: Sequence[Mapping[str, Any]], methods: Sequence[Method]) -> None:
+    """Methods of the same name get what makes them differ."""
+    for label in [label for label, count in Counter(method.label for method in methods).items() if count > 1]:
+        same = [method for method in methods if method.label == label]
+        keys = _differing([method.flat for method in same])
+        for method in same:
+            if told := _settings_text(method.flat, keys):
+                method.label = f"{label} ({told})"
+        for count, method in enumerate(same, start=1):
+            if [other.label for other in same].count(method.label) > 1:
+                method.label += f" #{count}"
+
+
+def _settings_text(flat: Mapping[str, Any], keys: Sequence[str]) -> str:
+    told = [f"{key.rpartition('.')[2]}={shown(flat.get(key))}" for key in keys[:3]]
+    return ", ".join(told) + (", …" if len(keys) > 3 else "")
+
+
+def _data_title(method: Method, clients: int) -> str:
+    flat, run = method.flat, method.runs[0]
+    name = flat.get("data.name")
+    if name:
+        return str(name)
+    datasets = flat.get("data.datasets")
+    if isinstance(datasets, list) and datasets:
+        known = {tuple(members): setting for setting, members in TU_SETTINGS.items()}
+        title = known.get(tuple(datasets), "").upper() or ", ".join(map(str, datasets))
+        shards = flat.get("data.shards", 1)
+        each = " each" * (len(datasets) > 1)
+        return title if shards in (1, None) else f"{title}, {shards} clients{each}"
+    if isinstance(flat.get("data"), str):
+        return shown(flat["data"])
+    return f"{clients} client{'s' * (clients > 1)}" if clients else run.name

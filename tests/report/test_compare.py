@@ -1,0 +1,225 @@
+"""Finding, reading and grouping of runs; means and deviations against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flgraph.report.compare import Comparison, Method, compare, flatten, shown
+from flgraph.report.runs import find_runs
+
+ROUND = {"A": 0.5, "B": 0.7}
+
+
+def comparison(*places: Path, metric: str = "accuracy") -> Comparison:
+    (only,) = compare(find_runs(places)[0], metric)[1]
+    return only
+
+
+def methods(*places: Path) -> dict[str, Method]:
+    return {method.label: method for method in comparison(*places).methods}
+
+
+def close(*values: float) -> Any:
+    return pytest.approx(values, nan_ok=True)
+
+
+def test_numbers_by_hand(study: Path) -> None:
+    found = methods(study)
+    assert list(found) == ["Local", "FedAvg"]  # the baseline first
+    local, fedavg = found.values()
+    assert [run.seed for run in local.runs] == [1, 2]
+    assert local.final() == close(65.0, math.sqrt(50))  # 60 and 70
+    assert local.best_val() == close(70.0, 0.0)
+    assert local.best_test() == close(70.0, 0.0)
+    assert fedavg.final() == close(75.0, math.sqrt(50))  # 70 and 80
+    assert fedavg.best_val() == close(80.0, math.sqrt(200))  # 70 and 90
+    assert fedavg.client("B") == close(60.0, math.sqrt(200))
+    assert fedavg.gain(local) == close(10.0, 0.0)  # 70 - 60 and 80 - 70
+    assert fedavg.gain(local, "A") == close(25.0, math.sqrt(50))  # 30 and 20
+    assert fedavg.gain(local, "B") == close(-5.0, math.sqrt(50))  # -10 and 0
+    assert fedavg.per_round("up") == close(1000, 0)
+    megabytes, values = fedavg.over_bytes()
+    assert megabytes == pytest.approx([0.003, 0.006, 0.009])
+    assert values == pytest.approx([50, 75, 75])
+    assert fedavg.curves("test/accuracy") == [pytest.approx([50, 60, 70]), pytest.approx([50, 90, 80])]
+
+
+def test_gain_is_paired_by_seed(make_run: Any, study: Path) -> None:
+    make_run("Local-seed3", [{"A": 0.1, "B": 0.1}] * 3, aggregator="Local", seed=3, bytes_up=0)
+    found = methods(study)
+    assert found["FedAvg"].gain(found["Local"]) == close(10.0, 0.0)
+
+
+def test_gain_without_common_seeds(make_run: Any, tmp_path: Path) -> None:
+    make_run("Local-seed1", [ROUND], aggregator="Local")
+    make_run("FedAvg-seed2", [{"A": 0.9, "B": 0.9}], seed=2)
+    found = methods(tmp_path)
+    assert found["FedAvg"].gain(found["Local"]) == close(30.0, math.nan)
+
+
+def test_a_name_folder_gives_its_seeds_and_the_newest_of_each(make_run: Any) -> None:
+    make_run("fedavg-ab", [ROUND], seed=1)
+    make_run("fedavg-ab", [ROUND], seed=2, version=1)
+    newest = make_run("fedavg-ab", [{"A": 0.6, "B": 0.8}], seed=1, version=10)
+    (method,) = methods(newest.parent).values()
+    assert [run.folder.name for run in method.runs] == ["version_10", "version_1"]
+    assert [run.folder.name for run in method.repeats] == ["version_0"]
+
+
+def test_a_run_found_twice_counts_once(make_run: Any, tmp_path: Path) -> None:
+    run = make_run("a", [ROUND])
+    (run / "checkpoints" / "last").mkdir(parents=True)
+    (run / "checkpoints" / "last" / "results.json").write_text("{}")
+    assert [found.folder for found in find_runs([run, tmp_path])[0]] == [run]
+
+
+def test_settings_tell_methods_apart(make_run: Any, tmp_path: Path) -> None:
+    for version, lr in enumerate((0.1, 0.2, 0.2)):
+        make_run("fedavg", [ROUND], lr=lr, seed=version, version=version)
+    part = comparison(tmp_path)
+    assert [(method.label, len(method.runs)) for method in part.methods] == [
+        ("fedavg (lr=0.1)", 1),
+        ("fedavg (lr=0.2)", 2),
+    ]
+    assert part.differences() == {"model.lr": ["0.1", "0.2"]}
+    assert part.baseline is None
+
+
+def test_settings_of_newer_versions_that_are_null_make_no_method(make_run: Any, tmp_path: Path) -> None:
+    make_run("a", [ROUND], seed=1)
+    make_run("a", [ROUND], seed=2, version=1, clip=None)
+    assert len(methods(tmp_path)) == 1
+
+
+def test_the_order_is_that_of_the_arguments(study: Path) -> None:
+    assert list(methods(study / "FedAvg-seed1", study)) == ["FedAvg", "Local"]
+
+
+def test_data_has_sections(study: Path, make_run: Any) -> None:
+    make_run(
+        "FedAvg-chem", [{"MUTAG": 0.9}], data={"datasets": ["MUTAG", "BZR", "COX2", "DHFR", "PTC_MR", "AIDS", "NCI1"]}
+    )
+    make_run("elsewhere", [ROUND], data={"root": "/other", "batch_size": 7})
+    make_run("cut", [ROUND], data={"fractions": [0.5, 0.2, 0.3]})
+    parts = compare(find_runs([study])[0], "accuracy")[1]
+    assert {part.title: [method.label for method in part.methods] for part in parts} == {
+        "CHEM": ["FedAvg-chem"],
+        "A, B (fractions=–)": ["Local", "elsewhere", "FedAvg"],
+        "A, B (fractions=[0.5, 0.2, 0.3])": ["cut"],
+    }
+
+
+def test_runs_from_python_are_told_apart_by_clients(tmp_path: Path) -> None:
+    for name, clients in (("one", ["A", "B"]), ("two", ["A", "B"]), ("three", ["A", "C"])):
+        (tmp_path / name).mkdir()
+        part = {"clients": {client: {"test/accuracy": 0.5} for client in clients}}
+        aggregator = {"class": "FedAvg"}
+        config = {
+            "trainer": {"aggregator": aggregator},
+            "model": {"class": name},
+            "data": {c: {"n": 1} for c in clients},
+        }
+        (tmp_path / name / "results.json").write_text(json.dumps({"final": part, "rounds": 3, "config": config}))
+    parts = compare(find_runs([tmp_path])[0], "accuracy")[1]
+    assert sorted([method.label for method in part.methods] for part in parts) == [["one", "two"], ["three"]]
+    method = parts[0].methods[0]
+    assert method.final() == close(50.0, math.nan)
+    assert math.isnan(method.best_test()[0])  # there is no history
+
+
+def test_unfinished_runs_are_in_no_mean(make_run: Any, study: Path) -> None:
+    make_run("FedAvg-seed3", [{"A": 0.1, "B": 0.1}] * 2, seed=3, finished=False, planned=3)
+    make_run("FedPer-seed1", [ROUND] * 2, aggregator="FedPer", finished=False, planned=3)
+    part = comparison(study)
+    local, fedavg, fedper = part.methods
+    assert fedavg.final() == close(75.0, math.sqrt(50))
+    assert [run.seed for run in fedavg.rest] == [3]
+    assert not fedper.finished
+    assert fedper.final() == close(60.0, math.nan)  # as of now
+    assert [method.label for method in part.compared] == ["FedAvg"]
+    assert part.baseline is local
+
+
+def test_a_continued_run_is_unfinished_until_it_ends_again(make_run: Any) -> None:
+    run = make_run("a", [ROUND] * 2)
+    with open(run / "history.jsonl", "a") as stream:
+        stream.write(json.dumps({"round": 3, "metrics": {"A": {"test/accuracy": 0.9}}}) + "\n")
+    (found,) = find_runs([run])[0]
+    assert not found.finished
+    assert found.done == 3
+    assert found.protocol("final")[0] == {"test/accuracy": 0.9}
+
+
+def test_best_validation_round_of_an_unfinished_run(make_run: Any) -> None:
+    run = make_run("a", [{"A": 0.5}, {"A": 0.9}, {"A": None}, {"A": 0.7}], finished=False)
+    (found,) = find_runs([run])[0]
+    assert found.protocol("best_val")[0]["test/accuracy"] == 0.9
+    assert found.protocol("final")[0]["test/accuracy"] == 0.7
+
+
+def test_a_last_line_that_was_cut_is_left_out(make_run: Any) -> None:
+    run = make_run("a", [ROUND] * 3, finished=False)
+    text = (run / "history.jsonl").read_text()
+    (run / "history.jsonl").write_text(text[:-40])
+    assert find_runs([run])[0][0].done == 2
+
+
+def test_null_metrics_and_rounds_without_evaluation(make_run: Any, tmp_path: Path) -> None:
+    make_run("a", [ROUND, {"A": None, "B": 0.5}, ROUND, {"A": None, "B": 0.5}], every=2)
+    (method,) = methods(tmp_path).values()
+    assert all(math.isnan(value) for value in method.curves("test/accuracy")[0])
+    assert math.isnan(method.final()[0])
+    assert math.isnan(method.client("A")[0])
+    assert method.client("B")[0] == 50.0
+    assert method.over_bytes() == ([], [])
+
+
+def test_less_is_better_for_losses(study: Path) -> None:
+    metric, (part,) = compare(find_runs([study])[0], "loss")
+    assert metric.lower
+    assert metric.scale == 1
+    assert part.methods[0].final()[0] == pytest.approx(1 / 3)
+    assert part.methods[0].best_test()[0] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("told", "total", "shared"),
+    [
+        ({"total": {"A": 10, "B": 30}, "shared": 5}, 20.0, 5.0),
+        ({"A": {"total": 10, "shared": 5}, "B": {"total": 30, "shared": 5}}, 20.0, 5.0),
+        ({"total": 7}, 7.0, math.nan),
+        ({"total": {"A": "many"}, "shared": None}, math.nan, math.nan),
+        ([1, 2], math.nan, math.nan),
+        (None, math.nan, math.nan),
+    ],
+)
+def test_parameters_are_read_with_care(make_run: Any, tmp_path: Path, told: Any, total: float, shared: float) -> None:
+    make_run("a", [ROUND], parameters=told)
+    (method,) = methods(tmp_path).values()
+    assert (method.parameters("total"), method.parameters("shared")) == close(total, shared)
+
+
+def test_settings_are_flattened() -> None:
+    config = yaml.safe_load("{model: {class_path: a.B, init_args: {lr: 1, c: {class: D}}}, seed_everything: 3, l: [1]}")
+    assert flatten(config) == {"model": "a.B", "model.lr": 1, "model.c": "D", "seed_everything": 3, "l": [1]}
+    assert [shown(value) for value in ("a.b.Cee", "a.txt", None, [1], True)] == ["Cee", "a.txt", "–", "[1]", "true"]
+
+
+def test_other_graphs_from_python_are_other_data(tmp_path: Path) -> None:
+    for number, content in enumerate(("x", "x", "y")):
+        (tmp_path / f"m-seed{number}").mkdir()
+        config = {"seed": number, "model": {"class": "M"}, "data": {"A": {"content": content, "seed": number}}}
+        part = {"clients": {"A": {"test/accuracy": 0.5}}}
+        results = {"final": part, "rounds": 3, "config": config, "seed": number}
+        (tmp_path / f"m-seed{number}" / "results.json").write_text(json.dumps(results))
+    parts = compare(find_runs([tmp_path])[0], "accuracy")[1]
+    assert {part.title: [len(method.runs) for method in part.methods] for part in parts} == {
+        "1 client (content=x)": [2],
+        "1 client (content=y)": [1],
+    }
