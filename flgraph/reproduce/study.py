@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from flgraph.errors import InputError, expect
+from flgraph.packaged import find_config
 
 _HERE = Path(__file__).parent
 
@@ -49,7 +50,7 @@ class Run:
     @property
     def digest(self) -> str:
         """Tells runs apart that were made with other arguments, or with other contents of their configuration files."""
-        contents = [yaml.safe_load(Path(arg).read_text()) if _is_config(arg) else arg for arg in self.args]
+        contents = [yaml.safe_load(find_config(arg).read_text()) if _is_config(arg) else arg for arg in self.args]
         return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -181,7 +182,7 @@ def _args(value: Arguments) -> list[str]:
 
 
 def _is_config(arg: str) -> bool:
-    return arg.endswith((".yaml", ".yml")) and Path(arg).is_file()
+    return arg.endswith((".yaml", ".yml")) and find_config(arg).is_file()
 
 
 def _short(args: Sequence[str]) -> Iterator[str]:

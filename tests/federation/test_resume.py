@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from flgraph.callbacks import FedAvg, FedPer, FedProx, FedSage, FedStar, Local
+from flgraph.callbacks import GCFL, FedAvg, FedPer, FedProx, FedSage, FedStar, GCFLPlus, Local
 from flgraph.errors import InputError
 from flgraph.federation import Aggregator, ClientError, FederatedTrainer
 from flgraph.models import GNN
@@ -74,9 +74,11 @@ Same = Callable[[FederatedTrainer, FederatedTrainer], None]
         FedPer(),
         FedSage(),
         FedStar(),
+        GCFL(eps1=10, eps2=0, warmup=1),
+        GCFLPlus(sequence_length=1, eps1=10, eps2=0, warmup=1),
         Local(),
     ],
-    ids=["fedavg", "fedavg-uniform-reset", "fedprox", "fedper", "fedsage", "fedstar", "local"],
+    ids=["fedavg", "fedavg-uniform-reset", "fedprox", "fedper", "fedsage", "fedstar", "gcfl", "gcflplus", "local"],
 )
 def test_resumed_equals_uninterrupted(
     aggregator: Aggregator, graph_federation: Callable[..., Any], run: Run, assert_same_run: Same

@@ -46,7 +46,7 @@ METRICS = {"train/loss", "val/loss", "val/accuracy", "test/loss", "test/accuracy
 def test_results_have_the_documented_shape(fit: Fit) -> None:
     """Others read this file; what it holds besides is listed here too, so that nothing is added in passing."""
     results = results_of(fit(FedAvg()))
-    further = {"metric_bytes_per_round", "setup_bytes"}
+    further = {"metric_bytes_per_round", "setup_bytes", "aggregator", "parameters", "data"}
     documented = {"final", "best_val", "rounds", "seconds_per_round", "bytes_per_round", "seed", "versions", "config"}
     assert results.keys() == documented | further
     for part in ("final", "best_val"):
@@ -59,6 +59,9 @@ def test_results_have_the_documented_shape(fit: Fit) -> None:
     assert (results["rounds"], results["seed"]) == (3, 0)
     assert results["seconds_per_round"] > 0
     assert results["config"]["trainer"]["aggregator"]["class"] == "FedAvg"
+    assert results["aggregator"] == {}
+    assert results["parameters"] == dict.fromkeys("AB", {"total": 4 * 3 + 3 + 3 * 2 + 2, "shared": 23})
+    assert results["data"]["B"]["num_train_samples"] == 8
 
 
 def test_fit_returns_what_it_writes(

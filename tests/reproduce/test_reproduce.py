@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
 import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +21,7 @@ import yaml
 from flgraph.cli import main
 from flgraph.errors import InputError
 from flgraph.reproduce import Study, collect, finished, list_studies, load_study, run_study, write_tables
+from flgraph.reproduce.cli import write_study
 from flgraph.reproduce.runner import command, find_results, run_folder
 from flgraph.reproduce.table import Cell
 
@@ -113,6 +121,51 @@ def test_tables(tmp_path: Path) -> None:
     assert "| FedStar | - | 90.00 | - | - | 90.00 | 90.00 | +20.00 | 1,250 | 200 | 1 |" in text
 
 
+def test_killed_and_started_again_gives_the_same_table(tmp_path: Path) -> None:
+    """SIGKILL hits the command, a run in the middle, or both; what goes on alone is waited for, not started twice."""
+    file = tmp_path / "small.yaml"
+    content = {"title": "t", "metric": "accuracy", "rounds": 8, "seeds": [1, 2], "settings": {"TINY": TINY}}
+    file.write_text(yaml.safe_dump({**content, "methods": {"FedStar": METHODS["FedStar"]}}))
+
+    def start(runs: Path) -> subprocess.Popen[bytes]:
+        args = ["reproduce", str(file), "--jobs=2", f"--runs={runs}", f"--out={runs / 'out'}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        call = [sys.executable, "-m", "flgraph", *args]
+        return subprocess.Popen(call, env=environment, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2])
+
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert start(whole).wait(100) == 0
+    command_ = start(cut)
+    wait_for(lambda: [h for h in cut.glob("*/*/version_0/history.jsonl") if h.read_text().count("\n") >= 3])
+    command_.kill()  # its two runs go on alone
+    command_.wait(30)
+    victim = next(iter(pids_below(cut)))
+    os.kill(victim, signal.SIGKILL)
+    assert start(cut).wait(100) == 0
+    assert (cut / "out" / "small.csv").read_bytes() == (whole / "out" / "small.csv").read_bytes()
+    assert len(list(cut.glob("*/*-seed*"))) == 2
+    assert len(list(cut.glob("*/*/version_*/results.json"))) == 2
+
+
+def pids_below(runs: Path) -> list[int]:
+    """Processes that run `flgraph fit` into this folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                line = (entry / "cmdline").read_bytes()
+                if b"\0fit\0" in line and str(runs).encode() in line:
+                    found.append(int(entry.name))
+    return found
+
+
+def wait_for(true: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "nothing happened in time"
+        time.sleep(0.02)
+
+
 @pytest.mark.parametrize(("mean", "verdict"), [(49.0, "below"), (50.0, "within"), (53.0, "within"), (53.1, "above")])
 def test_verdict(mean: float, verdict: str) -> None:
     assert Cell("t", "s", "m", "accuracy", "final", 51.5, 1.5, mean, 0.0, 2, 3).verdict == verdict
@@ -155,3 +208,80 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
         error = capsys.readouterr().err
         assert sentence in error
         assert error.count(os.linesep) == 1
+
+
+# ------------------------------------------------------------------------------------------------- what studies are
+def test_best_cluster_takes_each_clients_best_model_of_its_clusters(tmp_path: Path) -> None:
+    """A and B were together with C before round 3, A and B were not split any further."""
+    study = tiny_study(rounds=4).cut(methods=["Local"], seeds=[1])
+    folder = run_folder(study, next(iter(study.runs())), tmp_path) / "version_0"
+    splits = [{"round": 3, "cluster": 0, "into": [["A", "B"], ["C"]]}]
+    write_results(folder, 0.5, 0.5, [0.1, 0.2, 0.3, 0.5], aggregator={"splits": splits})
+    results = json.loads((folder / "results.json").read_text())
+    results["final"]["clients"] = {client: {"test/accuracy": 0.5} for client in "ABC"}
+    (folder / "results.json").write_text(json.dumps(results))
+    before = {"A": 0.4, "B": 0.7, "C": 0.9}
+    lines = [
+        {"round": n, "mean": {"test/accuracy": 1.0}, "metrics": {c: {"test/accuracy": v} for c, v in values.items()}}
+        for n, values in ((1, dict.fromkeys("ABC", 1.0)), (2, before), (3, dict.fromkeys("ABC", 1.0)))
+    ]
+    (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cells = {cell.protocol: cell.mean for cell in collect(study, finished(study, tmp_path))}
+    assert cells["best_cluster"] == pytest.approx(100 * (0.5 + 0.7 + 0.9) / 3)
+    assert cells["final"] == pytest.approx(50)
+
+
+def test_methods_may_depend_on_the_setting() -> None:
+    study = Study("p/t", "t", "accuracy", 1, [1], {"X": ["--x=1"], "Y": ["--y=1"]}, {"M": {"X": ["--m=1"]}})
+    assert study.run("X", "M", 1).args == ("--x=1", "--m=1")
+    with pytest.raises(InputError, match=r"`methods\.M` to be arguments for Y, too, but got \['X'\]"):
+        study.run("Y", "M", 1)
+
+
+def test_a_run_is_named_by_what_it_does_and_told_apart_by_contents(tmp_path: Path) -> None:
+    config = tmp_path / "small.yaml"
+    config.write_text("a: 1\n")
+    study = Study(
+        "p/t", "t", "accuracy", 1, [1], {"X": ["-c", str(config), "--trainer.local_epochs=2"]}, {"M": ["--m"]}
+    )
+    run = study.run("X", "M", 7)
+    assert run.name == "small+local_epochs=2+m"
+    before = run_folder(study, run, tmp_path)
+    assert before == tmp_path / "p" / run.digest / "small+local_epochs=2+m-seed7"
+    config.write_text("# a remark\na:   1\n")
+    assert run_folder(study, run, tmp_path) == before
+    config.write_text("a: 2\n")
+    assert run_folder(study, run, tmp_path) != before
+
+
+def test_a_study_may_extend_another(tmp_path: Path) -> None:
+    base = {"title": "t", "metric": "accuracy", "rounds": 3, "seeds": [1], "settings": {"X": ["a"]}}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump({**base, "methods": {"M": ["m"], "N": ["n"]}}))
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump({"extends": "one", "title": "u", "figure": "convergence"}))
+    study = load_study(str(tmp_path / "two.yaml"))
+    assert (study.name, study.title, study.figure, study.rounds) == ("two", "u", "convergence", 3)
+    assert list(study.methods) == ["M", "N"]
+    wrong = {"extends": "three"}, {"extends": "one", "figure": "pie"}, {**base, "methods": {"a, b": ["m"]}}, {**base}
+    sentences = "a study beside it", "one of convergence, settings", "without a comma", "methods"
+    for content, sentence in zip(wrong, sentences, strict=True):
+        (tmp_path / "bad.yaml").write_text(yaml.safe_dump(content))
+        with pytest.raises(InputError, match=sentence):
+            load_study(str(tmp_path / "bad.yaml"))
+
+
+def test_figures_are_drawn(tmp_path: Path) -> None:
+    study = replace(tiny_study(rounds=2), figure="convergence")
+    for run in study.runs():
+        write_results(run_folder(study, run, tmp_path) / "version_0", 0.6, 0.5, [0.7, 0.6])
+    files = write_study(study, tmp_path, tmp_path / "out")
+    assert [file.name for file in files] == ["table.csv", "table.md", "table_TINY.png"]
+    assert files[2].read_bytes().startswith(b"\x89PNG")
+    assert "![table_TINY](table_TINY.png)" in files[1].read_text()
+    settings = {"7": study.settings["TINY"], "28": [*study.settings["TINY"], "--x"]}
+    wide = replace(study, figure="settings", settings=settings, axis="clients", paper={})
+    for run in wide.runs():
+        if not run_folder(wide, run, tmp_path).exists():
+            write_results(run_folder(wide, run, tmp_path) / "version_0", 0.8, 0.5, [0.7, 0.8])
+    files = write_study(wide, tmp_path, tmp_path / "out")
+    assert files[2].name == "table.png"
+    assert "## clients: 28" in files[1].read_text()
