@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
+from flgraph.data.lazy import put_off
+from flgraph.data.twins import Twins, edge_index_of
 from flgraph.errors import InputError
-from flgraph.nn.adjacency import Adjacency
+from flgraph.nn.adjacency import Adjacency, gather_ranges, offsets
+from flgraph.nn.linear import OneHot
+
+WIDE = 128
+"""Number of columns from which on one-hots are multiplied by choosing columns of the weight."""
 
 
 class FlatGraphs:
@@ -17,7 +24,9 @@ class FlatGraphs:
 
     A batch is a gather with ``arange`` and ``repeat_interleave``, on whatever device the tensors are, instead of a
     Python loop over graphs. ``graphs.batch(index)`` is a :class:`torch_geometric.data.Batch` with the same contents as
-    PyG's collate, edges in sorted order, plus the batch's adjacency in compressed rows (``batch.adj``).
+    PyG's collate, edges in sorted order, plus the batch's adjacency in compressed rows (``batch.adj``). Of graphs with
+    many edges and many nodes that have the same neighbours, ``batch.adj`` is a :class:`~flgraph.nn.TwinAdjacency`, and
+    ``batch.edge_index`` is made when it is first read, like ``batch.x`` where features are wide one-hots.
 
     Args:
         x: node features ``[N, F]``, float, or an integer type for features that are small whole numbers (one-hots); a
@@ -59,6 +68,10 @@ class FlatGraphs:
         if validate:
             self._validate()
         self.undirected = self._is_undirected() if undirected is None else undirected
+        self._one_hot: Tensor | None = None
+        self._looked_for_one_hots = False
+        self._twins: Twins | None = None
+        self._looked_for_twins = False
 
     # ---------------------------------------------------------------------------------------------- construction
     @classmethod
@@ -152,7 +165,30 @@ class FlatGraphs:
     def nbytes(self) -> int:
         """Bytes of all tensors held."""
         tensors = [self.x, self.edge_index, self.y, self.node_ptr, self.edge_ptr, *self.node_tensors.values()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        twins = 0 if self._twins is None else self._twins.nbytes
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors) + twins
+
+    @property
+    def one_hot(self) -> Tensor | None:
+        """Column of the one in each row of ``x``, where all are wide one-hots ``[N]``; looked for once."""
+        if not self._looked_for_one_hots:
+            self._looked_for_one_hots = True
+            if not self.x.is_floating_point() and self.num_features >= WIDE and self.num_nodes:
+                top, column = self.x.max(dim=1)
+                if bool((top == 1).all() and (self.x.count_nonzero(dim=1) == 1).all()):
+                    self._one_hot = column
+        return self._one_hot
+
+    @property
+    def twins(self) -> Twins | None:
+        """Classes of nodes with equal neighbourhoods, where batches made of them are faster; looked for once."""
+        if not self._looked_for_twins:
+            # With fewer edges they could not pay, so most data sets need not be looked at.
+            may_pay = self.undirected and self.edge_index.size(1) >= 4 * self.num_nodes
+            twins = Twins.find(self.edge_index, self.node_ptr, self.edge_ptr) if may_pay else None
+            self._twins = twins if twins is not None and twins.pay else None
+            self._looked_for_twins = True
+        return self._twins
 
     def degrees(self) -> Tensor:
         """Out-degree of every node ``[N]``, int64 (the degree, where graphs are undirected)."""
@@ -162,8 +198,8 @@ class FlatGraphs:
     def select(self, index: Tensor | Sequence[int]) -> FlatGraphs:
         """A copy of the graphs ``index`` (in that order) as a flat set of its own."""
         index = torch.as_tensor(index, dtype=torch.long, device=self.x.device)
-        nodes, node_ptr = _gather_ranges(self.node_ptr, index)
-        edges, edge_ptr = _gather_ranges(self.edge_ptr, index)
+        nodes, node_ptr = gather_ranges(self.node_ptr, index)
+        edges, edge_ptr = gather_ranges(self.edge_ptr, index)
         return FlatGraphs(
             self.x.index_select(0, nodes),
             self.edge_index.index_select(1, edges),
@@ -180,13 +216,16 @@ class FlatGraphs:
         """The same graphs, sharing their memory, with further tensors of one row per node."""
         together = {**self.node_tensors, **node_tensors}
         where = (self.x, self.edge_index, self.y, self.node_ptr, self.edge_ptr)
-        return FlatGraphs(*where, name=self.name, node_tensors=together, undirected=self.undirected, validate=False)
+        same = FlatGraphs(*where, name=self.name, node_tensors=together, undirected=self.undirected, validate=False)
+        same._twins, same._looked_for_twins = self._twins, self._looked_for_twins
+        same._one_hot, same._looked_for_one_hots = self._one_hot, self._looked_for_one_hots
+        return same
 
     def to(self, device: torch.device | str) -> FlatGraphs:
         """The same graphs on another device (``self`` when they are there already)."""
         if self.x.device == torch.device(device):
             return self
-        return FlatGraphs(
+        moved = FlatGraphs(
             self.x.to(device),
             self.edge_index.to(device),
             self.y.to(device),
@@ -197,6 +236,8 @@ class FlatGraphs:
             undirected=self.undirected,
             validate=False,
         )
+        moved._twins, moved._looked_for_twins = self._twins and self._twins.to(device), self._looked_for_twins
+        return moved
 
     def __getitem__(self, number: int) -> Data:
         """Graph ``number`` as an ordinary :class:`~torch_geometric.data.Data`."""
@@ -227,20 +268,27 @@ class FlatGraphs:
         """
         if index is None:
             index = torch.arange(len(self), device=self.x.device)
-        nodes, node_ptr = _gather_ranges(self.node_ptr, index)
-        edges, edge_ptr = _gather_ranges(self.edge_ptr, index)
+        nodes, node_ptr = gather_ranges(self.node_ptr, index)
         num_graphs, num_nodes = index.numel(), nodes.numel()
         numbers = torch.arange(num_graphs, device=index.device)
-        shift = torch.repeat_interleave(node_ptr[:-1], edge_ptr.diff(), output_size=edges.numel())
-        edge_index = self.edge_index.index_select(1, edges).long() + shift
         batch = Batch(
-            x=_as_float(self.x.index_select(0, nodes)),
-            edge_index=edge_index,
+            x=None if self.one_hot is not None else _as_float(self.x.index_select(0, nodes)),
             y=self.y.index_select(0, index),
             batch=torch.repeat_interleave(numbers, node_ptr.diff(), output_size=num_nodes),
             ptr=node_ptr,
-            adj=Adjacency.from_sorted(edge_index, num_nodes, symmetric=self.undirected),
         )
+        if self.one_hot is not None:
+            put_off(batch, "x", OneHot(self.one_hot.index_select(0, nodes), self.num_features))
+        if self.twins is None:
+            edges, edge_ptr = gather_ranges(self.edge_ptr, index)
+            shift = torch.repeat_interleave(node_ptr[:-1], edge_ptr.diff(), output_size=edges.numel())
+            batch.edge_index = self.edge_index.index_select(1, edges).long() + shift
+            batch.adj = Adjacency.from_sorted(batch.edge_index, num_nodes, symmetric=self.undirected)
+        else:
+            edge_ptr = offsets(self.edge_ptr.index_select(0, index + 1) - self.edge_ptr.index_select(0, index))
+            batch.adj = self.twins.batch(index, nodes, node_ptr)
+            # The layers use `adj` alone, and the edges would take longer to copy than they take to train.
+            put_off(batch, "edge_index", partial(edge_index_of, batch.adj))
         slices, increments = {"x": node_ptr, "edge_index": edge_ptr}, {"edge_index": node_ptr[:-1]}
         slices["y"] = torch.arange(num_graphs + 1, device=index.device)
         for key, tensor in self.node_tensors.items():
@@ -265,17 +313,6 @@ def _offsets(counts: Sequence[int]) -> Tensor:
     ptr = torch.zeros(len(counts) + 1, dtype=torch.long)
     ptr[1:] = torch.tensor(counts, dtype=torch.long).cumsum(0)
     return ptr
-
-
-def _gather_ranges(ptr: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of the ranges ``ptr[i]:ptr[i + 1]`` for ``i`` of ``index``, one after another, and new offsets."""
-    start = ptr.index_select(0, index)
-    length = ptr.index_select(0, index + 1) - start
-    new_ptr = torch.zeros(index.numel() + 1, dtype=torch.long, device=ptr.device)
-    torch.cumsum(length, 0, out=new_ptr[1:])
-    total = int(new_ptr[-1])
-    positions = torch.repeat_interleave(start - new_ptr[:-1], length, output_size=total)
-    return positions.add_(torch.arange(total, device=ptr.device)), new_ptr
 
 
 def _as_float(tensor: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from flgraph.errors import InputError, expect
-from flgraph.nn import Adjacency, Dropout, PoolName, graph_pool
+from flgraph.nn import Adjacency, Dropout, OneHot, PoolName, graph_pool
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 
@@ -127,6 +127,14 @@ class GraphClassifier(pl.LightningModule, ABC):
         rows: Tensor = tensor.to(self.post.weight.dtype)
         return rows
 
+    def features(self, batch: Data) -> Tensor | OneHot:
+        """The input ``x``, see :meth:`node_input`; one-hots as such, where the batch has not made a tensor of them."""
+        unmade = getattr(batch, "unmade", None)
+        rows = unmade("x") if unmade else None
+        if isinstance(rows, OneHot) and rows.width == self.in_channels:
+            return rows
+        return self.node_input(batch, "x", self.in_channels)
+
     def neighbours(self, batch: Data) -> Adjacency:
         """The adjacency that the batch brings along, or a new one of its edges."""
         adj = batch.get("adj")
@@ -142,6 +150,13 @@ class GraphClassifier(pl.LightningModule, ABC):
         return [self.pool(row, graph, count) for row in rows]
 
     # ------------------------------------------------------------------------------------------------------ steps
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Leaves a batch as it is that was cut on its device: moving it would not leave its one-hots as such."""
+        labels = getattr(batch, "y", None)
+        if isinstance(labels, Tensor) and labels.device == device:
+            return batch
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
+
     def training_step(self, batch: Data, batch_idx: int = 0) -> Tensor:
         """Cross-entropy of a training batch."""
         return self._step(batch, "train")

@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 from flgraph.errors import expect
 from flgraph.models.classifier import GraphClassifier, OptimizerName
-from flgraph.nn import ConcatLinear, ConvName, PoolName, check_conv, concat_linear, make_conv, tanh
+from flgraph.nn import ConcatLinear, ConvName, OneHot, PoolName, check_conv, concat_linear, make_conv, tanh
 
 
 class Channel(torch.nn.Module):
@@ -109,7 +109,7 @@ class FedStar(GraphClassifier):
 
     def encode(self, batch: Data) -> Tensor:
         """One row per graph ``[B, hidden_channels]``."""
-        x = self.node_input(batch, "x", self.in_channels)
+        given: Tensor | OneHot = self.features(batch)
         s = self.node_input(batch, "s", self.structure_channels)
         adj = self.neighbours(batch)
         # The first layer's convolutions take the linear maps before them along.
@@ -117,8 +117,8 @@ class FedStar(GraphClassifier):
         structure_pre: tuple[torch.nn.Linear, ...] = (self.structure.pre,)
         for feature_conv, structure_conv in zip(self.feature.convs, self.structure.convs, strict=True):
             # Both read the structure channel of the layer before.
-            h = self.dropout(feature_conv(x, adj, s, before=feature_pre), rectify=True)
-            x, s = h, tanh(structure_conv(s, adj, before=structure_pre))
+            x = self.dropout(feature_conv(given, adj, s, before=feature_pre), rectify=True)
+            given, s = x, tanh(structure_conv(s, adj, before=structure_pre))
             feature_pre = structure_pre = ()
         if self.pool_name == "max":
             return self.pool_nodes(batch, self.mix(x, s))[0]

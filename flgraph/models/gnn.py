@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 from flgraph.errors import expect
 from flgraph.models.classifier import GraphClassifier, OptimizerName
-from flgraph.nn import ConcatLinear, ConvName, PoolName, check_conv, make_conv
+from flgraph.nn import ConcatLinear, ConvName, OneHot, PoolName, check_conv, make_conv
 
 
 class GNN(GraphClassifier):
@@ -78,12 +78,12 @@ class GNN(GraphClassifier):
     def encode(self, batch: Data) -> Tensor:
         """One row per graph ``[B, hidden_channels]``."""
         s = self.node_input(batch, "s", self.structure_channels) if self.structure_channels else None
-        x = self.node_input(batch, "x", self.in_channels)
+        given: Tensor | OneHot = self.features(batch)
         adj = self.neighbours(batch)
         for number, conv in enumerate(self.convs):
             # The first convolution takes the linear map before it along; one of two inputs is made one first.
             if number == 0 and s is not None:
-                x = self.pre(x, s)
+                given = self.pre(given, s)
             before = (self.pre,) if number == 0 and s is None else ()
-            x = self.dropout(conv(x, adj, before=before), rectify=True)
+            given = x = self.dropout(conv(given, adj, before=before), rectify=True)
         return self.pool_nodes(batch, x)[0]

@@ -5,11 +5,12 @@ from flgraph.nn.conv import ConvName, check_conv, make_conv
 from flgraph.nn.dropout import Dropout, dropout, relu_dropout
 from flgraph.nn.gcn import GCNConv, gcn_norm
 from flgraph.nn.gin import GINConv
-from flgraph.nn.linear import ConcatLinear, concat_linear, fold
+from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear, fold
 from flgraph.nn.pool import Pool, PoolName, graph_max, graph_mean, graph_pool, graph_sum
 from flgraph.nn.sage import SAGEConv
 from flgraph.nn.structure import degree_one_hot, random_walk_return, structure_embedding
 from flgraph.nn.tanh import tanh
+from flgraph.nn.twins import TwinAdjacency
 
 __all__ = [
     "Adjacency",
@@ -18,9 +19,11 @@ __all__ = [
     "Dropout",
     "GCNConv",
     "GINConv",
+    "OneHot",
     "Pool",
     "PoolName",
     "SAGEConv",
+    "TwinAdjacency",
     "check_conv",
     "concat_linear",
     "degree_one_hot",

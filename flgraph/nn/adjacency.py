@@ -18,13 +18,20 @@ class Adjacency:
         rowptr: ``[N + 1]``; the senders of node ``i`` are ``col[rowptr[i]:rowptr[i + 1]]``.
         col: ``[E]``.
         transposed: ``(rowptr, col)`` of the transpose; ``None`` where the matrix is symmetric.
+        degree: ``[N, 1]``, float32; the number of senders when ``None``.
     """
 
-    def __init__(self, rowptr: Tensor, col: Tensor, transposed: tuple[Tensor, Tensor] | None = None) -> None:
-        self.rowptr, self.col, self.transposed = rowptr, col, transposed
+    def __init__(
+        self,
+        rowptr: Tensor,
+        col: Tensor,
+        transposed: tuple[Tensor, Tensor] | None = None,
+        degree: Tensor | None = None,
+    ) -> None:
+        self._rows, self.transposed = (rowptr, col), transposed
         self.derived: dict[Any, Any] = {}  # what layers compute from this matrix alone, once for all of them
         self._matrices: dict[tuple[torch.dtype, bool, bool], Tensor] = {}
-        self._degree: Tensor | None = None
+        self._degree = degree
 
     @classmethod
     def from_sorted(cls, edge_index: Tensor, num_nodes: int, symmetric: bool) -> Adjacency:
@@ -42,9 +49,32 @@ class Adjacency:
         return cls.from_sorted(edge_index[:, order], num_nodes, symmetric=False)
 
     @property
+    def rowptr(self) -> Tensor:
+        """Where each row begins in :attr:`col`, ``[N + 1]``."""
+        return self._rows[0]
+
+    @property
+    def col(self) -> Tensor:
+        """Senders of all rows, one after another, ``[E]``."""
+        return self._rows[1]
+
+    @property
     def num_nodes(self) -> int:
         """Rows, and columns."""
         return self.rowptr.numel() - 1
+
+    @property
+    def quotient(self) -> Adjacency:
+        """What layers compute on, between :meth:`merge` and :meth:`spread`: the matrix itself, but for twins."""
+        return self
+
+    def merge(self, x: Tensor) -> Tensor:
+        """Sum of each row of ``quotient``'s nodes, ``[N, C] -> [N', C]``."""
+        return x
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Rows of ``quotient`` copied to each of their nodes, ``[N', C] -> [N, C]``."""
+        return x
 
     @property
     def degree(self) -> Tensor:
@@ -88,7 +118,8 @@ class Adjacency:
         if self.col.device == torch.device(device):
             return self
         move = [tensor.to(device, **kwargs) for tensor in (self.rowptr, self.col, *(self.transposed or ()))]
-        return Adjacency(move[0], move[1], (move[2], move[3]) if self.transposed else None)
+        degree = None if self._degree is None else self._degree.to(device, **kwargs)
+        return Adjacency(move[0], move[1], (move[2], move[3]) if self.transposed else None, degree)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_nodes={self.num_nodes}, num_edges={self.col.numel()})"
@@ -134,6 +165,21 @@ def _matmul(adj: Adjacency, x: Tensor, transpose: bool) -> Tensor:
 
 
 def _rowptr(sorted_rows: Tensor, num_nodes: int) -> Tensor:
-    ptr = torch.zeros(num_nodes + 1, dtype=torch.long, device=sorted_rows.device)
-    torch.cumsum(torch.bincount(sorted_rows, minlength=num_nodes), 0, out=ptr[1:])
+    return offsets(torch.bincount(sorted_rows, minlength=num_nodes))
+
+
+def offsets(lengths: Tensor) -> Tensor:
+    """Where ranges of these ``lengths [n]`` begin and end, one after another: ``[n + 1]``, int64."""
+    ptr = torch.zeros(lengths.numel() + 1, dtype=torch.long, device=lengths.device)
+    torch.cumsum(lengths, 0, out=ptr[1:])
     return ptr
+
+
+def gather_ranges(ptr: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions of the ranges ``ptr[i]:ptr[i + 1]`` for ``i`` of ``index``, one after another, and new offsets."""
+    start = ptr.index_select(0, index)
+    length = ptr.index_select(0, index + 1) - start
+    new_ptr = offsets(length)
+    total = int(new_ptr[-1])
+    positions = torch.repeat_interleave(start - new_ptr[:-1], length, output_size=total)
+    return positions.add_(torch.arange(total, device=ptr.device)), new_ptr

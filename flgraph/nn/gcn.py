@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flgraph.nn.adjacency import Adjacency, add_neighbours
-from flgraph.nn.linear import ConcatLinear, concat_linear, fold
+from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear, fold
+from flgraph.nn.twins import merge_inputs
 
 
 class GCNConv(torch.nn.Module):
@@ -47,17 +48,23 @@ class GCNConv(torch.nn.Module):
         torch.nn.init.zeros_(self.bias)
 
     def forward(
-        self, x: Tensor, adj: Adjacency, extra: Tensor | None = None, before: Sequence[torch.nn.Linear] = ()
+        self,
+        x: Tensor | OneHot,
+        adj: Adjacency,
+        extra: Tensor | None = None,
+        before: Sequence[torch.nn.Linear] = (),
     ) -> Tensor:
         """Node representations after one step; ``extra`` stands to the right of ``x``.
 
         ``before`` are linear maps that come first, of ``x`` and of ``extra``, see :func:`~flgraph.nn.fold`.
         """
+        x, extra, merged = merge_inputs(x, extra, adj, before)
         z = concat_linear(x, extra, *fold(self.lin.weight, before))
-        scale, loops = gcn_norm(adj, z.dtype)
+        scale, loops = gcn_norm(adj.quotient, z.dtype)
         if z.dtype in (torch.float32, torch.float64):
-            out: Tensor = _NormalisedSum.apply(z, self.bias, adj, scale, loops)
-            return out
+            z = z if merged else adj.merge(z)
+            return adj.spread(_NormalisedSum.apply(z, self.bias, adj.quotient, scale, loops))
+        scale, loops = adj.spread(scale), adj.spread(loops)
         y = z * scale
         return torch.addcmul(self.bias, adj.sum(y), scale).addcmul(z, loops).to(z.dtype)
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flgraph.nn.adjacency import Adjacency, add_neighbours
-from flgraph.nn.linear import ConcatLinear, concat_linear, fold
+from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear, fold
+from flgraph.nn.twins import merge_inputs
 
 
 class GINConv(torch.nn.Module):
@@ -48,18 +49,24 @@ class GINConv(torch.nn.Module):
         self.lin2.reset_parameters()
 
     def forward(
-        self, x: Tensor, adj: Adjacency, extra: Tensor | None = None, before: Sequence[torch.nn.Linear] = ()
+        self,
+        x: Tensor | OneHot,
+        adj: Adjacency,
+        extra: Tensor | None = None,
+        before: Sequence[torch.nn.Linear] = (),
     ) -> Tensor:
         """Node representations after one step; ``extra`` stands to the right of ``x``.
 
         ``before`` are linear maps that come first, of ``x`` and of ``extra``, see :func:`~flgraph.nn.fold`.
         """
+        x, extra, merged = merge_inputs(x, extra, adj, before)
         z = concat_linear(x, extra, *fold(self.lin1.weight, before))
         if z.dtype in (torch.float32, torch.float64):
-            h: Tensor = _SumBiasReLU.apply(z, self.lin1.bias, adj)
-        else:
-            h = torch.relu(adj.sum(z) + z + self.lin1.bias)
-        out: Tensor = self.lin2(h)
+            z = z if merged else adj.merge(z)
+            # Twins have equal results, so a row for each of their classes goes through the second map, too.
+            h: Tensor = _SumBiasReLU.apply(z, self.lin1.bias, adj.quotient)
+            return adj.spread(self.lin2(h))
+        out: Tensor = self.lin2(torch.relu(adj.sum(z) + z + self.lin1.bias))
         return out
 
     def __repr__(self) -> str:

@@ -3,17 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 
-def concat_linear(x: Tensor, extra: Tensor | None, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+@dataclass(frozen=True)
+class OneHot:
+    """Rows that hold a single one, written as its column; a product with them is a choice of the weight's columns.
+
+    ``rows()`` is the tensor itself, ``[N, width]``, float32.
+
+    Args:
+        column: ``[N]``, int64.
+        width: number of columns.
+    """
+
+    column: Tensor
+    width: int
+
+    def __call__(self) -> Tensor:
+        rows = torch.zeros(self.column.numel(), self.width, device=self.column.device)
+        return rows.scatter_(1, self.column.unsqueeze(1), 1.0)
+
+    def linear(self, weight: Tensor) -> Tensor:
+        """Product with the transpose of ``weight [out, width]``: ``[N, out]``."""
+        device = weight.device.type
+        if torch.is_autocast_enabled(device):  # which a product would be part of
+            weight = weight.to(torch.get_autocast_dtype(device))
+        return F.embedding(self.column, weight.t().contiguous())
+
+
+def concat_linear(x: Tensor | OneHot, extra: Tensor | None, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     r""":math:`[\mathbf{x} \,\Vert\, \mathbf{e}] \mathbf{W}^{\top} + \mathbf{b}` without building the concatenation.
 
     Args:
-        x: first input.
+        x: first input, a tensor or, where its rows are one-hots, their columns.
         extra: second input, or ``None`` for an ordinary linear map of ``x``.
         weight: weights; the first ``C1`` columns belong to ``x``, the rest to ``extra``.
         bias: added to every row.
@@ -22,6 +49,11 @@ def concat_linear(x: Tensor, extra: Tensor | None, weight: Tensor, bias: Tensor 
         - **x:** ``[N, C1]``, **extra:** ``[N, C2]``, **weight:** ``[out, C1 + C2]``, **bias:** ``[out]``
         - **output:** ``[N, out]``
     """
+    if isinstance(x, OneHot):
+        rows = x.linear(weight[:, : x.width])
+        if extra is not None:
+            return F.linear(extra, weight[:, x.width :], bias) + rows
+        return rows if bias is None else rows + bias.to(rows.dtype)
     if extra is None:
         return F.linear(x, weight, bias)
     columns = x.size(-1)
@@ -70,6 +102,6 @@ class ConcatLinear(torch.nn.Linear):
         - **output:** ``[N, out_features]``
     """
 
-    def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor | OneHot, extra: Tensor | None = None) -> Tensor:
         """Maps ``x``, or ``x`` and ``extra`` side by side."""
         return concat_linear(x, extra, self.weight, self.bias)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flgraph.nn.adjacency import Adjacency
-from flgraph.nn.linear import ConcatLinear
+from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear
 
 
 class SAGEConv(torch.nn.Module):
@@ -43,7 +43,11 @@ class SAGEConv(torch.nn.Module):
         self.lin_r.reset_parameters()
 
     def forward(
-        self, x: Tensor, adj: Adjacency, extra: Tensor | None = None, before: Sequence[torch.nn.Linear] = ()
+        self,
+        x: Tensor | OneHot,
+        adj: Adjacency,
+        extra: Tensor | None = None,
+        before: Sequence[torch.nn.Linear] = (),
     ) -> Tensor:
         """Node representations after one step; ``extra`` stands to the right of ``x``.
 
@@ -51,7 +55,7 @@ class SAGEConv(torch.nn.Module):
         has two maps of its own, and to fold both would not save a product.
         """
         if before:
-            x = before[0](x)
+            x = concat_linear(x, None, before[0].weight, before[0].bias)
             extra = None if extra is None else before[1](extra)
         total = adj.sum(self.lin_l(x, extra))
         share = adj.degree.clamp(min=1).to(total.dtype).reciprocal()
