@@ -240,7 +240,9 @@ def compare(runs: Sequence[Run], name: str) -> tuple[Metric, list[Comparison]]:
         _rename([method.flat for method in methods], methods)
         methods.sort(key=lambda method: method.order)
         alone = [method for method in methods if method.shares_nothing and method.finished]
-        alone.sort(key=lambda method: (method.label.lower() != "local", "local" not in method.label.lower()))
+        # Of several, the one that the others differ least from: an ablation of one method is nobody else's baseline.
+        models = Counter(str(method.flat.get("model")) for method in methods)
+        alone.sort(key=lambda m: (-models[str(m.flat.get("model"))], m.label.lower() != "local", len(m.label)))
         clients = list(dict.fromkeys(client for method in methods for run in method.all for client in run.clients))
         title = _data_title(methods[0], len(clients))
         comparisons.append(Comparison(title, methods, alone[0] if alone else None, clients))

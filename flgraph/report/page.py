@@ -22,7 +22,7 @@ from flgraph.report.charts import (
     to_svg,
 )
 from flgraph.report.compare import Comparison, Method, Metric, shown
-from flgraph.report.runs import Run
+from flgraph.report.runs import Run, mapping
 
 WIDE, HALF = 11.4, 5.5
 """Inches of charts that take the page's width, and half of it: letters come out equally large in both."""
@@ -184,6 +184,7 @@ class _Section:
 {about}
 <h3 id="{self.anchor}-curves">Learning curves</h3>
 {self._curves()}
+{self._clusters()}
 <h3 id="{self.anchor}-clients">Clients</h3>
 {self._clients()}
 <h3 id="{self.anchor}-cost">Bytes and seconds</h3>
@@ -296,15 +297,45 @@ class _Section:
             self._curve("train/loss", "Training loss", "training loss", HALF, 3.5),
         ]
         keys = sorted({key for m in self.part.methods for run in m.all for r in run.rounds for key in r.server})
-        for key in keys:
+        single = [key for key in keys if "/" not in key]  # the others are one value for each client or cluster
+        for key in single:
             panels.append(self._lines(f"Server: {key}", key, HALF, 3.0, _server_curves(key)))
+        groups = dict.fromkeys(key.partition("/")[0] for key in keys if key not in single)
         note = ""
+        if groups:
+            shown = ", ".join(f"<code>{_text(group)}/…</code>" for group in groups)
+            note = f'<p class="note">Also recorded in <code>history.jsonl</code> and TensorBoard: {shown}.</p>'
         if any(not run.finished for method in self.part.methods for run in method.all):
-            note = '<p class="note">Thin dotted lines are single runs that are not finished; they count in no mean.</p>'
+            note += (
+                '<p class="note">Thin dotted: single runs that are not finished; they count in no mean.</p>'
+            )
         shown_panels = "".join(panels)
         if not shown_panels:
             return '<p class="note">No run has a <code>history.jsonl</code> with metrics.</p>'
         return f'<div class="grid">{shown_panels}</div>{note}'
+
+    def _clusters(self) -> str:
+        """Who ended up with whom, where an algorithm puts clients into clusters."""
+        rows = ""
+        for method in self.part.methods:
+            swatch = f"{_swatch(self.styles[method.label])} {_text(method.label)}"
+            for run in method.all:
+                told = mapping(run.results.get("aggregator"))
+                clusters, splits = told.get("clusters"), told.get("splits")
+                if not isinstance(clusters, list) or not isinstance(splits, list):
+                    continue
+                members = "; ".join(", ".join(map(str, cluster)) for cluster in clusters)
+                rounds = ", ".join(str(mapping(split).get("round")) for split in splits) or "–"
+                rows += (
+                    f'<tr class="{self.styles[method.label].key}"><td>{swatch}</td>'
+                    f"<td>{'–' if run.seed is None else run.seed}</td><td>{_text(rounds)}</td>"
+                    f"<td>{_text(members)}</td></tr>"
+                )
+        if not rows:
+            return ""
+        heads = "<th>method</th><th>seed</th><th>split in round</th><th>clusters at the end</th>"
+        table = f'<table class="texts"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+        return f'<h3>Clusters</h3><div class="card">{table}</div>'
 
     def _curve(self, name: str, title: str, ylabel: str, width: float, height: float) -> str:
         return self._lines(title, ylabel, width, height, lambda method, runs: method.curves(name, runs))

@@ -38,6 +38,7 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--seeds", type=str, help="comma-separated numbers; the study's if not given")
     parser.add_argument("--rounds", type=PositiveInt, help="rounds of each run; the study's if not given")
     parser.add_argument("--jobs", type=PositiveInt, default=os.cpu_count() or 1, help="runs at a time")
+    parser.add_argument("--collect", action="store_true", help="run nothing, only write tables of what is done")
     parser.add_argument("--out", type=Path, default=Path("reproduction"), help="where tables go")
     parser.add_argument("--runs", type=Path, default=Path("runs/reproduce"), help="where run folders go")
     given = parser.parse_args(list(args))
@@ -52,7 +53,8 @@ def main(args: Sequence[str]) -> None:
     )
     runs = given.runs
     try:
-        run_study(study, runs, given.jobs)
+        if not given.collect:
+            run_study(study, runs, given.jobs)
     finally:  # whatever is done is worth showing, also when a run failed or the study was stopped
         for file in write_study(study, runs, given.out):
             print(f"wrote {file}")

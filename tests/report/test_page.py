@@ -225,3 +225,37 @@ def test_refuses_places_that_cannot_be_written(refused: Any, study: Path, tmp_pa
     assert refused(study, "--out", tmp_path).startswith("Expected `--out` to be a file but got ")
     (tmp_path / "file").write_text("")
     assert refused(study, "--out", tmp_path / "file" / "a.html").startswith("Expected `--out` to be a file that can be")
+
+
+def test_clusters_are_told_and_not_drawn(make_run: Any, report: Any) -> None:
+    rounds = [{"A": 0.5, "B": 0.5}, {"A": 0.7, "B": 0.7}]
+    told = [
+        {"clusters": 1.0, "cluster/A": 0.0, "cluster/B": 0.0},
+        {"clusters": 2.0, "cluster/A": 0.0, "cluster/B": 1.0},
+    ]
+    run = make_run("GCFL-seed1", rounds, aggregator="GCFL", server=told)
+    results = json.loads((run / "results.json").read_text())
+    splits = [{"round": 2, "cluster": 0, "into": [["A"], ["<B>"]]}]
+    (run / "results.json").write_text(
+        json.dumps({**results, "aggregator": {"clusters": [["A"], ["<B>"]], "splits": splits}})
+    )
+    page = report(run)
+    read(page)
+    row = re.search(r"<h3>Clusters</h3>.*?<tbody>(.*?)</tbody>", page, re.DOTALL)
+    assert row is not None
+    cells = [re.sub(r"<.*?>", "", cell).strip() for cell in re.findall(r"<td.*?</td>", row[1])]
+    assert cells == ["GCFL", "1", "2", "A; &lt;B&gt;"]
+    assert "Server: clusters" in page
+    assert "Server: cluster/A" not in page
+    assert "<code>cluster/…</code>" in page
+
+
+def test_gains_are_over_the_local_run_that_most_methods_share_a_model_with(make_run: Any, report: Any) -> None:
+    rounds = [{"A": 0.5, "B": 0.5}]
+    for name, aggregator, other in (("a", "Local", True), ("b", "Local", False), ("c", "FedAvg", False)):
+        run = make_run(f"{name}-seed1", rounds, aggregator=aggregator)
+        if other:
+            for file in ("config.yaml", "results.json"):
+                text = (run / file).read_text().replace("flgraph.models.GNN", "flgraph.models.FedStar")
+                (run / file).write_text(text)
+    assert "gain over b" in report(run.parents[1])
