@@ -1,7 +1,8 @@
 """LightningModules, one paper's model per file; no federation."""
 
-from flgraph.models.classifier import GraphClassifier, OptimizerName
+from flgraph.models.classifier import Classifier, OptimizerName
 from flgraph.models.fedstar import FedStar
 from flgraph.models.gnn import GNN
+from flgraph.models.graph_classifier import GraphClassifier
 
-__all__ = ["GNN", "FedStar", "GraphClassifier", "OptimizerName"]
+__all__ = ["GNN", "Classifier", "FedStar", "GraphClassifier", "OptimizerName"]

@@ -1,8 +1,9 @@
-"""What all graph classifiers have in common: loss, metrics, optimizer, and the checks of what users give."""
+"""What all classifiers have in common: loss, metrics, optimizer, and the checks of what users give."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
@@ -10,42 +11,31 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch_geometric.data import Data
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from flgraph.errors import InputError, expect
-from flgraph.nn import Adjacency, Dropout, OneHot, PoolName, graph_pool
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 
 _OPTIMIZERS: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
-class GraphClassifier(pl.LightningModule, ABC):
-    """One class per graph: a base for modules that turn a batch into one row per graph (:meth:`encode`).
+class Classifier(pl.LightningModule, ABC):
+    """One class per graph or node: a base for modules that turn a batch into logits (:meth:`forward`).
 
     Sizes of -1 mean "given by the data". A module with such a size is a template: it holds hyper-parameters only, has
     no layers, and cannot be called. ``type(m)(**{**m.hparams, **sizes})`` makes a working module of it.
 
-    Subclasses call ``save_hyperparameters()``, build their layers, and then call :meth:`add_head`, where
-    :attr:`is_template` is false.
+    Logs ``loss``, ``accuracy`` (which is micro F1) and ``f1`` (macro) of each epoch under ``train/``, ``val/`` and
+    ``test/``; of a second test loader under ``global_test/``.
 
     Args:
-        in_channels: columns of the node features.
+        in_channels: columns of the features.
         num_classes: number of classes.
-        hidden_channels: columns of all hidden layers.
-        num_layers: number of graph convolutions.
-        dropout: probability of a zero after each hidden layer.
-        pool: how the nodes of a graph become one row: ``sum``, ``mean`` or ``max``.
         lr: learning rate.
         weight_decay: weight decay (an L2 penalty, except with ``adamw``).
         optimizer: ``adam``, ``adamw`` or ``sgd``.
-
-    Shapes:
-        - **input:** a PyG batch with ``x [N, in_channels]``, ``edge_index [2, E]``, ``batch [N]`` and, except for
-          prediction, ``y [B]``; its ``adj``, an :class:`~flgraph.nn.Adjacency`, is used where it has one
-        - **output:** logits ``[B, num_classes]``
 
     Raises:
         InputError: a hyper-parameter or a batch cannot be used.
@@ -54,100 +44,46 @@ class GraphClassifier(pl.LightningModule, ABC):
     data_sizes: ClassVar[tuple[str, ...]] = ("in_channels", "num_classes")
     """Names of the hyper-parameters that may be -1, "given by the data"."""
 
+    test_stages: ClassVar[tuple[str, ...]] = ("test", "global_test")
+    """Names of the test loaders, in their order."""
+
     def __init__(
-        self,
-        in_channels: int = -1,
-        num_classes: int = -1,
-        hidden_channels: int = 64,
-        num_layers: int = 3,
-        dropout: float = 0.5,
-        pool: PoolName = "sum",
-        lr: float = 1e-3,
-        weight_decay: float = 5e-4,
-        optimizer: OptimizerName = "adam",
+        self, in_channels: int, num_classes: int, lr: float, weight_decay: float, optimizer: OptimizerName
     ) -> None:
         super().__init__()
         for name, size in (("in_channels", in_channels), ("num_classes", num_classes)):
             expect(size == -1 or size >= 1, f"model.{name}", "a positive integer, or -1 for given by the data", size)
-        for name, size in (("hidden_channels", hidden_channels), ("num_layers", num_layers)):
-            expect(size >= 1, f"model.{name}", "a positive integer", size)
-        expect(0 <= dropout < 1, "model.dropout", "at least 0 and less than 1", dropout)
         expect(0 <= lr < float("inf"), "model.lr", "a finite number, 0 or more", lr)
         expect(0 <= weight_decay < float("inf"), "model.weight_decay", "a finite number, 0 or more", weight_decay)
         expect(optimizer in _OPTIMIZERS, "model.optimizer", f"one of {', '.join(_OPTIMIZERS)}", optimizer)
-        self.pool = graph_pool(pool, field="model.pool")
         self.in_channels, self.num_classes = in_channels, num_classes
-        self.hidden_channels, self.num_layers = hidden_channels, num_layers
-        self.pool_name, self.optimizer_name = pool, optimizer
-        self.lr, self.weight_decay = lr, weight_decay
-        self.dropout = Dropout(dropout)
-        self._seen: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {"train": [], "val": [], "test": []}
+        self.lr, self.weight_decay, self.optimizer_name = lr, weight_decay, optimizer
+        self._seen: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
 
     @property
     def is_template(self) -> bool:
         """Whether a size is still to be given by the data."""
         return any(getattr(self, name) == -1 for name in self.data_sizes)
 
-    def add_head(self) -> None:
-        """Adds what follows the encoder: ``post`` and ``readout``. Subclasses call it last."""
-        self.post = torch.nn.Linear(self.hidden_channels, self.hidden_channels)
-        self.readout = torch.nn.Linear(self.hidden_channels, self.num_classes)
+    def check_sizes(self) -> None:
+        """What subclasses call first in ``forward``.
 
-    def reset_parameters(self) -> None:
-        """Draws new weights for all layers."""
-        _reset(self)
-
-    # ---------------------------------------------------------------------------------------------------- forward
-    @abstractmethod
-    def encode(self, batch: Data) -> Tensor:
-        """One row per graph ``[B, hidden_channels]``; what a subclass must say."""
-
-    def forward(self, batch: Data) -> Tensor:
-        """Logits ``[B, num_classes]``."""
+        Raises:
+            InputError: the module is a template.
+        """
         if self.is_template:
             missing = " and ".join(f"`model.{name}`" for name in self.data_sizes if getattr(self, name) == -1)
             raise InputError(
                 f"Expected {missing} to be given before the module is called but got -1 (given by the data)."
             )
-        h: Tensor = self.encode(batch)
-        logits: Tensor = self.readout(self.dropout(self.post(h), rectify=True))
-        return logits
 
-    def node_input(self, batch: Data, name: str, columns: int) -> Tensor:
-        """Tensor ``name`` of the batch in the precision of the weights, after a look at its width.
+    def reset_parameters(self) -> None:
+        """Draws new weights for all layers."""
+        _reset(self)
 
-        Raises:
-            InputError: the batch has no such tensor, or not ``columns`` columns.
-        """
-        tensor = batch.get(name)
-        if tensor is None:
-            raise InputError(f"Expected `batch.{name}` to be a tensor of {columns} columns but the batch has none.")
-        fits = tensor.dim() == 2 and tensor.size(1) == columns
-        expect(fits, f"batch.{name}", f"of shape [nodes, {columns}]", list(tensor.shape))
-        rows: Tensor = tensor.to(self.post.weight.dtype)
-        return rows
-
-    def features(self, batch: Data) -> Tensor | OneHot:
-        """The input ``x``, see :meth:`node_input`; one-hots as such, where the batch has not made a tensor of them."""
-        unmade = getattr(batch, "unmade", None)
-        rows = unmade("x") if unmade else None
-        if isinstance(rows, OneHot) and rows.width == self.in_channels:
-            return rows
-        return self.node_input(batch, "x", self.in_channels)
-
-    def neighbours(self, batch: Data) -> Adjacency:
-        """The adjacency that the batch brings along, or a new one of its edges."""
-        adj = batch.get("adj")
-        return Adjacency.from_edges(batch.edge_index, batch.num_nodes) if adj is None else adj
-
-    def pool_nodes(self, batch: Data, *rows: Tensor) -> list[Tensor]:
-        """Each of ``rows [N, C]`` pooled to ``[B, C]``. Data without a batch vector counts as one graph."""
-        graph, count = batch.batch, 1
-        if graph is None:
-            graph = torch.zeros(batch.num_nodes, dtype=torch.long, device=rows[0].device)
-        else:
-            count = batch.num_graphs
-        return [self.pool(row, graph, count) for row in rows]
+    @abstractmethod
+    def forward(self, batch: Any) -> Tensor:
+        """Logits ``[B, num_classes]``; what a subclass must say."""
 
     # ------------------------------------------------------------------------------------------------------ steps
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
@@ -157,39 +93,39 @@ class GraphClassifier(pl.LightningModule, ABC):
             return batch
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
-    def training_step(self, batch: Data, batch_idx: int = 0) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """Cross-entropy of a training batch."""
         return self._step(batch, "train")
 
-    def validation_step(self, batch: Data, batch_idx: int = 0) -> Tensor:
+    def validation_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """Cross-entropy of a validation batch."""
         return self._step(batch, "val")
 
-    def test_step(self, batch: Data, batch_idx: int = 0) -> Tensor:
+    def test_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> Tensor:
         """Cross-entropy of a test batch."""
-        return self._step(batch, "test")
+        return self._step(batch, self.test_stages[dataloader_idx])
 
-    def predict_step(self, batch: Data, batch_idx: int = 0) -> Tensor:
+    def predict_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """Class probabilities ``[B, num_classes]``."""
-        return _at_least_float32(self(batch)).softmax(dim=-1)
+        return at_least_float32(self(batch)).softmax(dim=-1)
 
-    def _step(self, batch: Data, stage: str) -> Tensor:
-        logits = _at_least_float32(self(batch))
+    def _step(self, batch: Any, stage: str) -> Tensor:
+        logits = at_least_float32(self(batch))
         labels = self._labels(batch, logits.size(0))
         loss = F.cross_entropy(logits, labels)
         # An update of the metrics costs as much as a layer of a small model, so there is one per epoch, not per step.
         self._seen[stage].append((loss.detach(), logits.detach(), labels))
         return loss
 
-    def _labels(self, batch: Data, num_graphs: int) -> Tensor:
-        labels = batch.get("y")
+    def _labels(self, batch: Any, count: int) -> Tensor:
+        labels: Tensor | None = getattr(batch, "y", None)
         if labels is None:
-            raise InputError("Expected `batch.y` to be one class per graph but the batch has none.")
-        expect(labels.numel() == num_graphs, "batch.y", f"{num_graphs} classes, one per graph", list(labels.shape))
+            raise InputError("Expected `batch.y` to be one class per graph or node but the batch has none.")
+        expect(labels.numel() == count, "batch.y", f"{count} classes, one per graph or node", list(labels.shape))
         expect(not labels.is_floating_point(), "batch.y", "of an integer type", labels.dtype)
         # Elsewhere a look at the values would make the host wait for the device at every step; there the loss itself
         # stops the run at a class out of range.
-        if labels.device.type == "cpu" and num_graphs:
+        if labels.device.type == "cpu" and count:
             low, high = (int(bound) for bound in labels.aminmax())
             fits = low >= 0 and high < self.num_classes
             expect(fits, "batch.y", f"classes from 0 to {self.num_classes - 1}", high if low >= 0 else low)
@@ -198,15 +134,15 @@ class GraphClassifier(pl.LightningModule, ABC):
     # ---------------------------------------------------------------------------------------------------- metrics
     def on_train_epoch_start(self) -> None:
         """Forgets what an interrupted epoch left."""
-        self._seen["train"].clear()
+        self._seen.clear()
 
     def on_validation_epoch_start(self) -> None:
-        """Forgets what an interrupted epoch left."""
+        """Forgets what an interrupted epoch left (but not the training epoch that this may be a part of)."""
         self._seen["val"].clear()
 
     def on_test_epoch_start(self) -> None:
         """Forgets what an interrupted epoch left."""
-        self._seen["test"].clear()
+        self._seen.clear()
 
     def on_train_epoch_end(self) -> None:
         """Logs ``train/loss``, ``train/accuracy`` and ``train/f1``."""
@@ -217,11 +153,12 @@ class GraphClassifier(pl.LightningModule, ABC):
         self._log_epoch("val")
 
     def on_test_epoch_end(self) -> None:
-        """Logs ``test/loss``, ``test/accuracy`` and ``test/f1``."""
-        self._log_epoch("test")
+        """Logs ``test/loss``, ``test/accuracy`` and ``test/f1``, and the same of a second loader."""
+        for stage in self.test_stages:
+            self._log_epoch(stage)
 
     def _log_epoch(self, stage: str) -> None:
-        seen = self._seen[stage]
+        seen = self._seen.pop(stage, [])
         if not seen:
             return
         losses, logits, labels = zip(*seen, strict=True)
@@ -239,7 +176,6 @@ class GraphClassifier(pl.LightningModule, ABC):
             target=torch.cat(labels),
         )
         self.log_dict({f"{stage}/{name}": value for name, value in metrics.compute().items()}, batch_size=1)
-        seen.clear()
 
     # -------------------------------------------------------------------------------------------------- optimizer
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -278,7 +214,8 @@ def epoch_metrics(num_classes: int, device: torch.device) -> MetricCollection:
     ).to(device)
 
 
-def _at_least_float32(tensor: Tensor) -> Tensor:
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Half-precision tensors as float32, others as they are."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 

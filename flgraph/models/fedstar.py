@@ -9,7 +9,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from flgraph.errors import expect
-from flgraph.models.classifier import GraphClassifier, OptimizerName
+from flgraph.models.classifier import OptimizerName
+from flgraph.models.graph_classifier import GraphClassifier
 from flgraph.nn import ConcatLinear, ConvName, OneHot, PoolName, check_conv, concat_linear, make_conv, tanh
 
 
