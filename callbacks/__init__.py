@@ -1,6 +1,7 @@
 """Federated algorithms, one per file, and whatever else listens to rounds; installed as ``flgraph.callbacks``."""
 
 from flgraph.callbacks.fedavg import FedAvg
+from flgraph.callbacks.fedego import FedEgo
 from flgraph.callbacks.fedper import FedPer
 from flgraph.callbacks.fedprox import FedProx
 from flgraph.callbacks.fedsage import FedSage
@@ -9,4 +10,14 @@ from flgraph.callbacks.gcfl import GCFL
 from flgraph.callbacks.gcflplus import GCFLPlus
 from flgraph.callbacks.local import Local
 
-__all__ = ["GCFL", "FedAvg", "FedPer", "FedProx", "FedSage", "FedStar", "GCFLPlus", "Local"]
+__all__ = [
+    "GCFL",
+    "FedAvg",
+    "FedEgo",
+    "FedPer",
+    "FedProx",
+    "FedSage",
+    "FedStar",
+    "GCFLPlus",
+    "Local",
+]

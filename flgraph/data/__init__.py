@@ -1,21 +1,53 @@
 """Loaders, partitioners and batching; knows no algorithm."""
 
 from flgraph.data.datamodule import GraphDataModule, GraphFederation, TUFederation
+from flgraph.data.ego import EgoBatch, EgoLoader, sample_egos
 from flgraph.data.flat import FlatGraphs
 from flgraph.data.loader import GraphLoader
+from flgraph.data.node_datasets import read_nodes
+from flgraph.data.node_graph import NodeGraph
+from flgraph.data.node_partition import (
+    ClientNodes,
+    NodePartition,
+    dirichlet,
+    label_skew,
+    louvain,
+    metis,
+    partition_statistics,
+)
+from flgraph.data.nodes import NodeDataModule, NodeFederation
 from flgraph.data.partition import dirichlet_shards, shards, stratified_split
 from flgraph.data.synthetic import SyntheticFederation
 from flgraph.data.tu import read_tu
+from flgraph.data.whole_graph import WholeGraph, WholeGraphDataModule, WholeGraphFederation, WholeGraphLoader
 
 __all__ = [
+    "ClientNodes",
+    "EgoBatch",
+    "EgoLoader",
     "FlatGraphs",
     "GraphDataModule",
     "GraphFederation",
     "GraphLoader",
+    "NodeDataModule",
+    "NodeFederation",
+    "NodeGraph",
+    "NodePartition",
     "SyntheticFederation",
     "TUFederation",
+    "WholeGraph",
+    "WholeGraphDataModule",
+    "WholeGraphFederation",
+    "WholeGraphLoader",
+    "dirichlet",
     "dirichlet_shards",
+    "label_skew",
+    "louvain",
+    "metis",
+    "partition_statistics",
+    "read_nodes",
     "read_tu",
+    "sample_egos",
     "shards",
     "stratified_split",
 ]

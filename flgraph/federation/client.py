@@ -17,6 +17,7 @@ from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.callback import acts_in_clients
 from flgraph.federation.checkpoint import readable
 from flgraph.federation.payload import Payload
+from flgraph.federation.refit import OptimizerStates, fit_more, lasting_trainer
 from flgraph.federation.resident import ResidentStrategy
 from flgraph.federation.routes import RoutingTable
 from flgraph.federation.seeding import derive_seed, seed_all
@@ -119,22 +120,14 @@ class Client:
         )
         self.changed = True  # since it was last written to disk
         self._train_metrics: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
         self._loaders: dict[str, Any] = {}
-        self._optimizers = _OptimizerStates(keep=self.aggregator.optimizer_state == "keep")
+        self._optimizers = OptimizerStates(keep=self.aggregator.optimizer_state == "keep")
         own = [copy.deepcopy(callback) for callback in callbacks if acts_in_clients(callback)]
         arguments = dict(trainer_args or {})
         if device is not None and arguments.get("strategy", "auto") == "auto":
             arguments["strategy"] = ResidentStrategy(device)
-        self.trainer = pl.Trainer(
-            **arguments,
-            max_epochs=0,
-            callbacks=[self._optimizers, self.aggregator, *own],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-        )
+        self.trainer = lasting_trainer([self._optimizers, self.aggregator, *own], arguments)
         if isinstance(data, Movable):
             data.to(self.trainer.strategy.root_device)
 
@@ -215,19 +208,15 @@ class Client:
 
     def fit(self, epochs: int | None = None) -> None:
         """Trains for ``epochs`` (default: the local epochs) more, with the client's own Trainer."""
-        self.trainer.fit_loop.max_epochs = self.trainer.current_epoch + (
-            self.local_epochs if epochs is None else epochs
-        )
-        self.trainer.fit(self.module, train_dataloaders=self._loader("train"))
-        metrics = self.trainer.callback_metrics
-        self._train_metrics = {name: float(metrics[name]) for name in sorted(metrics) if not name.endswith("_step")}
+        epochs = self.local_epochs if epochs is None else epochs
+        self._train_metrics = fit_more(self.trainer, self.module, self._loader("train"), epochs)
 
     def evaluate(self, splits: Sequence[str] = ("train", "val", "test")) -> dict[str, float]:
         """Metrics as the module logs them; ``train`` gives those logged during the last local training.
 
         A split that the client has no data for, or the module no step, is left out.
         """
-        metrics = dict(self._train_metrics) if "train" in splits else {}
+        metrics = {**self._train_metrics, **self._reported} if "train" in splits else {}
         for split, step, run in (
             ("val", "validation_step", self.trainer.validate),
             ("test", "test_step", self.trainer.test),
@@ -237,6 +226,10 @@ class Client:
                 for result in run(self.module, dataloaders=loader, verbose=False):
                     metrics.update(result)
         return metrics
+
+    def report(self, name: str, value: float) -> None:
+        """Adds a number to the metrics that the client sends with every evaluation; a new value replaces the old."""
+        self._reported[name] = value
 
     def predict(self) -> list[Any]:
         """What the module's ``predict_step`` returns for each batch of the client's prediction data."""
@@ -265,7 +258,12 @@ class Client:
             "lr_schedulers": self._optimizers.schedulers,
             "precision": self.trainer.precision_plugin.state_dict(),
             "callbacks": {callback.state_key: own for callback in callbacks if (own := callback.state_dict())},
-            "client": {"name": self.name, "train_metrics": self._train_metrics, "shared": self.routing.shared},
+            "client": {
+                "name": self.name,
+                "train_metrics": self._train_metrics,
+                "reported": self._reported,
+                "shared": self.routing.shared,
+            },
         }
         for callback in callbacks:
             callback.on_save_checkpoint(self.trainer, self.module, state)
@@ -290,27 +288,8 @@ class Client:
                 callback.load_state_dict(state["callbacks"][callback.state_key])
             callback.on_load_checkpoint(self.trainer, self.module, dict(state))
         self._train_metrics = dict(state["client"]["train_metrics"])
+        self._reported = dict(state["client"]["reported"])
         self.routing.agree(state["client"]["shared"])
-
-
-class _OptimizerStates(pl.Callback):
-    """Carries optimizers and schedulers from one ``fit`` to the next: Lightning makes new ones in each."""
-
-    def __init__(self, keep: bool) -> None:
-        self.keep = keep
-        self.optimizers: list[dict[str, Any]] = []
-        self.schedulers: list[dict[str, Any]] = []
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for optimizer, state in zip(trainer.optimizers, self.optimizers, strict=bool(self.optimizers)):
-            optimizer.load_state_dict(state)
-        for config, state in zip(trainer.lr_scheduler_configs, self.schedulers, strict=bool(self.schedulers)):
-            config.scheduler.load_state_dict(state)
-
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self.keep:
-            self.optimizers = [optimizer.state_dict() for optimizer in trainer.optimizers]
-            self.schedulers = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
 
 
 def _is_empty(loader: Any) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 from pytorch_lightning.loggers import Logger, TensorBoardLogger
 
@@ -34,12 +35,16 @@ class RunLog:
         else:
             self.loggers = [] if loggers is False else [loggers] if isinstance(loggers, Logger) else list(loggers)
 
-    def describe(self, routes: Sequence[tuple[str, str, str]], config: str) -> None:
-        """Logs the routing table and the configuration, where texts can be logged."""
+    def describe(
+        self, routes: Sequence[tuple[str, str, str]], config: str, figures: Mapping[str, Any] | None = None
+    ) -> None:
+        """Logs the routing table, the configuration and matplotlib figures, where such things can be logged."""
         for logger in self.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_text("routes", routes_markdown(routes), self.after_round)
                 logger.experiment.add_text("config", f"```yaml\n{config}\n```", self.after_round)
+                for tag, figure in (figures or {}).items():
+                    logger.experiment.add_figure(tag, figure, self.after_round)
 
     def add(self, record: RoundRecord) -> None:
         """Logs a round: bytes, seconds, and every metric per client and as the mean over clients."""

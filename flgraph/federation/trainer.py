@@ -56,7 +56,11 @@ SPLITS = ("train", "val", "test")
 
 
 class FederatedData(Protocol):
-    """What the trainer needs of a federated datamodule."""
+    """What the trainer needs of a federated datamodule.
+
+    One may also have ``statistics``, plain values about how data was dealt that go into ``results.json`` as
+    ``partition``, and ``figures()``, tag to matplotlib figure, which TensorBoard shows.
+    """
 
     @property
     def name(self) -> str:
@@ -399,7 +403,8 @@ class FederatedTrainer(pl.Trainer):
             self.run_log = RunLog(self.run_dir, self._logger_choice, self.current_round, self.max_logged_clients)
             self.loggers = self.run_log.loggers
             routes = self.engine.routes()
-            self.run_log.describe(routes, self.config_text or str(self._settings))
+            figures = datamodule.figures() if hasattr(datamodule, "figures") else {}
+            self.run_log.describe(routes, self.config_text or str(self._settings), figures)
         self.console.print(routes_table(routes))
         self._call("on_federation_start")
         with quick_garbage_collection():
@@ -411,6 +416,7 @@ class FederatedTrainer(pl.Trainer):
             "aggregator": server.aggregator.summary(),
             "parameters": self.engine.parameters(),
             "data": self._settings["data"],
+            **({"partition": datamodule.statistics} if hasattr(datamodule, "statistics") else {}),
             "seed": self.seed,
             "versions": versions(),
             "config": self.config or self._settings,

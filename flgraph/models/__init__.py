@@ -1,8 +1,18 @@
 """LightningModules, one paper's model per file; no federation."""
 
 from flgraph.models.classifier import Classifier, OptimizerName
+from flgraph.models.fedego import EgoHead, FedEgo, MashedEgos
 from flgraph.models.fedstar import FedStar
 from flgraph.models.gnn import GNN
 from flgraph.models.graph_classifier import GraphClassifier
 
-__all__ = ["GNN", "Classifier", "FedStar", "GraphClassifier", "OptimizerName"]
+__all__ = [
+    "GNN",
+    "Classifier",
+    "EgoHead",
+    "FedEgo",
+    "FedStar",
+    "GraphClassifier",
+    "MashedEgos",
+    "OptimizerName",
+]

@@ -3,11 +3,13 @@
 from flgraph.nn.adjacency import Adjacency
 from flgraph.nn.conv import ConvName, check_conv, make_conv
 from flgraph.nn.dropout import Dropout, dropout, relu_dropout
+from flgraph.nn.ego import EgoSAGEConv, children_mean
 from flgraph.nn.gcn import GCNConv, gcn_norm
 from flgraph.nn.gin import GINConv
 from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear, fold
 from flgraph.nn.pool import Pool, PoolName, graph_max, graph_mean, graph_pool, graph_sum
 from flgraph.nn.sage import SAGEConv
+from flgraph.nn.sparse import SparseLinear, sparse_matmul, transpose_csr
 from flgraph.nn.structure import degree_one_hot, random_walk_return, structure_embedding
 from flgraph.nn.tanh import tanh
 from flgraph.nn.twins import TwinAdjacency
@@ -17,14 +19,17 @@ __all__ = [
     "ConcatLinear",
     "ConvName",
     "Dropout",
+    "EgoSAGEConv",
     "GCNConv",
     "GINConv",
     "OneHot",
     "Pool",
     "PoolName",
     "SAGEConv",
+    "SparseLinear",
     "TwinAdjacency",
     "check_conv",
+    "children_mean",
     "concat_linear",
     "degree_one_hot",
     "dropout",
@@ -37,6 +42,8 @@ __all__ = [
     "make_conv",
     "random_walk_return",
     "relu_dropout",
+    "sparse_matmul",
     "structure_embedding",
     "tanh",
+    "transpose_csr",
 ]

@@ -306,9 +306,7 @@ class _Section:
             shown = ", ".join(f"<code>{_text(group)}/…</code>" for group in groups)
             note = f'<p class="note">Also recorded in <code>history.jsonl</code> and TensorBoard: {shown}.</p>'
         if any(not run.finished for method in self.part.methods for run in method.all):
-            note += (
-                '<p class="note">Thin dotted: single runs that are not finished; they count in no mean.</p>'
-            )
+            note += '<p class="note">Thin dotted: single runs that are not finished; they count in no mean.</p>'
         shown_panels = "".join(panels)
         if not shown_panels:
             return '<p class="note">No run has a <code>history.jsonl</code> with metrics.</p>'

@@ -30,11 +30,11 @@ def _convergence(study: Study, done: Done, setting: str, file: Path) -> Path:
     from flgraph.report.charts import learning_curves, save_png  # matplotlib loads slowly
 
     series = {
-        method: [_curve(result, f"test/{study.metric}") for result in results]
+        method: [_curve(result, study.logged) for result in results]
         for (where, method), results in done.items()
         if where == setting
     }
-    figure = learning_curves(series, ylabel=f"test {study.metric} in percent", title=setting, size=(7.0, 4.6))
+    figure = learning_curves(series, ylabel=f"{study.measured} in percent", title=setting, size=(7.0, 4.6))
     save_png(figure, file)
     return file
 
@@ -48,7 +48,7 @@ def _over_settings(study: Study, cells: Sequence[Cell], file: Path) -> Path:
         method: {cell.setting: (cell.mean, cell.std) for cell in final if cell.method == method}
         for method in dict.fromkeys(cell.method for cell in final)
     }
-    figure = error_bars(series, xlabel=study.axis, ylabel=f"test {study.metric} in percent")
+    figure = error_bars(series, xlabel=study.axis, ylabel=f"{study.measured} in percent")
     save_png(figure, file)
     return file
 

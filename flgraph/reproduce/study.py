@@ -61,7 +61,8 @@ class Study:
     Args:
         name: ``paper/table``.
         title: what it shows.
-        metric: what is reported, such as ``accuracy``; of the test split, in percent.
+        metric: what is reported, in percent: ``accuracy`` of the test split, or another one as runs log it, such as
+            ``global_test/accuracy``.
         rounds: communication rounds of each run.
         seeds: one run each.
         settings: name to configuration file, or to a list of command-line arguments.
@@ -84,6 +85,16 @@ class Study:
     figure: FigureKind | None = None
     axis: str = "setting"
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def logged(self) -> str:
+        """The metric under the name that runs log it by."""
+        return self.metric if "/" in self.metric else f"test/{self.metric}"
+
+    @property
+    def measured(self) -> str:
+        """The metric in words: ``test accuracy``, ``global test accuracy``."""
+        return self.logged.replace("/", " ").replace("_", " ")
 
     @property
     def paper_name(self) -> str:

@@ -83,14 +83,18 @@ def collect(study: Study, done: Done) -> list[Cell]:
     """A cell for every method, setting and protocol with at least one finished run."""
     cells = []
     for (setting, method), results in done.items():
-        printed = [*study.paper.get(setting, {}).get(method, []), math.nan, math.nan]
+        paper_mean, paper_std, *_ = [*study.paper.get(setting, {}).get(method, []), math.nan, math.nan]
         for protocol in PROTOCOLS:
-            metric = f"test/{study.metric}"
-            values = [100 * value for run in results if (value := _value(run, protocol, metric)) is not None]
+            values = [100 * value for run in results if (value := _value(run, protocol, study.logged)) is not None]
             if values:
                 std = statistics.stdev(values) if len(values) > 1 else math.nan
-                measured = (statistics.fmean(values), std, len(values), study.rounds)
-                cells.append(Cell(study.name, setting, method, study.metric, protocol, *printed[:2], *measured))
+                mean, count = statistics.fmean(values), len(values)
+                cells.append(
+                    Cell(
+                        study.name, setting, method, study.metric, protocol, paper_mean, paper_std, mean, std, count,
+                        study.rounds,
+                    )
+                )  # fmt: skip
     return cells
 
 
@@ -115,8 +119,8 @@ def _head(study: Study, cells: Sequence[Cell]) -> list[str]:
     lines = [
         f"# {study.title}",
         "",
-        f"Test {study.metric} in percent: unweighted mean over clients, then mean ± standard deviation over seeds;",
-        f"{study.rounds} rounds. Protocols:",
+        f"{study.measured.capitalize()} in percent: unweighted mean over clients, then mean ± standard deviation over",
+        f"seeds; {study.rounds} rounds. Protocols:",
         "",
         *(f"- `{name}`: {meaning}" for name, meaning in PROTOCOLS.items() if name in used),
     ]

@@ -349,7 +349,10 @@ def test_bad_batches() -> None:
         (changed(s=None), r"`batch.s` to be a tensor of 3 columns but the batch has none"),
         (changed(x=torch.ones(graphs.num_nodes, 5)), rf"`batch.x` .*4\] but got \[{graphs.num_nodes}, 5\]"),
         (changed(y=None), r"`batch.y` to be one class per graph or node but the batch has none"),
-        (changed(y=torch.tensor([0, 1])), r"`batch.y` to be 4 classes, one per graph or node, but|`batch.y` to be 4 classes"),
+        (
+            changed(y=torch.tensor([0, 1])),
+            r"`batch.y` to be 4 classes, one per graph or node, but|`batch.y` to be 4 classes",
+        ),
         (changed(y=torch.rand(4)), r"`batch.y` to be of an integer type but got torch.float32"),
         (changed(y=torch.tensor([0, 1, 2, 1])), r"`batch.y` to be classes from 0 to 1 but got 2"),
         (changed(y=torch.tensor([0, 1, -1, 1])), r"`batch.y` to be classes from 0 to 1 but got -1"),

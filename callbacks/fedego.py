@@ -1,0 +1,231 @@
+"""FedEgo: Zhang et al., "FedEgo: Privacy-preserving Personalized Federated Graph Learning with Ego-graphs", 2022."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from flgraph.errors import InputError, expect
+from flgraph.federation.aggregation import weighted_mean
+from flgraph.federation.aggregator import Aggregator
+from flgraph.federation.client import Client
+from flgraph.federation.payload import Payload, Scalar
+from flgraph.federation.routes import Route, personal, shared
+from flgraph.federation.seeding import derive_seed, seed_all
+from flgraph.federation.server_model import ServerModel, relative_distance
+from flgraph.models.fedego import EgoHead, MashedEgos
+from flgraph.models.fedego import FedEgo as FedEgoNet
+
+_GLOBAL, _STATE = "global/", "server/"
+
+
+class FedEgo(Aggregator):
+    r"""Averages reduction layers, and mixes personalization layers with a global model that the server trains (Alg. 1).
+
+    Up go the reduction layers and mashed ego-graphs, one for each batch of a client's training nodes. The server
+    averages the former without weights (Eq. 11), trains its own personalization layers on the latter (Eq. 10) and sends
+    back both, with the label distribution :math:`P_g` of the mashed ego-graphs. Client :math:`i` mixes (Eq. 13-15)
+
+    .. math::
+        \Phi_i \leftarrow \lambda_i \Phi_g + (1 - \lambda_i) \Phi_i, \qquad
+        \lambda_i = \Big( \frac{1}{2} \sum_c | P_i(c) - P_g(c) | \Big)^{\gamma},
+
+    where its own label distribution :math:`P_i` never leaves it; what it reports is the coefficient ``lambda``, the
+    distance ``emd`` it comes from, and the weight divergence after mixing, ``divergence`` (Definition 4.2).
+
+    Goes with :class:`flgraph.models.FedEgo`. The paper's ablations: ``mixing=0`` is "w/o PL", ``mixing=1``
+    "FedEgo-Server", ``average_reduction=False`` "w/o RL", ``mixup=False`` "w/o Mixup"; "w/o EGO" and "Linear" are
+    arguments of the model.
+
+    Args:
+        gamma: exponent of the adaptive mixing coefficient.
+        mixing: a fixed coefficient for all clients; adaptive when ``None``.
+        average_reduction: whether the reduction layers are averaged; they never leave the client if not.
+        mixup: whether ego-graphs are averaged over a batch; otherwise the first one of each batch is sent as it is,
+            which gives a node's embedding away.
+        noise: standard deviation of Gaussian noise that clients add to the embeddings they send.
+        server_epochs: epochs that the server trains per round.
+        server_fraction: share of the mashed ego-graphs that one of these epochs visits, drawn anew for each.
+        server_batch_size: mashed ego-graphs per batch.
+        server_lr: learning rate of the server; the clients' own when ``None``.
+        server_accelerator: where the server trains, see :class:`pytorch_lightning.Trainer`.
+        optimizer_state: whether clients keep their optimizers' state over rounds; the server keeps its own.
+    """
+
+    extra_tensors = ("ego.embedding", "ego.label")
+    upload_scalars = ("num_samples", "head", "fanouts")
+
+    def __init__(
+        self,
+        gamma: float = 0.5,
+        mixing: float | None = None,
+        average_reduction: bool = True,
+        mixup: bool = True,
+        noise: float = 0.0,
+        server_epochs: int = 5,
+        server_fraction: float = 0.2,
+        server_batch_size: int = 32,
+        server_lr: float | None = None,
+        server_accelerator: str = "auto",
+        optimizer_state: Literal["keep", "reset"] = "keep",
+    ) -> None:
+        super().__init__(optimizer_state)
+        expect(gamma >= 0, "aggregator.gamma", "0 or more", gamma)
+        expect(mixing is None or 0 <= mixing <= 1, "aggregator.mixing", "from 0 to 1, or null for adaptive", mixing)
+        expect(noise >= 0, "aggregator.noise", "0 or more", noise)
+        for name, count in (("server_epochs", server_epochs), ("server_batch_size", server_batch_size)):
+            expect(count >= 1, f"aggregator.{name}", "1 or more", count)
+        expect(0 < server_fraction <= 1, "aggregator.server_fraction", "above 0 and at most 1", server_fraction)
+        expect(
+            server_lr is None or server_lr > 0, "aggregator.server_lr", "above 0, or null for the model's", server_lr
+        )
+        self.gamma, self.mixing, self.noise = gamma, mixing, noise
+        self.average_reduction, self.mixup = average_reduction, mixup
+        self.server_epochs, self.server_fraction = server_epochs, server_fraction
+        self.server_batch_size, self.server_lr = server_batch_size, server_lr
+        self.server_accelerator = server_accelerator
+        self._reduction: dict[str, Tensor] = {}
+        self._head: dict[str, Any] = {}
+        self._model: ServerModel | None = None
+        self._labels = torch.zeros(0)
+        self._loss = float("nan")
+
+    def routes(self) -> list[Route]:
+        kept = [*personal("personalization.*"), *personal("*")]
+        return [*shared("reduction.*"), *kept] if self.average_reduction else kept[1:]
+
+    # ----------------------------------------------------------------------------------------------- server half
+    def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
+        self._reduction = dict(initial)
+
+    def download(self, client: str, round: int, exchange: str) -> Payload | None:
+        if self._model is None:
+            return Payload(self._reduction) if self._reduction else None
+        weights = {_GLOBAL + name: tensor for name, tensor in self._model.tensors().items()}
+        return Payload({**self._reduction, **weights, "labels": self._labels})
+
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
+        self._check_heads(uploads)
+        layers = {
+            client: Payload({name: t for name, t in upload.tensors.items() if name not in self.extra_tensors})
+            for client, upload in uploads.items()
+        }
+        self._reduction = {**self._reduction, **weighted_mean(layers, dict.fromkeys(uploads, 1.0))}
+        egos = _together(uploads)
+        self._labels = egos.label.mean((0, 1))
+        self._model = self._model or self._make_model()
+        batches = _MashedLoader(egos, self.server_batch_size, self.server_fraction)
+        self._loss = self._model.fit(batches, self.server_epochs, round)["train/loss"]
+
+    def _check_heads(self, uploads: Mapping[str, Payload]) -> None:
+        """The server's layers are made like the clients', who must agree on them."""
+        for client, upload in sorted(uploads.items()):
+            head = json.loads(str(upload.scalars["head"]))
+            self._head = self._head or head
+            expect(head == self._head, f"model of client `{client}`", f"personalization layers as {self._head}", head)
+
+    def _make_model(self) -> ServerModel:
+        settings = {**self._head, "lr": self._head["lr"] if self.server_lr is None else self.server_lr}
+        seed_all(derive_seed(self.seed, "server", 0))
+        return ServerModel(EgoHead(**settings), self.seed, {"accelerator": self.server_accelerator})
+
+    def log_scalars(self) -> Mapping[str, float]:
+        return {"server_loss": self._loss}
+
+    def server_state(self) -> Payload:
+        model = Payload() if self._model is None else self._model.state()
+        tensors = {_STATE + name: tensor for name, tensor in model.tensors.items()}
+        scalars = {_STATE + name: value for name, value in model.scalars.items()}
+        plain: dict[str, Scalar] = {"head": json.dumps(self._head), "loss": self._loss}
+        return Payload({**self._reduction, **tensors, "labels": self._labels}, {**scalars, **plain})
+
+    def load_server_state(self, state: Payload) -> None:
+        own = {name.removeprefix(_STATE): t for name, t in state.tensors.items() if name.startswith(_STATE)}
+        scalars = {name.removeprefix(_STATE): v for name, v in state.scalars.items() if name.startswith(_STATE)}
+        self._reduction = {n: t for n, t in state.tensors.items() if not n.startswith(_STATE) and n != "labels"}
+        self._labels, self._loss = state.tensors["labels"], float(state.scalars["loss"])
+        self._head = json.loads(str(state.scalars["head"]))
+        if self._head:
+            self._model = self._make_model()
+            self._model.load_state(Payload(own, scalars))
+
+    # ----------------------------------------------------------------------------------------------- client half
+    def install(self, client: Client, download: Payload) -> None:
+        tensors = download.tensors
+        client.load_shared({name: tensors[name] for name in client.routing.shared if name in tensors})
+        received = {name.removeprefix(_GLOBAL): t for name, t in tensors.items() if name.startswith(_GLOBAL)}
+        if received:
+            self._mix(client, received, tensors["labels"])
+
+    def _mix(self, client: Client, received: Mapping[str, Tensor], labels: Tensor) -> None:
+        emd = float((label_distribution(client) - labels.double()).abs().sum())
+        coefficient = (emd / 2) ** self.gamma if self.mixing is None else self.mixing
+        own = {name: t for name, t in client.module.state_dict().items() if name in received}
+        fits = {n: t.shape for n, t in own.items()} == {n: t.shape for n, t in received.items()}
+        expect(fits, f"model of client `{client.name}`", f"tensors {sorted(received)} as the server's", sorted(own))
+        for name, tensor in received.items():
+            own[name].lerp_(tensor.to(own[name]), coefficient)
+        client.report("mixing/lambda", coefficient)
+        client.report("mixing/emd", emd)
+        client.report("mixing/divergence", relative_distance(own, received))
+
+    def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
+        module = client.module
+        expect(isinstance(module, FedEgoNet), "model", "flgraph.models.FedEgo for FedEgo", type(module).__name__)
+        assert isinstance(module, FedEgoNet)
+        batches = client.data.mixup_dataloader()  # type: ignore[attr-defined]
+        module.eval()
+        mashed = [module.mash(batch.to(module.device), self.mixup) for batch in batches]
+        module.train()  # Lightning would leave it as it is, and train without dropout
+        if not mashed:
+            raise InputError(
+                f"Expected client `{client.name}` to have training nodes to send ego-graphs of but got none."
+            )
+        embedding = torch.cat([part.embedding for part in mashed])
+        if self.noise:
+            embedding = embedding + self.noise * torch.randn(embedding.shape).to(embedding)
+        egos = {"ego.embedding": embedding, "ego.label": torch.cat([part.label for part in mashed])}
+        keys = ("hidden_channels", "num_classes", "num_layers", "linear", "ego", "dropout", "lr", "weight_decay")
+        head = json.dumps({key: module.hparams[key] for key in (*keys, "optimizer")})
+        scalars: dict[str, Scalar] = {
+            "num_samples": client.num_samples,
+            "head": head,
+            "fanouts": json.dumps(mashed[0].fanouts),
+        }
+        return Payload({**client.shared_tensors(), **egos}, scalars)
+
+
+class _MashedLoader:
+    """Mashed ego-graphs in batches; each pass visits a random part of them."""
+
+    def __init__(self, egos: MashedEgos, batch_size: int, fraction: float) -> None:
+        self.egos, self.batch_size = egos, batch_size
+        self.count = max(1, round(fraction * egos.label.size(0)))
+
+    def __len__(self) -> int:
+        return -(-self.count // self.batch_size)
+
+    def __iter__(self) -> Iterator[MashedEgos]:
+        chosen = torch.randperm(self.egos.label.size(0))[: self.count]
+        for part in chosen.split(self.batch_size):
+            yield MashedEgos(self.egos.embedding[part], self.egos.label[part], self.egos.fanouts)
+
+
+def label_distribution(client: Client) -> Tensor:
+    """Shares of the classes among a client's training nodes ``[C]``, float64 (Eq. 3)."""
+    labels: Tensor = client.data.train_labels  # type: ignore[attr-defined]
+    counts = torch.bincount(labels.cpu(), minlength=int(client.data.model_args["num_classes"]))
+    return counts.double() / counts.sum()
+
+
+def _together(uploads: Mapping[str, Payload]) -> MashedEgos:
+    """The ego-graphs of all clients, in the order of their names."""
+    order = sorted(uploads)
+    shapes = {str(uploads[client].scalars["fanouts"]) for client in order}
+    expect(len(shapes) == 1, "fanouts", "the same for all clients", sorted(shapes))
+    parts = [[uploads[client].tensors[name] for client in order] for name in FedEgo.extra_tensors]
+    return MashedEgos(torch.cat(parts[0]), torch.cat(parts[1]), tuple(json.loads(shapes.pop())))

@@ -1,0 +1,183 @@
+"""Ego-graphs of a fixed shape, as tensors of node numbers: a sampled tree of neighbours around each center."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flgraph.data.node_graph import NodeGraph, take_rows
+from flgraph.errors import expect
+
+_RANGE = 2**62
+"""Random whole numbers are drawn below this; their remainders are even to within degree / 2^62."""
+
+
+def hop_offsets(fanouts: Sequence[int]) -> list[int]:
+    """Where the hops of an ego-graph begin, and its number of positions: ``(6, 6)`` gives ``[0, 1, 7, 43]``.
+
+    Raises:
+        InputError: a fanout is below 1.
+    """
+    ends, width = [0, 1], 1
+    for k in fanouts:
+        expect(isinstance(k, int) and k >= 1, "fanouts", "whole numbers of 1 or more", list(fanouts))
+        width *= k
+        ends.append(ends[-1] + width)
+    return ends
+
+
+def sample_egos(
+    rowptr: Tensor,
+    col: Tensor,
+    centers: Tensor,
+    fanouts: Sequence[int] = (6, 6),
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Samples an ego-graph around every center: ``fanouts[h]`` neighbours, with replacement, of each node of hop ``h``.
+
+    Positions of an ego-graph are its hops one after another, hop 0 being the center. The children of the ``j``-th node
+    of hop ``h`` are the positions ``hop_offsets(fanouts)[h + 1] + j * k`` up to, not including, ``... + (j + 1) * k``,
+    where ``k = fanouts[h]``: every tree has the same shape, so layers reshape instead of scattering. A node without
+    neighbours is its own neighbour. (FedEgo, Zhang et al., 2023, Section 4.1.)
+
+    Args:
+        rowptr: ``[N + 1]``; the neighbours of node ``i`` are ``col[rowptr[i]:rowptr[i + 1]]``.
+        col: ``[E]``.
+        centers: node numbers ``[B]``; repeats are allowed.
+        fanouts: neighbours per node, for each hop.
+        generator: of the random numbers; torch's default one on the CPU when ``None``, on every device alike.
+
+    Returns:
+        Node numbers ``[B, P]``, int64; ``P = 1 + 6 + 36`` with the default fanouts.
+
+    Raises:
+        InputError: a fanout is below 1.
+    """
+    hop_offsets(fanouts)  # checks them
+    hop = centers.long().unsqueeze(1)
+    hops = [hop]
+    for k in fanouts:
+        parents = hop.unsqueeze(2)
+        if col.numel() == 0:
+            hop = parents.expand(*hop.shape, k).flatten(1)
+        else:
+            start = rowptr[parents]
+            degree = rowptr[parents + 1] - start
+            # Drawn on the CPU unless told otherwise, so that a seed means the same ego-graphs on every device.
+            where = "cpu" if generator is None else generator.device
+            draw = torch.randint(_RANGE, (*hop.shape, k), generator=generator, device=where).to(col.device)
+            # The clamps make a harmless gather for nodes without neighbours, whose result is then replaced.
+            child = col[(start + draw % degree.clamp(min=1)).clamp(max=col.numel() - 1)]
+            hop = torch.where(degree == 0, parents, child).flatten(1)
+        hops.append(hop)
+    return torch.cat(hops, dim=1)
+
+
+@dataclass
+class EgoBatch:
+    """Ego-graphs of the same shape.
+
+    Attributes:
+        x: features of the batch's distinct nodes ``[n, F]`` float32, sparse CSR where the graph's are.
+        index: position in ``x`` of every node of every ego-graph ``[B, P]``, int64; column 0 holds the centers. See
+            :func:`sample_egos` for the order of positions.
+        y: classes of the centers ``[B]``.
+        labels: classes of all positions ``[B, P]``.
+        fanouts: neighbours per node, for each hop.
+    """
+
+    x: Tensor
+    index: Tensor
+    y: Tensor
+    labels: Tensor
+    fanouts: tuple[int, ...]
+
+    @classmethod
+    def gather(cls, x: Tensor, y: Tensor, egos: Tensor, fanouts: Sequence[int]) -> EgoBatch:
+        """The batch of ``egos [B, P]``, node numbers of a graph with features ``x [N, F]`` and classes ``y [N]``."""
+        nodes, index = egos.unique(return_inverse=True)
+        labels = y[egos]
+        return cls(take_rows(x, nodes), index, labels[:, 0], labels, tuple(fanouts))
+
+    @property
+    def num_egos(self) -> int:
+        """B."""
+        return self.y.numel()
+
+    def to(self, device: torch.device | str) -> EgoBatch:
+        """The same batch on another device."""
+        x, index, y, labels = (part.to(device) for part in (self.x, self.index, self.y, self.labels))
+        return replace(self, x=x, index=index, y=y, labels=labels)
+
+
+class EgoLoader:
+    """Iterates over some nodes of a graph in batches of their ego-graphs.
+
+    Shuffling and sampling draw from torch's default generator, so ``torch.manual_seed`` decides them, on every device
+    alike; not so where ``fixed``.
+
+    Args:
+        graph: the graph.
+        index: centers ``[n]``, node numbers of ``graph``.
+        batch_size: ego-graphs per batch; the last may be smaller.
+        fanouts: neighbours per node, for each hop.
+        shuffle: whether to draw a new order for each pass.
+        fraction: share of the centers that a pass visits, drawn anew for each (rounded, and at least one); FedEgo's
+            published code trains a local epoch on 0.2.
+        fixed: whether to sample the ego-graphs once, from ``seed``, and use them in every pass, as evaluation should.
+        seed: see ``fixed``.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    def __init__(
+        self,
+        graph: NodeGraph,
+        index: Tensor,
+        batch_size: int = 32,
+        fanouts: Sequence[int] = (6, 6),
+        shuffle: bool = False,
+        fraction: float = 1.0,
+        fixed: bool = False,
+        seed: int = 0,
+    ) -> None:
+        expect(batch_size >= 1, "data.batch_size", "1 or more", batch_size)
+        expect(0 < fraction <= 1, "data.epoch_fraction", "above 0 and at most 1", fraction)
+        hop_offsets(fanouts)
+        self.graph, self.index, self.batch_size, self.fanouts = graph, index, batch_size, tuple(fanouts)
+        self.shuffle, self.fraction, self.fixed, self.seed = shuffle, fraction, fixed, seed
+        self._egos: Tensor | None = None
+
+    @property
+    def num_visited(self) -> int:
+        """Centers that one pass visits."""
+        n = self.index.numel()
+        return min(n, max(1, int(self.fraction * n + 0.5)))
+
+    def __len__(self) -> int:
+        return -(-self.num_visited // self.batch_size)
+
+    def __iter__(self) -> Iterator[EgoBatch]:
+        for chosen in self._order().split(self.batch_size):
+            if chosen.numel():
+                yield EgoBatch.gather(self.graph.x, self.graph.y, self._sample(chosen), self.fanouts)
+
+    def _order(self) -> Tensor:
+        """Positions in ``index`` that this pass visits."""
+        n, visited = self.index.numel(), self.num_visited
+        order = torch.randperm(n)[:visited] if self.shuffle or visited < n else torch.arange(n)
+        return (order if self.shuffle else order.sort().values).to(self.index.device)
+
+    def _sample(self, chosen: Tensor) -> Tensor:
+        rowptr, col = self.graph.rowptr, self.graph.col
+        if not self.fixed:
+            return sample_egos(rowptr, col, self.index[chosen], self.fanouts)
+        if self._egos is None:
+            # All at once, so that they do not depend on the batch size.
+            generator = torch.Generator().manual_seed(self.seed)
+            self._egos = sample_egos(rowptr, col, self.index, self.fanouts, generator)
+        return self._egos[chosen]

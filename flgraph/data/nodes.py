@@ -1,0 +1,329 @@
+"""Node classification as Lightning datamodules: one client's graph, and a whole federation's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+from weakref import WeakKeyDictionary
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from flgraph.data.cache import content_key
+from flgraph.data.ego import EgoLoader, hop_offsets
+from flgraph.data.node_datasets import read_nodes
+from flgraph.data.node_graph import NodeGraph
+from flgraph.data.node_partition import (
+    ClientNodes,
+    LocalOf,
+    NodePartition,
+    dirichlet,
+    label_skew,
+    louvain,
+    metis,
+    partition_statistics,
+)
+from flgraph.data.partition_plot import label_figure
+from flgraph.errors import InputError, expect
+
+Partition = Literal["label_skew", "louvain", "metis", "dirichlet"]
+_PARTITIONERS: dict[str, Callable[..., NodePartition]] = {
+    "label_skew": label_skew,
+    "louvain": louvain,
+    "metis": metis,
+    "dirichlet": dirichlet,
+}
+
+
+class NodeDataModule(pl.LightningDataModule):
+    """One client's graph, its nodes split three ways; goes with any Trainer, federated or not.
+
+    Loaders give :class:`~flgraph.data.EgoBatch` es; full-batch methods take :attr:`graph`, :attr:`train`, :attr:`val`
+    and :attr:`test` instead. Ego-graphs for evaluation are sampled once, so that a model's metrics are one number.
+
+    Args:
+        graph: the client's graph.
+        train: training nodes, numbers of ``graph``.
+        val: validation nodes.
+        test: test nodes.
+        global_graph: a graph on which all clients test; ``None`` for none.
+        batch_size: ego-graphs per training batch.
+        fanouts: neighbours per node, for each hop of an ego-graph.
+        epoch_fraction: share of the training nodes that an epoch visits, drawn anew for each.
+        eval_batch_size: ego-graphs per batch otherwise.
+        eval_seed: of the ego-graphs for evaluation.
+        settings: plain values that describe how the data was made; a stopped run can only be continued with the same.
+
+    Raises:
+        InputError: a node number or a setting is out of range, the two graphs do not fit each other, or there is
+            nothing to train on.
+    """
+
+    def __init__(
+        self,
+        graph: NodeGraph,
+        train: Tensor,
+        val: Tensor,
+        test: Tensor,
+        global_graph: NodeGraph | None = None,
+        batch_size: int = 32,
+        fanouts: Sequence[int] = (6, 6),
+        epoch_fraction: float = 1.0,
+        eval_batch_size: int = 512,
+        eval_seed: int = 0,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        _check_sampling(batch_size, fanouts, epoch_fraction, eval_batch_size)
+        for field, index in (("train", train), ("val", val), ("test", test)):
+            expect(index.dtype == torch.long, field, "node numbers, int64", index.dtype)
+            expect(index.dim() == 1, field, "of shape [n]", list(index.shape))
+            outside = index[(index < 0) | (index >= graph.num_nodes)].tolist()
+            expect(not outside, field, f"nodes 0 to {graph.num_nodes - 1} of `{graph.name}`", outside[:5])
+        expect(train.numel() > 0, "data", f"at least one training node in `{graph.name}`", "none")
+        if global_graph is not None:
+            sizes = [graph.num_features, graph.num_classes]
+            other = [global_graph.num_features, global_graph.num_classes]
+            what = f"of as many features and classes as `{graph.name}`, {sizes},"
+            expect(sizes == other, "global_graph", what, other)
+        self.graph, self.train, self.val, self.test, self.global_graph = graph, train, val, test, global_graph
+        self.batch_size, self.eval_batch_size, self.eval_seed = batch_size, eval_batch_size, eval_seed
+        self.fanouts, self.epoch_fraction = tuple(fanouts), epoch_fraction
+        everywhere = None if global_graph is None else global_graph.content
+        self.settings = {
+            "num_nodes": graph.num_nodes,
+            "batch_size": batch_size,
+            "fanouts": list(fanouts),
+            "epoch_fraction": epoch_fraction,
+            "eval_seed": eval_seed,
+            "content": content_key(graph.content, train, val, test, everywhere)[:16],
+            **(settings or {}),
+        }
+
+    @property
+    def num_train_samples(self) -> int:
+        """Number of training nodes, the client's weight in averages."""
+        return self.train.numel()
+
+    @property
+    def train_labels(self) -> Tensor:
+        """Classes of the training nodes ``[n]``."""
+        return self.graph.y[self.train]
+
+    @property
+    def model_args(self) -> dict[str, Any]:
+        """Sizes that the data decides."""
+        return {"in_channels": self.graph.num_features, "num_classes": self.graph.num_classes}
+
+    def to(self, device: torch.device | str) -> NodeDataModule:
+        """Moves the graphs, so that batches are cut on that device."""
+        self.graph = self.graph.to(device)
+        self.global_graph = None if self.global_graph is None else _moved(self.global_graph, device)
+        self.train, self.val, self.test = (index.to(device) for index in (self.train, self.val, self.test))
+        return self
+
+    def train_dataloader(self) -> EgoLoader:
+        """Shuffled ego-graphs of some training nodes, others in each epoch."""
+        return EgoLoader(
+            self.graph, self.train, self.batch_size, self.fanouts, shuffle=True, fraction=self.epoch_fraction
+        )
+
+    def mixup_dataloader(self) -> EgoLoader:
+        """Shuffled ego-graphs of all training nodes, in batches of the size for training; for what a client uploads."""
+        return EgoLoader(self.graph, self.train, self.batch_size, self.fanouts, shuffle=True)
+
+    def val_dataloader(self) -> EgoLoader:
+        """Ego-graphs of the validation nodes, always the same."""
+        return self._fixed(self.graph, self.val)
+
+    def test_dataloader(self) -> EgoLoader | list[EgoLoader]:
+        """Ego-graphs of the test nodes; with a global graph a list of two loaders, the second of all its nodes."""
+        local = self._fixed(self.graph, self.test)
+        if self.global_graph is None:
+            return local
+        return [local, self._fixed(self.global_graph, torch.arange(self.global_graph.num_nodes))]
+
+    def predict_dataloader(self) -> EgoLoader:
+        """Ego-graphs of all nodes of the client's graph, in their order there."""
+        return self._fixed(self.graph, torch.arange(self.graph.num_nodes))
+
+    def _fixed(self, graph: NodeGraph, index: Tensor) -> EgoLoader:
+        index = index.to(graph.y.device)
+        return EgoLoader(graph, index, self.eval_batch_size, self.fanouts, fixed=True, seed=self.eval_seed)
+
+
+class NodeFederation(pl.LightningDataModule):
+    """One graph cut into clients that each see a part of it; defaults are those of FedEgo (Zhang et al., 2023).
+
+    Clients are called ``client-1``, ``client-2`` and so on. A client's graph is that of its nodes and the edges between
+    them.
+
+    Args:
+        dataset: one of :data:`~flgraph.data.node_datasets.NODE_DATASETS`, or any graph, for example
+            ``NodeGraph.from_pyg(data)``.
+        root: where data lies; ``FLGRAPH_DATA`` when ``None``.
+        num_clients: number of clients.
+        partition: how nodes are dealt, see the functions of these names in :mod:`flgraph.data.node_partition`.
+        global_fraction: share of all nodes that becomes the global test graph, which no client sees; 0 for none.
+        local_fraction: nodes that a client asks for, as a share (``label_skew``).
+        local_of: of what, ``"graph"`` or ``"pool"`` (``label_skew``).
+        major_labels: frequent labels per client (``label_skew``).
+        major_rate: share of a client's nodes that have them (``label_skew``).
+        num_test: test nodes per client (``label_skew``).
+        val_fraction: share of validation nodes among the others (``label_skew``).
+        exclusive_test: whether test nodes of a client are kept from later ones (``label_skew``).
+        fractions: shares of the training, validation and test nodes of each client (the other partitions).
+        alpha: concentration of the labels (``dirichlet``).
+        partition_seed: of the partition; not the run's seed, so that runs differ in weights and batches only.
+        normalize: whether to divide each node's features by their sum.
+        batch_size: ego-graphs per training batch.
+        fanouts: neighbours per node, for each hop of an ego-graph.
+        epoch_fraction: share of a client's training nodes that a local epoch visits, drawn anew for each; 0.2 in the
+            published code.
+        eval_batch_size: ego-graphs per batch otherwise.
+        eval_seed: of the ego-graphs for evaluation.
+        cache_dir: where parsed data is kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
+        name: how runs on this data are called; data set and partition when ``None``.
+
+    Raises:
+        InputError: data cannot be had, a setting cannot be used, or the nodes do not suffice for the partition.
+    """
+
+    name: str  # Lightning's own may be None; the trainer needs one
+
+    def __init__(
+        self,
+        dataset: str | NodeGraph,
+        root: str | None = None,
+        num_clients: int = 5,
+        partition: Partition = "label_skew",
+        global_fraction: float = 0.3,
+        local_fraction: float = 0.3,
+        local_of: LocalOf = "graph",
+        major_labels: int = 3,
+        major_rate: float = 0.8,
+        num_test: int = 300,
+        val_fraction: float = 0.2,
+        exclusive_test: bool = False,
+        fractions: Sequence[float] = (0.6, 0.2, 0.2),
+        alpha: float = 1.0,
+        partition_seed: int = 123,
+        normalize: bool = False,
+        batch_size: int = 32,
+        fanouts: Sequence[int] = (6, 6),
+        epoch_fraction: float = 0.2,
+        eval_batch_size: int = 512,
+        eval_seed: int = 0,
+        cache_dir: str | Path | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__()
+        kinds = get_args(Partition)
+        expect(partition in kinds, "data.partition", f"one of {', '.join(kinds)}", partition)
+        _check_sampling(batch_size, fanouts, epoch_fraction, eval_batch_size)
+        title = dataset if isinstance(dataset, str) else dataset.name
+        self.name = name or f"{title}-{partition}".lower()
+        self.dataset, self.root, self.cache_dir, self.normalize = dataset, root, cache_dir, normalize
+        common: dict[str, Any] = {
+            "num_clients": num_clients,
+            "global_fraction": global_fraction,
+            "seed": partition_seed,
+        }
+        skew: dict[str, Any] = {
+            "local_fraction": local_fraction,
+            "local_of": local_of,
+            "major_labels": major_labels,
+            "major_rate": major_rate,
+            "num_test": num_test,
+            "val_fraction": val_fraction,
+            "exclusive_test": exclusive_test,
+        }
+        self.partition = partition
+        self.partition_args: dict[str, Any] = {
+            "label_skew": common | skew,
+            "louvain": common | {"fractions": list(fractions)},
+            "metis": common | {"fractions": list(fractions)},
+            "dirichlet": common | {"fractions": list(fractions), "alpha": alpha},
+        }[partition]
+        self.sampling: dict[str, Any] = {
+            "batch_size": batch_size,
+            "fanouts": tuple(fanouts),
+            "epoch_fraction": epoch_fraction,
+            "eval_batch_size": eval_batch_size,
+            "eval_seed": eval_seed,
+        }
+        self._clients: dict[str, NodeDataModule] = {}
+        self._statistics: dict[str, Any] = {}
+
+    @property
+    def clients(self) -> list[str]:
+        """Names of the clients; known after ``setup``."""
+        return list(self._clients)
+
+    def client(self, name: str) -> NodeDataModule:
+        """A client's data; known after ``setup``."""
+        return self._clients[name]
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """What :func:`~flgraph.data.partition_statistics` returns; known after ``setup``."""
+        return self._statistics
+
+    def figures(self) -> dict[str, Any]:
+        """Tag to matplotlib figure of the partition, for TensorBoard; known after ``setup``."""
+        return {"partition/labels": label_figure(self._statistics)}
+
+    def setup(self, stage: str | None = None) -> None:
+        """Reads the graph and cuts it, once."""
+        if self._clients:
+            return
+        graph, dealt = self.deal()
+        rest = dealt.global_test
+        everywhere = graph.subgraph(rest, f"{graph.name}, global test") if rest.numel() else None
+        names = [f"client-{number}" for number in range(1, len(dealt.clients) + 1)]
+        self._statistics = partition_statistics(graph, dealt, names)
+        self._clients = {
+            name: self._make(name, graph, nodes, everywhere)
+            for name, nodes in zip(names, dealt.clients, strict=True)
+        }  # fmt: skip
+
+    def deal(self) -> tuple[NodeGraph, NodePartition]:
+        """The whole graph, and which nodes of it are whose; subclasses may deal otherwise."""
+        if isinstance(self.dataset, str):
+            graph = read_nodes(self.dataset, self.root, self.cache_dir, self.normalize)
+        else:
+            graph = self.dataset.normalized() if self.normalize else self.dataset
+        return graph, _PARTITIONERS[self.partition](graph, **self.partition_args)
+
+    def _make(self, name: str, graph: NodeGraph, own: ClientNodes, everywhere: NodeGraph | None) -> NodeDataModule:
+        # Nodes are ascending, so the place of a number among them is its number in the client's graph.
+        train, val, test = (torch.searchsorted(own.nodes, index) for index in (own.train, own.val, own.test))
+        args = {"partition_seed" if key == "seed" else key: value for key, value in self.partition_args.items()}
+        settings = {"partition": self.partition, **args, "normalize": self.normalize}
+        part = graph.subgraph(own.nodes, f"{graph.name}, {name}")
+        return NodeDataModule(part, train, val, test, everywhere, settings=settings, **self.sampling)
+
+
+_copies: WeakKeyDictionary[NodeGraph, dict[str, NodeGraph]] = WeakKeyDictionary()
+
+
+def _moved(graph: NodeGraph, device: torch.device | str) -> NodeGraph:
+    """The graph on a device; one copy for all clients that share it."""
+    if graph.y.device == torch.device(device):
+        return graph
+    there = _copies.setdefault(graph, {})
+    if str(device) not in there:
+        there[str(device)] = graph.to(device)
+    return there[str(device)]
+
+
+def _check_sampling(batch_size: int, fanouts: Sequence[int], epoch_fraction: float, eval_batch_size: int) -> None:
+    expect(batch_size >= 1, "data.batch_size", "1 or more", batch_size)
+    expect(eval_batch_size >= 1, "data.eval_batch_size", "1 or more", eval_batch_size)
+    expect(0 < epoch_fraction <= 1, "data.epoch_fraction", "above 0 and at most 1", epoch_fraction)
+    try:
+        hop_offsets(fanouts)
+    except InputError as error:
+        raise InputError(str(error).replace("`fanouts`", "`data.fanouts`")) from error

@@ -1,0 +1,80 @@
+"""GraphSAGE over ego-graphs of a fixed shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
+
+import torch
+from torch import Tensor
+
+from flgraph.errors import expect
+
+
+class EgoSAGEConv(torch.nn.Module):
+    r"""A GraphSAGE layer over trees of sampled neighbours (FedEgo, Eq. 9).
+
+    .. math::
+        \mathbf{p}^{\prime}_v = \mathbf{W}_s \mathbf{p}_v
+        + \mathbf{W}_n \frac{1}{k} \sum_{u \in \mathrm{children}(v)} \mathbf{p}_u + \mathbf{b}
+
+    All trees have the same shape, so the mean over children is a mean over a dimension: nothing is scattered. The last
+    hop has no children and is left out of the output.
+
+    Args:
+        in_channels: columns of the input.
+        out_channels: columns of the output.
+
+    Shapes:
+        - **input:** ``[B, P, in_channels]``; positions are hops one after another, the children of a position
+          contiguous, see :func:`flgraph.data.sample_egos`
+        - **output:** ``[B, P', out_channels]``, the positions of all hops but the last
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.lin_self = torch.nn.Linear(in_channels, out_channels, bias=False)
+        self.lin_neighbour = torch.nn.Linear(in_channels, out_channels)
+
+    def reset_parameters(self) -> None:
+        """Kaiming-normal weights and zero biases, as the published code of FedEgo."""
+        for linear in (self.lin_self, self.lin_neighbour):
+            kaiming(linear)
+
+    def forward(self, p: Tensor, fanouts: Sequence[int]) -> Tensor:
+        """One step; ``fanouts`` are the neighbours per node of each hop that ``p`` has."""
+        inner = p[:, : -prod(fanouts)]
+        return self.lin_self(inner) + self.lin_neighbour(children_mean(p, fanouts))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"
+
+
+def children_mean(p: Tensor, fanouts: Sequence[int]) -> Tensor:
+    """The mean over the children of every position that has some.
+
+    Args:
+        p: ``[B, P, C]``.
+        fanouts: neighbours per node, for each hop.
+
+    Returns:
+        ``[B, P', C]``, ``P'`` being the positions of all hops but the last.
+
+    Raises:
+        InputError: ``P`` is not what the fanouts make.
+    """
+    widths = [1, *accumulate(fanouts, lambda width, k: width * k)]
+    expect(len(fanouts) > 0 and p.size(1) == sum(widths), "p", f"of {sum(widths)} positions", p.size(1))
+    if len(set(fanouts)) == 1:  # then the children of all positions lie in one row
+        return p[:, 1:].unflatten(1, (-1, fanouts[0])).mean(2)
+    hops = p.split(widths, dim=1)[1:]
+    return torch.cat([hop.unflatten(1, (-1, k)).mean(2) for hop, k in zip(hops, fanouts, strict=True)], dim=1)
+
+
+def kaiming(linear: torch.nn.Linear) -> None:
+    """Kaiming-normal weights and zero biases."""
+    torch.nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
+    if linear.bias is not None:
+        torch.nn.init.zeros_(linear.bias)

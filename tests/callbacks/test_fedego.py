@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flgraph.callbacks import FedEgo, Local
+from flgraph.callbacks.fedego import _MashedLoader
+from flgraph.data.ego import EgoLoader
+from flgraph.data.node_graph import NodeGraph
+from flgraph.errors import InputError
+from flgraph.federation import FederatedTrainer, Payload
+from flgraph.federation.server_model import ServerModel, relative_distance
+from flgraph.models import EgoHead, MashedEgos
+from flgraph.models import FedEgo as FedEgoNet
+
+FANOUTS = (2, 2)
+
+
+class EgoData:
+    """A client's graph in which every node is a training, validation and test node."""
+
+    def __init__(self, graph: NodeGraph, train: Tensor, batch_size: int = 4) -> None:
+        self.graph, self.train, self.batch_size = graph, train, batch_size
+        self.settings = {"batch_size": batch_size}
+
+    @property
+    def num_train_samples(self) -> int:
+        return self.train.numel()
+
+    @property
+    def model_args(self) -> dict[str, int]:
+        return {"in_channels": self.graph.num_features, "num_classes": self.graph.num_classes}
+
+    @property
+    def train_labels(self) -> Tensor:
+        return self.graph.y[self.train]
+
+    def train_dataloader(self) -> EgoLoader:
+        return EgoLoader(self.graph, self.train, self.batch_size, FANOUTS, shuffle=True)
+
+    def mixup_dataloader(self) -> EgoLoader:
+        return EgoLoader(self.graph, self.train, self.batch_size, FANOUTS)
+
+    def val_dataloader(self) -> EgoLoader:
+        return EgoLoader(self.graph, self.train, 64, FANOUTS, fixed=True)
+
+    def test_dataloader(self) -> list[EgoLoader]:
+        return [self.val_dataloader(), EgoLoader(self.graph, self.train[:3], 64, FANOUTS, fixed=True)]
+
+
+class EgoFederation:
+    name = "egos"
+
+    def __init__(self, given: dict[str, EgoData]) -> None:
+        self.given = given
+
+    @property
+    def clients(self) -> list[str]:
+        return list(self.given)
+
+    def client(self, name: str) -> EgoData:
+        return self.given[name]
+
+    def prepare_data(self) -> None: ...
+
+    def setup(self, stage: str) -> None: ...
+
+
+def make_data(classes: tuple[tuple[int, ...], ...] = ((0, 0, 1), (1, 2), (0, 1, 2)), nodes: int = 12) -> EgoFederation:
+    """A client per tuple: a ring of nodes with these classes by turns."""
+    given = {}
+    for number, pattern in enumerate(classes):
+        generator = torch.Generator().manual_seed(number)
+        y = torch.tensor(pattern).repeat(nodes)[:nodes]
+        ring = torch.arange(nodes)
+        edges = torch.stack([torch.cat([ring, ring.roll(-1)]), torch.cat([ring.roll(-1), ring])])
+        edges = edges[:, (edges[0] * nodes + edges[1]).argsort()]
+        x = (torch.rand(nodes, 6, generator=generator) + F.one_hot(y, 6)).floor()
+        given[chr(65 + number)] = EgoData(NodeGraph(x.to_sparse_csr(), edges, y, 3), torch.arange(nodes))
+    return EgoFederation(given)
+
+
+def net(**kwargs: Any) -> FedEgoNet:
+    return FedEgoNet(**{"hidden_channels": 4, "dropout": 0.0, "lr": 0.05, **kwargs})
+
+
+def weights(trainer: Any, client: str, part: str) -> dict[str, Tensor]:
+    state = trainer.engine.clients[client].module.state_dict()
+    return {name: tensor.clone() for name, tensor in state.items() if name.startswith(part)}
+
+
+Federate = Callable[..., FederatedTrainer]
+
+
+def test_a_round_by_hand(federate: Federate, recorder: Any) -> None:
+    """Mean of the reductions, mixing by Eq. 13 to 15, and what crossed."""
+    before: dict[str, dict[str, Tensor]] = {}
+
+    class Spy(FedEgo):
+        def install(self, client: Any, download: Payload) -> None:
+            if "labels" in download.tensors:
+                before[client.name] = {n: t.clone() for n, t in client.module.state_dict().items()}
+            super().install(client, download)
+
+    trainer: Any = federate(Spy(gamma=0.5), rounds=1, engine=recorder, local_epochs=2)
+    results = trainer.fit(net(), make_data())
+    uploads = dict(recorder.uploads())
+    for client, upload in uploads.items():
+        names = {name for name in upload.tensors if not name.startswith("reduction.")}
+        assert names == {"ego.embedding", "ego.label"}
+        assert upload.tensors["ego.embedding"].shape == (3, 7, 4)  # 12 training nodes in batches of 4
+        assert upload.tensors["ego.label"].shape == (3, 7, 3)
+        torch.testing.assert_close(upload.tensors["ego.label"].sum(-1), torch.ones(3, 7))
+        assert upload.scalars.keys() == {"num_samples", "head", "fanouts"}
+        assert client in before
+    for name in weights(trainer, "A", "reduction."):
+        mean = torch.stack([upload.tensors[name] for upload in uploads.values()]).mean(0)
+        for client in "ABC":
+            torch.testing.assert_close(weights(trainer, client, "reduction.")[name], mean)
+    shared_labels = torch.cat([upload.tensors["ego.label"] for upload in uploads.values()]).mean((0, 1))
+    received = trainer.server.aggregator.download("A", 1, "evaluate").tensors
+    torch.testing.assert_close(received["labels"], shared_labels)
+    for client, data in make_data().given.items():
+        own = torch.bincount(data.train_labels, minlength=3) / 12
+        emd = float((own - shared_labels).abs().sum())
+        coefficient = math.sqrt(emd / 2)
+        metrics = results["final"]["clients"][client]
+        assert metrics["mixing/emd"] == pytest.approx(emd, rel=1e-5)
+        assert metrics["mixing/lambda"] == pytest.approx(coefficient, rel=1e-5)
+        after = weights(trainer, client, "personalization.")
+        globally = {name: received[f"global/{name}"] for name in after}
+        for name, tensor in after.items():
+            expected = coefficient * globally[name] + (1 - coefficient) * before[client][name]
+            torch.testing.assert_close(tensor, expected)
+        gap = torch.cat([(after[n] - globally[n]).flatten() for n in after]).norm()
+        length = torch.cat([globally[n].flatten() for n in after]).norm()
+        assert metrics["mixing/divergence"] == pytest.approx(float(gap / length), rel=1e-4)
+        assert {"test/accuracy", "global_test/accuracy", "val/accuracy"} <= metrics.keys()
+
+
+def test_a_clients_label_distribution_never_leaves_it(federate: Federate, recorder: Any) -> None:
+    """The soft labels that a client sends are those of its batches; nothing says how many nodes each stands for."""
+    trainer = federate(FedEgo(), rounds=2, engine=recorder)
+    trainer.fit(net(), make_data())
+    for _, upload in recorder.uploads():
+        assert not any("label" in name and name != "ego.label" for name in (*upload.tensors, *upload.scalars))
+    head = json.loads(str(recorder.uploads()[0][1].scalars["head"]))
+    assert head.keys() >= {"hidden_channels", "num_layers"}
+
+
+@pytest.mark.parametrize("mixing", [0.0, 1.0])
+def test_fixed_mixing_is_its_two_ablations(federate: Federate, mixing: float) -> None:
+    """With 0 the personalization is the client's own; with 1 it is the server's."""
+    trainer: Any = federate(FedEgo(mixing=mixing), rounds=2)
+    trainer.fit(net(), make_data())
+    received = trainer.server.aggregator.download("A", 2, "evaluate").tensors
+    for client in "ABC":
+        own = weights(trainer, client, "personalization.")
+        same = all(torch.equal(tensor, received[f"global/{name}"]) for name, tensor in own.items())
+        assert same == (mixing == 1)
+
+
+def test_without_any_exchange_it_is_local_training(
+    federate: Federate, assert_same: Callable[..., None], recorder: Any
+) -> None:
+    """ "w/o RL" and "w/o PL" together leave nothing but the ego-graphs that go up."""
+    states = []
+    for aggregator in (FedEgo(mixing=0.0, average_reduction=False), Local()):
+        trainer: Any = federate(aggregator, rounds=2, enable_checkpointing=False)
+        trainer.fit(net(), make_data())
+        states.append([trainer.engine.clients[client].module.state_dict() for client in "ABC"])
+    assert_same(*states)
+
+
+def test_without_reduction_layers_they_stay(federate: Federate, recorder: Any) -> None:
+    trainer: Any = federate(FedEgo(average_reduction=False), rounds=1, engine=recorder)
+    trainer.fit(net(), make_data())
+    assert all(upload.tensors.keys() == {"ego.embedding", "ego.label"} for _, upload in recorder.uploads())
+
+
+def test_without_mixup_the_first_ego_graph_of_a_batch_is_sent(federate: Federate, recorder: Any) -> None:
+    trainer = federate(FedEgo(mixup=False), rounds=1, engine=recorder)
+    trainer.fit(net(), make_data())
+    for _, upload in recorder.uploads():
+        label = upload.tensors["ego.label"]
+        assert torch.equal(label.max(-1).values, torch.ones(3, 7))
+
+
+def test_without_ego_graphs_centers_are_sent(federate: Federate, recorder: Any) -> None:
+    trainer = federate(FedEgo(), rounds=1, engine=recorder)
+    trainer.fit(net(ego=False), make_data())
+    assert all(upload.tensors["ego.embedding"].shape == (3, 1, 4) for _, upload in recorder.uploads())
+
+
+def test_noise_is_added_to_what_is_sent(federate: Federate) -> None:
+    sent = []
+    for noise in (0.0, 3.0):
+        trainer: Any = federate(FedEgo(noise=noise), rounds=1)
+        trainer.fit(net(), make_data(nodes=40))
+        aggregator = copy.deepcopy(trainer.engine.clients["A"].aggregator)
+        client = trainer.engine.clients["A"]
+        torch.manual_seed(0)
+        sent.append(aggregator.upload(client, 1, "train").tensors["ego.embedding"])
+    assert float((sent[1] - sent[0]).std()) == pytest.approx(3.0, rel=0.5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"average_reduction": False, "server_lr": 0.1}], ids=["whole", "ablation"])
+def test_resumed_equals_uninterrupted(
+    settings: dict[str, Any], federate: Federate, assert_same: Callable[..., None], tmp_path: Any
+) -> None:
+    """The server's model and its Adam included."""
+
+    def run(folder: str, rounds: int, ckpt: str | None = None) -> Any:
+        trainer: Any = federate(
+            FedEgo(**settings), rounds=rounds, default_root_dir=str(tmp_path / folder), client_fraction=0.7
+        )
+        trainer.fit(net(dropout=0.5), make_data(), ckpt_path=ckpt)
+        return trainer
+
+    whole = run("whole", 4)
+    run("cut", 2)
+    resumed = run("cut", 4, "last")
+    for client in "ABC":
+        assert_same(resumed.engine.clients[client].state(), whole.engine.clients[client].state())
+    assert resumed.server.aggregator.server_state().to_bytes() == whole.server.aggregator.server_state().to_bytes()
+    assert resumed.history.last == whole.history.last
+
+
+def test_the_servers_model_learns_and_its_loss_is_logged(federate: Federate) -> None:
+    trainer: Any = federate(FedEgo(server_fraction=1.0, server_lr=0.05), rounds=12)
+    trainer.fit(net(), make_data())
+    lines = [json.loads(line) for line in (trainer.run_dir / "history.jsonl").read_text().splitlines()]
+    losses = [line["server"]["server_loss"] for line in lines]
+    assert losses[-1] < losses[0]
+
+
+def test_server_model_goes_on_where_another_stopped() -> None:
+    torch.manual_seed(0)
+    embedding, label = torch.randn(8, 7, 4), torch.rand(8, 7, 3).softmax(-1)
+    batches = _MashedLoader(MashedEgos(embedding, label, FANOUTS), 4, 1.0)
+
+    def fresh() -> ServerModel:
+        torch.manual_seed(1)
+        return ServerModel(EgoHead(4, 3), 5, {"accelerator": "cpu"})
+
+    one, other = fresh(), fresh()
+    one.fit(batches, 2, round=1)
+    other.load_state(Payload.from_bytes(one.state().to_bytes()))
+    one.fit(batches, 3, round=2)
+    other.fit(batches, 3, round=2)
+    assert one.state().to_bytes() == other.state().to_bytes()
+    assert one.trainer.current_epoch == 5
+
+
+def test_relative_distance() -> None:
+    one, other = {"a": torch.tensor([4.0, 2.0])}, {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([2.0])}
+    assert relative_distance({**one, "b": torch.tensor([6.0])}, other) == pytest.approx(5 / 3)
+    assert math.isnan(relative_distance(other, {"a": torch.zeros(2)}))
+
+
+def test_bad_settings(federate: Federate, toy_module: Any) -> None:
+    for settings, sentence in (
+        ({"gamma": -1.0}, "`aggregator.gamma` to be 0 or more but got -1"),
+        ({"mixing": 1.5}, "`aggregator.mixing` to be from 0 to 1, or null for adaptive but got 1.5"),
+        ({"noise": -1.0}, "`aggregator.noise` to be 0 or more"),
+        ({"server_epochs": 0}, "`aggregator.server_epochs` to be 1 or more"),
+        ({"server_fraction": 0.0}, "`aggregator.server_fraction` to be above 0 and at most 1"),
+        ({"server_lr": 0.0}, "`aggregator.server_lr` to be above 0"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            FedEgo(**settings)  # type: ignore[arg-type]
+    data = make_data()
+    data.given["B"].graph.num_classes = 4
+    with pytest.raises(InputError, match="model of client `B`"):
+        federate(FedEgo(), rounds=1).fit(net(), data)

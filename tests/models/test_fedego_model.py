@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flgraph.data.ego import EgoBatch
+from flgraph.errors import InputError
+from flgraph.models import EgoHead, FedEgo, MashedEgos
+
+FANOUTS = (2, 2)
+
+
+def ego_batch(count: int = 6, nodes: int = 9, features: int = 5, classes: int = 3, sparse: bool = True) -> EgoBatch:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(nodes, features, generator=generator)
+    x[torch.rand(nodes, features, generator=generator) < 0.5] = 0
+    y = torch.arange(nodes) % classes
+    egos = torch.randint(0, nodes, (count, 7), generator=generator)
+    batch = EgoBatch.gather(x.to_sparse_csr() if sparse else x, y, egos, FANOUTS)
+    return batch
+
+
+def make(**kwargs: Any) -> FedEgo:
+    torch.manual_seed(0)
+    return FedEgo(**{"in_channels": 5, "num_classes": 3, "hidden_channels": 4, "dropout": 0.0, **kwargs})
+
+
+def by_hand(model: FedEgo, batch: EgoBatch) -> Tensor:
+    """Eq. 7 and 9 for one ego-graph after the other."""
+    x = batch.x.to_dense() if batch.x.layout != torch.strided else batch.x
+    activation = (lambda t: t) if model.linear else torch.relu
+    logits = []
+    for row in batch.index:
+        p = [x[node] for node in row]
+        for layer in model.reduction.layers:
+            p = [torch.relu(v @ layer.weight + layer.bias) for v in p]
+        for conv, parents in zip(model.personalization.layers, (3, 1), strict=True):
+            p = [
+                activation(
+                    conv.lin_self.weight @ p[j]
+                    + conv.lin_neighbour.weight @ ((p[1 + 2 * j] + p[2 + 2 * j]) / 2)
+                    + conv.lin_neighbour.bias
+                )
+                for j in range(parents)
+            ]
+        logits.append(model.personalization.classifier.weight @ p[0])
+    return torch.stack(logits)
+
+
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_equals_the_equations_node_by_node(linear: bool, sparse: bool, depth: int) -> None:
+    model = make(linear=linear, num_reduction_layers=depth)
+    batch = ego_batch(sparse=sparse)
+    torch.testing.assert_close(model(batch), by_hand(model, batch))
+
+
+def test_features_dense_or_sparse_train_alike() -> None:
+    gradients = []
+    for sparse in (False, True):
+        model = make()
+        model.training_step(ego_batch(sparse=sparse)).backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def alignments(egos: Tensor, generator: torch.Generator) -> Tensor:
+    """The same ego-graphs with children, and with them their subtrees, in another order in each."""
+    result = egos.clone()
+    for number, row in enumerate(egos):
+        first = torch.randperm(2, generator=generator)
+        result[number, 1:3] = row[1:3][first]
+        second = row[3:].view(2, 2)[first]
+        for place in range(2):
+            result[number, 3 + 2 * place : 5 + 2 * place] = second[place][torch.randperm(2, generator=generator)]
+    return result
+
+
+def test_all_alignments_are_equivalent_for_linear_layers() -> None:
+    """Theorem 4.1: the center of a mashed ego-graph is the same after linear layers, and not so with ReLU."""
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    embedding = torch.randn(8, 7, 4, dtype=torch.float64)
+    numbers = torch.arange(8 * 7).view(8, 7)
+    for linear in (True, False):
+        head = make(linear=linear).personalization.double()
+        centers = []
+        for _ in range(5):
+            order = alignments(numbers, generator)
+            mashed = embedding.view(-1, 4)[order].mean(0, keepdim=True)
+            centers.append(head(mashed, FANOUTS))
+        spread = torch.stack(centers).detach().std(0).max()
+        assert (float(spread) < 1e-12) == linear
+
+
+def test_mixup_is_the_mean_of_every_position() -> None:
+    model, batch = make().eval(), ego_batch()
+    mashed = model.mash(batch)
+    embedding = model.embed(batch)
+    assert mashed.fanouts == FANOUTS
+    assert mashed.embedding.shape == (1, 7, 4)
+    for position in range(7):
+        torch.testing.assert_close(mashed.embedding[0, position], embedding[:, position].mean(0))
+        shares = [float((batch.labels[:, position] == c).float().mean()) for c in range(3)]
+        torch.testing.assert_close(mashed.label[0, position], torch.tensor(shares))
+    first = model.mash(batch, mixup=False)
+    torch.testing.assert_close(first.embedding[0], embedding[0])
+    assert torch.equal(first.label[0].argmax(-1), batch.labels[0])
+
+
+def test_without_ego_graphs_only_centers_are_shared() -> None:
+    model, batch = make(ego=False).eval(), ego_batch()
+    mashed = model.mash(batch)
+    assert mashed.embedding.shape == (1, 1, 4)
+    assert mashed.label.shape == (1, 1, 3)
+    assert mashed.fanouts == ()
+    assert {name.partition(".")[0] for name, _ in model.named_parameters()} == {"reduction", "personalization"}
+    p = torch.relu(model.reduction.layers[0](batch.x))[batch.index]
+    for conv, fanouts in zip(model.reduction.convs, (FANOUTS, FANOUTS[:1]), strict=True):
+        p = torch.relu(conv(p, fanouts))
+    for layer in model.personalization.layers:
+        p = torch.relu(layer(p))
+    torch.testing.assert_close(model(batch), model.personalization.classifier(p[:, 0]))
+
+
+@pytest.mark.parametrize("ego", [True, False])
+def test_the_head_is_the_models_personalization(ego: bool) -> None:
+    model, batch = make(ego=ego).eval(), ego_batch()
+    head = EgoHead(4, 3, ego=ego, dropout=0.0)
+    head.personalization.load_state_dict(model.personalization.state_dict())
+    label = F.one_hot(batch.labels, 3).float()
+    egos = MashedEgos(model.embed(batch).detach(), label, FANOUTS if ego else ())
+    torch.testing.assert_close(head(egos), model(batch))
+    head.log = lambda *args, **kwargs: None  # type: ignore[method-assign,assignment]
+    soft = MashedEgos(egos.embedding, torch.full_like(label, 1 / 3), egos.fanouts)
+    expected = -head(soft).log_softmax(-1).mean()  # cross-entropy with equal shares
+    torch.testing.assert_close(head.training_step(soft), expected)
+
+
+def test_bad_input() -> None:
+    with pytest.raises(InputError, match=r"`model.num_layers` to be a positive integer but got 0"):
+        make(num_layers=0)
+    with pytest.raises(InputError, match=r"`model.dropout` to be at least 0 and less than 1"):
+        make(dropout=1.0)
+    with pytest.raises(InputError, match=r"`batch.x` to be of shape \[nodes, 4\] but got"):
+        make(in_channels=4)(ego_batch())
+    with pytest.raises(InputError, match="`fanouts` to be 3 hops but got"):
+        make(num_layers=3)(ego_batch())
+    template = FedEgo()
+    assert template.is_template
+    with pytest.raises(InputError, match="given before the module is called"):
+        template(ego_batch())
