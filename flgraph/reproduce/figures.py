@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.federation.records import read_records
-from flgraph.reproduce.study import Study
+from flgraph.reproduce.study import Study, in_words, logged_name
 from flgraph.reproduce.table import Cell, Done
 
 
@@ -19,36 +19,42 @@ def write_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) ->
         return []
     folder, table = out / study.paper_name, study.name.rpartition("/")[2]
     folder.mkdir(parents=True, exist_ok=True)
-    if study.figure == "settings":
-        return [_over_settings(study, cells, folder / f"{table}.png")]
-    settings = dict.fromkeys(setting for setting, _ in done)
-    return [_convergence(study, done, setting, folder / f"{table}_{_plain(setting)}.png") for setting in settings]
+    several = len(study.metrics) > 1
+    files = []
+    for metric in study.metrics:
+        stem = f"{table}_{_plain(metric)}" if several else table
+        if study.figure == "settings":
+            files.append(_over_settings(study, cells, metric, folder / f"{stem}.png"))
+            continue
+        for setting in dict.fromkeys(setting for setting, _ in done):
+            files.append(_convergence(done, setting, metric, folder / f"{stem}_{_plain(setting)}.png"))
+    return files
 
 
-def _convergence(study: Study, done: Done, setting: str, file: Path) -> Path:
-    """Test metric over rounds, mean over clients, with bands over seeds."""
+def _convergence(done: Done, setting: str, metric: str, file: Path) -> Path:
+    """A test metric over rounds, mean over clients, with bands over seeds."""
     from flgraph.report.charts import learning_curves, save_png  # matplotlib loads slowly
 
     series = {
-        method: [_curve(result, study.logged) for result in results]
+        method: [_curve(result, logged_name(metric)) for result in results]
         for (where, method), results in done.items()
         if where == setting
     }
-    figure = learning_curves(series, ylabel=f"{study.measured} in percent", title=setting, size=(7.0, 4.6))
+    figure = learning_curves(series, ylabel=f"{in_words(metric)} in percent", title=setting, size=(7.0, 4.6))
     save_png(figure, file)
     return file
 
 
-def _over_settings(study: Study, cells: Sequence[Cell], file: Path) -> Path:
+def _over_settings(study: Study, cells: Sequence[Cell], metric: str, file: Path) -> Path:
     """The last round's test metric over the settings, with error bars over seeds."""
     from flgraph.report.charts import error_bars, save_png
 
-    final = [cell for cell in cells if cell.protocol == "final"]
+    final = [cell for cell in cells if (cell.protocol, cell.metric) == ("final", metric)]
     series = {
         method: {cell.setting: (cell.mean, cell.std) for cell in final if cell.method == method}
         for method in dict.fromkeys(cell.method for cell in final)
     }
-    figure = error_bars(series, xlabel=study.axis, ylabel=f"{study.measured} in percent")
+    figure = error_bars(series, xlabel=study.axis, ylabel=f"{in_words(metric)} in percent")
     save_png(figure, file)
     return file
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -62,13 +63,14 @@ class Study:
         name: ``paper/table``.
         title: what it shows.
         metric: what is reported, in percent: ``accuracy`` of the test split, or another one as runs log it, such as
-            ``global_test/accuracy``.
+            ``global_test/accuracy``; or a list of these.
         rounds: communication rounds of each run.
         seeds: one run each.
         settings: name to configuration file, or to a list of command-line arguments.
         methods: the same; where a method's arguments depend on the setting, setting to either.
         paper: setting to method to (mean, standard deviation) as printed, in percent; a cell without a printed
-            deviation has the mean alone, one that is not in the paper none.
+            deviation has the mean alone, one that is not in the paper none. Where there are several metrics, metric to
+            all of this.
         figure: a picture to draw, too.
         axis: what the settings are, as a label.
         notes: what a reader should know, a sentence each.
@@ -76,25 +78,26 @@ class Study:
 
     name: str
     title: str
-    metric: str
+    metric: str | list[str]
     rounds: int
     seeds: list[int]
     settings: dict[str, Arguments]
     methods: dict[str, Arguments | dict[str, Arguments]]
-    paper: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    paper: dict[str, Any] = field(default_factory=dict)
     figure: FigureKind | None = None
     axis: str = "setting"
     notes: list[str] = field(default_factory=list)
 
     @property
-    def logged(self) -> str:
-        """The metric under the name that runs log it by."""
-        return self.metric if "/" in self.metric else f"test/{self.metric}"
+    def metrics(self) -> list[str]:
+        """Names of what is reported."""
+        return [self.metric] if isinstance(self.metric, str) else list(self.metric)
 
-    @property
-    def measured(self) -> str:
-        """The metric in words: ``test accuracy``, ``global test accuracy``."""
-        return self.logged.replace("/", " ").replace("_", " ")
+    def printed(self, metric: str, setting: str, method: str) -> tuple[float, float]:
+        """Mean and standard deviation in the paper; NaN for what it does not tell."""
+        paper = self.paper if isinstance(self.metric, str) else self.paper.get(metric, {})
+        numbers = [*paper.get(setting, {}).get(method, []), math.nan, math.nan]
+        return float(numbers[0]), float(numbers[1])
 
     @property
     def paper_name(self) -> str:
@@ -143,6 +146,16 @@ class Study:
             seeds=list(seeds or self.seeds),
             rounds=rounds or self.rounds,
         )
+
+
+def logged_name(metric: str) -> str:
+    """A metric as runs log it: ``accuracy`` is that of the test split."""
+    return metric if "/" in metric else f"test/{metric}"
+
+
+def in_words(metric: str) -> str:
+    """``test accuracy``, ``global test accuracy``."""
+    return logged_name(metric).replace("/", " ").replace("_", " ")
 
 
 def list_studies() -> list[str]:

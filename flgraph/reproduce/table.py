@@ -13,7 +13,7 @@ from typing import Any
 from flgraph.federation.records import read_records, write_text
 from flgraph.reproduce.provenance import provenance
 from flgraph.reproduce.runner import find_results
-from flgraph.reproduce.study import Study
+from flgraph.reproduce.study import Study, in_words, logged_name
 
 PROTOCOLS = {
     "final": "the last round",
@@ -82,19 +82,16 @@ def finished(study: Study, runs: Path) -> Done:
 def collect(study: Study, done: Done) -> list[Cell]:
     """A cell for every method, setting and protocol with at least one finished run."""
     cells = []
-    for (setting, method), results in done.items():
-        paper_mean, paper_std, *_ = [*study.paper.get(setting, {}).get(method, []), math.nan, math.nan]
-        for protocol in PROTOCOLS:
-            values = [100 * value for run in results if (value := _value(run, protocol, study.logged)) is not None]
-            if values:
-                std = statistics.stdev(values) if len(values) > 1 else math.nan
-                mean, count = statistics.fmean(values), len(values)
-                cells.append(
-                    Cell(
-                        study.name, setting, method, study.metric, protocol, paper_mean, paper_std, mean, std, count,
-                        study.rounds,
-                    )
-                )  # fmt: skip
+    for metric in study.metrics:
+        for (setting, method), results in done.items():
+            paper = study.printed(metric, setting, method)
+            for protocol in PROTOCOLS:
+                found = [_value(run, protocol, logged_name(metric)) for run in results]
+                values = [100 * value for value in found if value is not None]
+                if values:
+                    std = statistics.stdev(values) if len(values) > 1 else math.nan
+                    measured = (statistics.fmean(values), std, len(values), study.rounds)
+                    cells.append(Cell(study.name, setting, method, metric, protocol, *paper, *measured))
     return cells
 
 
@@ -119,8 +116,8 @@ def _head(study: Study, cells: Sequence[Cell]) -> list[str]:
     lines = [
         f"# {study.title}",
         "",
-        f"{study.measured.capitalize()} in percent: unweighted mean over clients, then mean ± standard deviation over",
-        f"seeds; {study.rounds} rounds. Protocols:",
+        f"{' and '.join(map(in_words, study.metrics)).capitalize()} in percent: unweighted mean over clients, then",
+        f"mean ± standard deviation over seeds; {study.rounds} rounds. Protocols:",
         "",
         *(f"- `{name}`: {meaning}" for name, meaning in PROTOCOLS.items() if name in used),
     ]
@@ -132,20 +129,23 @@ def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence
     further = [name for name in ("best_cluster",) if any(cell.protocol == name for cell in cells)]
     columns = [
         "method", "paper", "final", "difference", "in the paper's spread", "best_val", "best_test (optimistic)",
-        *(f"{name} (optimistic)" for name in further), "gain over Local", "parameters", "of them shared", "seeds",
+        *(f"{name} (optimistic)" for name in further), "gain over Local", "parameters", "of them shared", "MB up / down",
+        "seeds",
     ]  # fmt: skip
-    for setting in dict.fromkeys(cell.setting for cell in cells):
+    for metric, setting in dict.fromkeys((cell.metric, cell.setting) for cell in cells):
         title = setting if study.axis == "setting" else f"{study.axis}: {setting}"
+        title += f", {in_words(metric)}" if len(study.metrics) > 1 else ""
         lines += ["", f"## {title}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-        here = {(cell.method, cell.protocol): cell for cell in cells if cell.setting == setting}
-        local = here.get(("Local", "final"))
+        here = {(c.method, c.protocol): c for c in cells if (c.metric, c.setting) == (metric, setting)}
+        local = here.get(("Local", "final")) or here.get(("Local Only", "final"))
         for method in dict.fromkeys(cell.method for cell in here.values()):
             final = here[method, "final"]
             gap = "-" if math.isnan(final.paper_mean) else f"{final.mean - final.paper_mean:+.2f}"
             gain = f"{final.mean - local.mean:+.2f}" if local is not None and final is not local else "-"
             protocols = [_spread(here.get((method, name))) for name in ("best_val", "best_test", *further)]
             row = [method, _printed(final), _spread(final), gap, final.verdict or "-", *protocols, gain]
-            row += [*_parameters(done[setting, method]), str(final.seeds)]
+            results = done[setting, method]
+            row += [*_parameters(results), _megabytes(results), str(final.seeds)]
             lines.append(f"| {' | '.join(row)} |")
     return [*lines, ""]
 
@@ -156,6 +156,19 @@ def _parameters(results: Sequence[dict[str, Any]]) -> tuple[str, str]:
     if not counts:
         return "-", "-"
     return tuple(f"{statistics.fmean(c[kind] for c in counts.values()):,.0f}" for kind in ("total", "shared"))  # type: ignore[return-value]
+
+
+def _megabytes(results: Sequence[dict[str, Any]]) -> str:
+    """Wire bytes of all payloads in a whole run, up and down, in units of 10^6; metrics are not counted."""
+    shown = []
+    for way in ("up", "down"):
+        totals = [
+            run["bytes_per_round"][way] * run["rounds"] + run.get("setup_bytes", {}).get(way, 0)
+            for run in results
+            if "bytes_per_round" in run
+        ]
+        shown += [f"{statistics.fmean(totals) / 1e6:,.0f}"] if totals else []
+    return " / ".join(shown) or "-"
 
 
 def _value(results: dict[str, Any], protocol: str, metric: str) -> float | None:

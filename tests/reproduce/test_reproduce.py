@@ -41,6 +41,9 @@ METHODS: dict[str, str | list[str]] = {
 PARAMETERS = {"a": {"total": 1000, "shared": 200}, "b": {"total": 1500, "shared": 200}}
 
 
+SENT = {"bytes_per_round": {"up": 1e6, "down": 2e6}, "setup_bytes": {"up": 3e5, "down": 7e5}}
+
+
 def tiny_study(rounds: int = 3) -> Study:
     paper = {"TINY": {"Local": [50.0, 60.0]}}
     return Study("tiny/table", "A tiny study", "accuracy", rounds, [1, 2], {"TINY": list(TINY)}, METHODS, paper)
@@ -95,7 +98,9 @@ def test_tables(tmp_path: Path) -> None:
     study = tiny_study(rounds=2)
     runs = list(study.runs())
     write_results(run_folder(study, runs[0], tmp_path) / "version_0", 0.6, 0.5, [0.7, 0.6])
-    write_results(run_folder(study, runs[1], tmp_path) / "version_0", 0.9, 0.9, [0.8, 0.9], parameters=PARAMETERS)
+    write_results(
+        run_folder(study, runs[1], tmp_path) / "version_0", 0.9, 0.9, [0.8, 0.9], parameters=PARAMETERS, **SENT
+    )
     write_results(run_folder(study, runs[2], tmp_path) / "version_0", 0.8, 0.7, [0.7, 0.8])
     done = finished(study, tmp_path)
     cells = collect(study, done)
@@ -115,10 +120,10 @@ def test_tables(tmp_path: Path) -> None:
     assert rows[3]["std"] == ""  # one seed has no spread
     text = files[1].read_text()
     assert (
-        "| Local | 50.00 ± 60.00 | 70.00 ± 14.14 | +20.00 | within | 60.00 ± 14.14 | 75.00 ± 7.07 | - | - | - | 2 |"
+        "| Local | 50.00 ± 60.00 | 70.00 ± 14.14 | +20.00 | within | 60.00 ± 14.14 | 75.00 ± 7.07 | - | - | - | - | 2 |"
         in text
     )
-    assert "| FedStar | - | 90.00 | - | - | 90.00 | 90.00 | +20.00 | 1,250 | 200 | 1 |" in text
+    assert "| FedStar | - | 90.00 | - | - | 90.00 | 90.00 | +20.00 | 1,250 | 200 | 2 / 5 | 1 |" in text
 
 
 def test_killed_and_started_again_gives_the_same_table(tmp_path: Path) -> None:
@@ -176,11 +181,14 @@ def test_studies_are_whole(name: str) -> None:
     """Every cell has the paper's number or none of its row has, and every configuration file exists."""
     study = load_study(name)
     root = Path(__file__).parents[2]
-    assert study.paper.keys() <= study.settings.keys()
-    for printed in study.paper.values():
-        assert printed.keys() <= study.methods.keys()
-        assert all(len(numbers) in (1, 2) and 0 < numbers[0] < 100 for numbers in printed.values())
-    assert len({frozenset(printed) for printed in study.paper.values()}) <= 1
+    papers = [study.paper] if isinstance(study.metric, str) else list(study.paper.values())
+    assert isinstance(study.metric, str) or study.paper.keys() <= set(study.metrics)
+    for paper in papers:
+        assert paper.keys() <= study.settings.keys()
+        for printed in paper.values():
+            assert printed.keys() <= study.methods.keys()
+            assert all(len(numbers) in (1, 2) and 0 < numbers[0] < 100 for numbers in printed.values())
+        assert len({frozenset(printed) for printed in paper.values()}) <= 1
     for run in study.runs():
         assert [arg for arg in run.args if arg.startswith("configs/")]
         assert all((root / arg).is_file() for arg in run.args if arg.startswith("configs/"))
@@ -285,3 +293,27 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
     files = write_study(wide, tmp_path, tmp_path / "out")
     assert files[2].name == "table.png"
     assert "## clients: 28" in files[1].read_text()
+
+
+def test_a_study_may_have_several_metrics(tmp_path: Path) -> None:
+    base = tiny_study(rounds=1).cut(methods=["Local"], seeds=[1])
+    paper = {"global_test/accuracy": {"TINY": {"Local": [40.0]}}}
+    study = replace(base, metric=["accuracy", "global_test/accuracy"], paper=paper)
+    folder = run_folder(study, next(iter(study.runs())), tmp_path) / "version_0"
+    write_results(folder, 0.5, 0.5, [0.5])
+    for file in ("results.json", "history.jsonl"):
+        text = (folder / file).read_text()
+        (folder / file).write_text(
+            text.replace('"test/accuracy": 0.5', '"test/accuracy": 0.5, "global_test/accuracy": 0.25')
+        )
+    files = write_study(study, tmp_path, tmp_path / "out")
+    with open(files[0]) as stream:
+        rows = [row for row in csv.DictReader(stream) if row["protocol"] == "final"]
+    assert [(row["metric"], row["mean"], row["paper_mean"]) for row in rows] == [
+        ("accuracy", "50.0000", ""),
+        ("global_test/accuracy", "25.0000", "40.0000"),
+    ]
+    text = files[1].read_text()
+    assert "Test accuracy and global test accuracy in percent" in text
+    assert "## TINY, global test accuracy" in text
+    assert "| Local | 40.00 | 25.00 | -15.00 | - |" in text
