@@ -129,8 +129,8 @@ def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence
     further = [name for name in ("best_cluster",) if any(cell.protocol == name for cell in cells)]
     columns = [
         "method", "paper", "final", "difference", "in the paper's spread", "best_val", "best_test (optimistic)",
-        *(f"{name} (optimistic)" for name in further), "gain over Local", "parameters", "of them shared", "MB up / down",
-        "seeds",
+        *(f"{name} (optimistic)" for name in further), "gain over Local", "parameters", "of them shared",
+        "MB up / down", "seeds",
     ]  # fmt: skip
     for metric, setting in dict.fromkeys((cell.metric, cell.setting) for cell in cells):
         title = setting if study.axis == "setting" else f"{study.axis}: {setting}"

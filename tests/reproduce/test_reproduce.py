@@ -201,8 +201,8 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     file = tmp_path / "bad.yaml"
     file.write_text(yaml.safe_dump({"title": "t", "roundz": 3}))
     bad = {
-        ("reproduce",): "Expected `study` to be one of fedstar/figure3, fedstar/figure4, fedstar/table1",
-        ("reproduce", "fedstar/table0"): "Expected `study` to be a YAML file or one of fedstar/figure3",
+        ("reproduce",): f"Expected `study` to be one of {', '.join(list_studies())} but got",
+        ("reproduce", "fedstar/table0"): f"Expected `study` to be a YAML file or one of {list_studies()[0]}",
         ("reproduce", "fedstar/table1", "--settings", "CHIM"): "Expected `--settings` to be among CHEM",
         ("reproduce", "fedstar/table1", "--seeds", "a"): "Expected `--seeds` to be whole numbers",
         ("reproduce", "fedstar/table1", "--rounds", "0"): "rounds",
