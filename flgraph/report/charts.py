@@ -260,6 +260,29 @@ def metric_over_bytes(
     return figure
 
 
+def around_center(panels: Mapping[str, Mapping[str, float]], *, width: float = 11.0, columns: int = 4) -> Figure:
+    """How far every client is from the middle of a circle: one circle per method, the same scale in all.
+
+    Args:
+        panels: method to client to distance; clients stand at equal angles in the order of their coming.
+        width: inches.
+        columns: circles side by side.
+    """
+    known = [value for distances in panels.values() for value in distances.values() if math.isfinite(value)]
+    furthest = max(known, default=1.0) or 1.0
+    rows = -(-len(panels) // columns)
+    with _figure((width, 1.1 * rows * width / columns)) as figure:
+        for number, (name, distances) in enumerate(panels.items()):
+            axes: Any = figure.add_subplot(rows, columns, number + 1, projection="polar")
+            angles = [2 * math.pi * place / len(distances) for place in range(len(distances))]
+            axes.scatter(angles, list(distances.values()), color=COLOURS[0], s=22, zorder=3)
+            axes.scatter([0], [0], color=COLOURS[1], marker="*", s=60, zorder=3)
+            axes.set(ylim=(0, 1.1 * furthest), title=_plain(name))
+            axes.set_xticks(angles, [_short(client, 12) for client in distances], fontsize=6.5)
+            axes.tick_params(axis="y", labelsize=6.5)
+    return figure
+
+
 # ------------------------------------------------------------------------------------------------------------- bars
 def grouped_bars(
     groups: Sequence[str],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ def write_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) ->
         return []
     folder, table = out / study.paper_name, study.name.rpartition("/")[2]
     folder.mkdir(parents=True, exist_ok=True)
+    settings = list(dict.fromkeys(setting for setting, _ in done))
+    if study.figure == "divergence":
+        return [_divergence(done, setting, folder / f"{table}_{_plain(setting)}.png") for setting in settings]
     several = len(study.metrics) > 1
     files = []
     for metric in study.metrics:
@@ -26,7 +30,7 @@ def write_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) ->
         if study.figure == "settings":
             files.append(_over_settings(study, cells, metric, folder / f"{stem}.png"))
             continue
-        for setting in dict.fromkeys(setting for setting, _ in done):
+        for setting in settings:
             files.append(_convergence(done, setting, metric, folder / f"{stem}_{_plain(setting)}.png"))
     return files
 
@@ -42,6 +46,22 @@ def _convergence(done: Done, setting: str, metric: str, file: Path) -> Path:
     }
     figure = learning_curves(series, ylabel=f"{in_words(metric)} in percent", title=setting, size=(7.0, 4.6))
     save_png(figure, file)
+    return file
+
+
+def _divergence(done: Done, setting: str, file: Path) -> Path:
+    """Every client's weight divergence after the last round, as the mean over seeds, a circle per method."""
+    from flgraph.report.charts import around_center, save_png
+
+    panels = {}
+    for (where, method), results in done.items():
+        if where == setting:
+            clients = [result["final"]["clients"] for result in results]
+            panels[method] = {
+                name: statistics.fmean(one[name].get("mixing/divergence", math.nan) for one in clients)
+                for name in clients[0]
+            }
+    save_png(around_center(panels), file)
     return file
 
 

@@ -18,8 +18,9 @@ from flgraph.packaged import find_config
 
 _HERE = Path(__file__).parent
 
-FigureKind = Literal["convergence", "settings"]
-"""``convergence``: test metric over rounds, a picture per setting; ``settings``: the last round's over the settings."""
+FigureKind = Literal["convergence", "settings", "divergence"]
+"""``convergence``: test metric over rounds, a picture per setting; ``settings``: the last round's over the settings;
+``divergence``: distance of every client's weights to the server's after the last round (FedEgo, Figure 5)."""
 
 
 Arguments = str | list[str]

@@ -14,6 +14,7 @@ from flgraph.report.charts import (
     COLOURS,
     MAX_BARS,
     MAX_POINTS,
+    around_center,
     distributions,
     error_bars,
     grouped_bars,
@@ -136,3 +137,13 @@ def test_matplotlib_is_imported_when_needed() -> None:
     for file in Path(charts.__file__).parent.glob("*.py"):
         eager = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
         assert not [node for node in eager if "matplotlib" in ast.unparse(node)], file
+
+
+def test_around_center_has_a_circle_per_method() -> None:
+    figure = around_center({"a": {"x": 0.1, "y": 0.4}, "b": {"x": 0.2, "y": float("nan")}}, columns=2)
+    axes = figure.get_axes()
+    assert [one.get_title() for one in axes] == ["a", "b"]
+    assert axes[0].get_ylim() == axes[1].get_ylim()
+    assert axes[0].get_ylim()[1] == pytest.approx(0.44)
+    points = axes[0].collections[0].get_offsets().tolist()
+    assert points == [[0, 0.1], [pytest.approx(math.pi), 0.4]]
