@@ -1,23 +1,31 @@
 """Federated algorithms, one per file, and whatever else listens to rounds; installed as ``flgraph.callbacks``."""
 
+from flgraph.callbacks.dfedgnn import DFedGNN
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.callbacks.fedego import FedEgo
+from flgraph.callbacks.fedgcn import FedGCN
 from flgraph.callbacks.fedper import FedPer
 from flgraph.callbacks.fedprox import FedProx
+from flgraph.callbacks.fedprox_adaptive import FedProxAdaptive
 from flgraph.callbacks.fedsage import FedSage
 from flgraph.callbacks.fedstar import FedStar
 from flgraph.callbacks.gcfl import GCFL
 from flgraph.callbacks.gcflplus import GCFLPlus
+from flgraph.callbacks.graphfl import GraphFL
 from flgraph.callbacks.local import Local
 
 __all__ = [
     "GCFL",
+    "DFedGNN",
     "FedAvg",
     "FedEgo",
+    "FedGCN",
     "FedPer",
     "FedProx",
+    "FedProxAdaptive",
     "FedSage",
     "FedStar",
     "GCFLPlus",
+    "GraphFL",
     "Local",
 ]

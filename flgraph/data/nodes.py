@@ -134,6 +134,20 @@ class NodeDataModule(pl.LightningDataModule):
         """Shuffled ego-graphs of all training nodes, in batches of the size for training; for what a client uploads."""
         return EgoLoader(self.graph, self.train, self.batch_size, self.fanouts, shuffle=True)
 
+    def support_query(self, num_nodes: int) -> tuple[Any, Any]:
+        """Two batches of disjoint random sets of training nodes, for meta-learning.
+
+        Args:
+            num_nodes: nodes in each; half of all where these do not suffice.
+        """
+        count = self.train.numel()
+        size = max(1, min(num_nodes, count // 2))
+        order = self.train[torch.randperm(count).to(self.train.device)]
+        support, query = (
+            next(iter(EgoLoader(self.graph, part, size, self.fanouts))) for part in (order[:size], order[-size:])
+        )
+        return support, query
+
     def val_dataloader(self) -> EgoLoader:
         """Ego-graphs of the validation nodes, always the same."""
         return self._fixed(self.graph, self.val)

@@ -3,6 +3,7 @@
 from flgraph.models.classifier import Classifier, OptimizerName
 from flgraph.models.fedego import EgoHead, FedEgo, MashedEgos
 from flgraph.models.fedstar import FedStar
+from flgraph.models.gcn_node import KnownNeighbours, NodeGCN
 from flgraph.models.gnn import GNN
 from flgraph.models.graph_classifier import GraphClassifier
 
@@ -13,6 +14,8 @@ __all__ = [
     "FedEgo",
     "FedStar",
     "GraphClassifier",
+    "KnownNeighbours",
     "MashedEgos",
+    "NodeGCN",
     "OptimizerName",
 ]

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from flgraph.errors import expect
@@ -79,7 +78,11 @@ def relu_dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
 
 
 class _ReLUHalfDropout(torch.autograd.Function):
-    """Where the result is not zero the gradient is doubled, elsewhere it is zero: no mask has to be kept."""
+    """Where the result is not zero the gradient is doubled, elsewhere it is zero: no mask has to be kept.
+
+    The backward step is linear in the gradient and made of operations that autograd knows, so it can be differentiated
+    again (meta-learning does); in an ordinary backward pass nothing is recorded.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -88,10 +91,10 @@ class _ReLUHalfDropout(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
-        result: Tensor = torch.ops.aten.threshold_backward(grad, y, 0)
+        # Only the signs of y count, which do not change with it: no gradient flows back through it.
+        result: Tensor = torch.ops.aten.threshold_backward(grad, y.detach(), 0)
         return result.mul_(2)
 
 

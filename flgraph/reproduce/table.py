@@ -84,14 +84,15 @@ def collect(study: Study, done: Done) -> list[Cell]:
     cells = []
     for metric in study.metrics:
         for (setting, method), results in done.items():
-            paper = study.printed(metric, setting, method)
+            paper_mean, paper_std = study.printed(metric, setting, method)
             for protocol in PROTOCOLS:
                 found = [_value(run, protocol, logged_name(metric)) for run in results]
                 values = [100 * value for value in found if value is not None]
                 if values:
                     std = statistics.stdev(values) if len(values) > 1 else math.nan
-                    measured = (statistics.fmean(values), std, len(values), study.rounds)
-                    cells.append(Cell(study.name, setting, method, metric, protocol, *paper, *measured))
+                    mean, seeds = statistics.fmean(values), len(values)
+                    numbers = (paper_mean, paper_std, mean, std, seeds, study.rounds)
+                    cells.append(Cell(study.name, setting, method, metric, protocol, *numbers))
     return cells
 
 

@@ -17,6 +17,10 @@ FEDPER = ("-c", "configs/method/fedper.yaml")
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
 DATA = sorted(path.stem for path in (CONFIGS / "data").glob("*.yaml"))
+MODELS = {
+    name: yaml.safe_load((CONFIGS / f"method/{name}.yaml").read_text())["model"]["class_path"] for name in METHODS
+}
+OF_NODES = [name for name in METHODS if MODELS[name] in ("flgraph.models.FedEgo", "flgraph.models.NodeGCN")]
 
 
 def test_there_are_configs() -> None:
@@ -24,9 +28,29 @@ def test_there_are_configs() -> None:
     assert {"chem", "biochem", "biochemsn", "biosncv", "cora_label_skew", "cora_published"} <= set(DATA)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sorted(set(METHODS) - set(OF_NODES)))
 def test_every_method_runs(done: Call, small: list[str], tmp_path: Path, method: str) -> None:
     done("fit", "-c", f"configs/method/{method}.yaml", *small, "--trainer.rounds", "1")
+    (run,) = (tmp_path / "runs").glob("*/version_0")
+    assert (run / "results.json").is_file()
+
+
+@pytest.mark.parametrize("method", OF_NODES)
+def test_every_method_for_nodes_parses(done: Call, method: str) -> None:
+    files = ("-c", "configs/data/cora_label_skew.yaml", "-c", f"configs/method/{method}.yaml")
+    shown = yaml.safe_load(done("fit", *files, "--print_config").out)
+    assert shown["model"]["class_path"] == MODELS[method]
+    whole = MODELS[method] == "flgraph.models.NodeGCN"
+    assert shown["data"]["class_path"] == f"flgraph.data.{'WholeGraphFederation' if whole else 'NodeFederation'}"
+    assert shown["data"]["init_args"]["dataset"] == "Cora"
+
+
+@pytest.mark.parametrize("method", [name for name in OF_NODES if not name.endswith("_published")])
+def test_every_method_for_nodes_runs(done: Call, data_root: Path, tmp_path: Path, method: str) -> None:
+    files = ("-c", "configs/data/cora_label_skew.yaml", "-c", f"configs/method/{method}.yaml")
+    small = ("--trainer.rounds", "1", "--trainer.local_epochs", "1", "--model.hidden_channels", "4")
+    where = ("--trainer.default_root_dir", str(tmp_path / "runs"), "--trainer.accelerator", "cpu")
+    done("fit", *files, *small, *where, "--data.root", str(data_root))
     (run,) = (tmp_path / "runs").glob("*/version_0")
     assert (run / "results.json").is_file()
 

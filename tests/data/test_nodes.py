@@ -252,3 +252,18 @@ def test_sparse_features_are_never_made_dense() -> None:
         for batch in loader:
             assert batch.x.layout == torch.sparse_csr
             assert batch.x.shape == (int(batch.index.max()) + 1, 10**7)
+
+
+def test_support_and_query_are_disjoint_training_nodes() -> None:
+    edges = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 0, 3, 2, 5, 4]])
+    graph = NodeGraph(torch.eye(6), edges, torch.tensor([0, 1, 0, 1, 0, 1]))
+    data = NodeDataModule(graph, torch.arange(5), torch.tensor([5]), torch.tensor([5]))
+    for asked, got in ((2, 2), (100, 2), (1, 1)):
+        support, query = data.support_query(asked)
+        centers = [batch.x[batch.index[:, 0]].argmax(1).tolist() for batch in (support, query)]
+        assert [len(part) for part in centers] == [got, got]
+        assert not set(centers[0]) & set(centers[1])
+        assert set(centers[0]) | set(centers[1]) <= set(range(5))
+    alone = NodeDataModule(graph, torch.tensor([3]), torch.tensor([5]), torch.tensor([5]))
+    support, query = alone.support_query(7)  # one node must serve as both
+    assert support.num_egos == query.num_egos == 1

@@ -10,7 +10,19 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from flgraph.callbacks import GCFL, FedAvg, FedPer, FedProx, FedSage, FedStar, GCFLPlus, Local
+from flgraph.callbacks import (
+    GCFL,
+    DFedGNN,
+    FedAvg,
+    FedPer,
+    FedProx,
+    FedProxAdaptive,
+    FedSage,
+    FedStar,
+    GCFLPlus,
+    GraphFL,
+    Local,
+)
 from flgraph.errors import InputError
 from flgraph.federation import Aggregator, ClientError, FederatedTrainer
 from flgraph.models import GNN
@@ -71,14 +83,32 @@ Same = Callable[[FederatedTrainer, FederatedTrainer], None]
         FedAvg(),
         FedAvg(weighting="uniform", optimizer_state="reset"),
         FedProx(mu=0.1),
+        FedProxAdaptive(patience=1),
+        FedProxAdaptive(rule="ratio"),
         FedPer(),
         FedSage(),
         FedStar(),
         GCFL(eps1=10, eps2=0, warmup=1),
         GCFLPlus(sequence_length=1, eps1=10, eps2=0, warmup=1),
+        DFedGNN(topology="star", weights="metropolis"),
+        GraphFL(first_order=True, meta_optimizer="adam"),
         Local(),
     ],
-    ids=["fedavg", "fedavg-uniform-reset", "fedprox", "fedper", "fedsage", "fedstar", "gcfl", "gcflplus", "local"],
+    ids=[
+        "fedavg",
+        "fedavg-uniform-reset",
+        "fedprox",
+        "fedprox-loss",
+        "fedprox-ratio",
+        "fedper",
+        "fedsage",
+        "fedstar",
+        "gcfl",
+        "gcflplus",
+        "dfedgnn",
+        "graphfl",
+        "local",
+    ],
 )
 def test_resumed_equals_uninterrupted(
     aggregator: Aggregator, graph_federation: Callable[..., Any], run: Run, assert_same_run: Same

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flgraph.errors import InputError
-from flgraph.nn import Dropout, dropout
+from flgraph.nn import Dropout, dropout, relu_dropout
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -85,3 +85,30 @@ def test_module() -> None:
     assert str(module) == "Dropout(p=0.5)"
     assert (module(x) == 0).any()
     assert module.eval()(x) is x
+
+
+def test_can_be_differentiated_twice() -> None:
+    """Meta-learning needs the gradient of a gradient; the mask is that of the forward step all along."""
+    x = torch.randn(6, 5, dtype=torch.double, requires_grad=True)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)  # the same mask at every call
+        return relu_dropout(x).sin()
+
+    assert torch.autograd.gradcheck(function, x)
+    assert torch.autograd.gradgradcheck(function, x)
+
+
+def test_the_gradient_is_the_same_with_and_without_a_graph_of_it() -> None:
+    x = torch.randn(50, 9, requires_grad=True)
+    weight = torch.randn(50, 9)
+    gradients = []
+    for create_graph in (False, True):
+        torch.manual_seed(0)
+        loss = (relu_dropout(x) * weight).sum()
+        gradients.append(torch.autograd.grad(loss, x, create_graph=create_graph)[0])
+    assert not gradients[0].requires_grad
+    torch.manual_seed(0)
+    mask = (relu_dropout(x.detach()) > 0).float() * 2
+    assert torch.equal(gradients[0], weight * mask)
+    assert torch.equal(gradients[1].detach(), gradients[0])
