@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytorch_lightning as pl
 import torch
 import yaml
 from jsonargparse import ArgumentParser
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
@@ -267,3 +269,31 @@ def test_support_and_query_are_disjoint_training_nodes() -> None:
     alone = NodeDataModule(graph, torch.tensor([3]), torch.tensor([5]), torch.tensor([5]))
     support, query = alone.support_query(7)  # one node must serve as both
     assert support.num_egos == query.num_egos == 1
+
+
+def test_the_partition_is_told_in_results_and_tensorboard(tmp_path: Path) -> None:
+    data = federation()
+    trainer = FederatedTrainer(
+        Local(), rounds=1, default_root_dir=str(tmp_path), enable_progress_bar=False, accelerator="cpu"
+    )
+    trainer.fit(Words(), data)
+    assert trainer.run_dir is not None
+    told = json.loads((trainer.run_dir / "results.json").read_text())["partition"]
+    assert told == data.statistics
+    assert told["clients"].keys() == {"client-1", "client-2", "client-3"}
+    events = EventAccumulator(str(trainer.run_dir))
+    events.Reload()
+    assert events.Tags()["images"] == ["partition/labels"]
+
+
+def test_the_picture_shows_every_clients_shares() -> None:
+    data = federation()
+    axes = data.figures()["partition/labels"].get_axes()[0]
+    widths: dict[int, float] = {}
+    for bars in axes.containers:
+        for place, bar in enumerate(bars):
+            widths[place] = widths.get(place, 0.0) + bar.get_width()
+    assert widths == {place: pytest.approx(1.0) for place in range(3)}
+    first = data.statistics["clients"]["client-1"]
+    assert axes.containers[2][0].get_width() == pytest.approx(first["train_labels"][2] / first["train"])
+    assert f"{first['train']} nodes, EMD {first['emd']:.2f}" in [text.get_text() for text in axes.texts]
