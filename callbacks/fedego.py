@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from flgraph.errors import InputError, expect
+from flgraph.errors import expect
 from flgraph.federation.aggregation import weighted_mean
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.client import Client
@@ -34,8 +34,13 @@ class FedEgo(Aggregator):
         \Phi_i \leftarrow \lambda_i \Phi_g + (1 - \lambda_i) \Phi_i, \qquad
         \lambda_i = \Big( \frac{1}{2} \sum_c | P_i(c) - P_g(c) | \Big)^{\gamma},
 
-    where its own label distribution :math:`P_i` never leaves it; what it reports is the coefficient ``lambda``, the
-    distance ``emd`` it comes from, and the weight divergence after mixing, ``divergence`` (Definition 4.2).
+    from its own weights after its last local training, however often it is evaluated. The client computes
+    :math:`\lambda_i`; :math:`P_i` is not sent. **The soft labels of the mashed ego-graphs tell it all the same**: they
+    are means over groups of training nodes that together are all of them, so the server can work out how many a client
+    has of each class. That is so in the paper's method, and no ``noise`` changes it.
+
+    Reported with evaluations: the coefficient (``mixing/lambda``), the distance it comes from (``mixing/emd``), and the
+    weight divergence after mixing (``mixing/divergence``, Definition 4.2).
 
     Goes with :class:`flgraph.models.FedEgo`. The paper's ablations: ``mixing=0`` is "w/o PL", ``mixing=1``
     "FedEgo-Server", ``average_reduction=False`` "w/o RL", ``mixup=False`` "w/o Mixup"; "w/o EGO" and "Linear" are
@@ -57,7 +62,8 @@ class FedEgo(Aggregator):
     """
 
     extra_tensors = ("ego.embedding", "ego.label")
-    upload_scalars = ("num_samples", "head", "fanouts")
+    upload_scalars = ("head", "fanouts")
+    reported_scalars = ("mixing/lambda", "mixing/emd", "mixing/divergence")
 
     def __init__(
         self,
@@ -93,6 +99,7 @@ class FedEgo(Aggregator):
         self._model: ServerModel | None = None
         self._labels = torch.zeros(0)
         self._loss = float("nan")
+        self._own: dict[str, Tensor] = {}  # of the client half: personalization after the last local training
 
     def routes(self) -> list[Route]:
         kept = [*personal("personalization.*"), *personal("*")]
@@ -167,8 +174,10 @@ class FedEgo(Aggregator):
         own = {name: t for name, t in client.module.state_dict().items() if name in received}
         fits = {n: t.shape for n, t in own.items()} == {n: t.shape for n, t in received.items()}
         expect(fits, f"model of client `{client.name}`", f"tensors {sorted(received)} as the server's", sorted(own))
+        # Not from what the model holds now: a client that sits rounds out is evaluated, and would mix again each time.
+        self._own = self._own or {name: tensor.clone() for name, tensor in own.items()}
         for name, tensor in received.items():
-            own[name].lerp_(tensor.to(own[name]), coefficient)
+            own[name].copy_(torch.lerp(self._own[name].to(own[name]), tensor.to(own[name]), coefficient))
         client.report("mixing/lambda", coefficient)
         client.report("mixing/emd", emd)
         client.report("mixing/divergence", relative_distance(own, received))
@@ -177,26 +186,50 @@ class FedEgo(Aggregator):
         module = client.module
         expect(isinstance(module, FedEgoNet), "model", "flgraph.models.FedEgo for FedEgo", type(module).__name__)
         assert isinstance(module, FedEgoNet)
-        batches = client.data.mixup_dataloader()  # type: ignore[attr-defined]
+        batches = _mixup_data(client).mixup_dataloader()
+        own = module.state_dict()
+        self._own = {name: tensor.clone() for name, tensor in own.items() if name.startswith("personalization.")}
         module.eval()
         mashed = [module.mash(batch.to(module.device), self.mixup) for batch in batches]
         module.train()  # Lightning would leave it as it is, and train without dropout
-        if not mashed:
-            raise InputError(
-                f"Expected client `{client.name}` to have training nodes to send ego-graphs of but got none."
-            )
         embedding = torch.cat([part.embedding for part in mashed])
         if self.noise:
             embedding = embedding + self.noise * torch.randn(embedding.shape).to(embedding)
         egos = {"ego.embedding": embedding, "ego.label": torch.cat([part.label for part in mashed])}
         keys = ("hidden_channels", "num_classes", "num_layers", "linear", "ego", "dropout", "lr", "weight_decay")
         head = json.dumps({key: module.hparams[key] for key in (*keys, "optimizer")})
-        scalars: dict[str, Scalar] = {
-            "num_samples": client.num_samples,
-            "head": head,
-            "fanouts": json.dumps(mashed[0].fanouts),
-        }
-        return Payload({**client.shared_tensors(), **egos}, scalars)
+        return Payload({**client.shared_tensors(), **egos}, {"head": head, "fanouts": json.dumps(mashed[0].fanouts)})
+
+    def local_update(self, client: Client, round: int, exchange: str) -> None:
+        _mixup_data(client)  # before the work, not after it
+        super().local_update(client, round, exchange)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The client's own personalization layers, which it mixes with every new global model."""
+        return {"own": self._own}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Puts back what :meth:`state_dict` returned."""
+        self._own = dict(state_dict["own"])
+
+
+@runtime_checkable
+class MixupData(Protocol):
+    """What FedEgo needs of a client's data, for example :class:`flgraph.data.NodeDataModule`."""
+
+    @property
+    def train_labels(self) -> Tensor:
+        """Classes of the training nodes ``[n]``."""
+
+    def mixup_dataloader(self) -> Any:
+        """Batches of all training nodes; one mashed ego-graph is made of each."""
+
+
+def _mixup_data(client: Client) -> MixupData:
+    data: Any = client.data
+    wanted = f"data with `mixup_dataloader` and `train_labels` in client `{client.name}`"
+    expect(isinstance(data, MixupData), "data", wanted, type(data).__name__)
+    return data
 
 
 class _MashedLoader:
@@ -204,7 +237,7 @@ class _MashedLoader:
 
     def __init__(self, egos: MashedEgos, batch_size: int, fraction: float) -> None:
         self.egos, self.batch_size = egos, batch_size
-        self.count = max(1, round(fraction * egos.label.size(0)))
+        self.count = max(1, int(fraction * egos.label.size(0) + 0.5))
 
     def __len__(self) -> int:
         return -(-self.count // self.batch_size)
@@ -217,7 +250,7 @@ class _MashedLoader:
 
 def label_distribution(client: Client) -> Tensor:
     """Shares of the classes among a client's training nodes ``[C]``, float64 (Eq. 3)."""
-    labels: Tensor = client.data.train_labels  # type: ignore[attr-defined]
+    labels = _mixup_data(client).train_labels
     counts = torch.bincount(labels.cpu(), minlength=int(client.data.model_args["num_classes"]))
     return counts.double() / counts.sum()
 

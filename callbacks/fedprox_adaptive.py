@@ -23,7 +23,7 @@ class FedProxAdaptive(FedProx):
     - ``"loss"``, the rule of Li et al.: after a round, one value up if the loss has risen since the client's last
       round, one value down if it has fallen ``patience`` rounds in a row (which are then counted anew). The loss is the
       task's, averaged over all batches of the client's local training. In their experiments :math:`\mu` moves by 0.1
-      and for all clients alike, by the global loss; here a client's loss does not leave it.
+      and for all clients alike, by the global loss; here every client goes by its own.
     - ``"ratio"``, the rule of FedEgo's published code, at every batch: one value up if the task's loss is above
       :math:`5 \mu P`, one down if it is below :math:`\mu P / 2`, where :math:`P` is the sum over all shared parameters
       of :math:`\lVert w - \bar w \rVert / |w|`, a tensor's distance divided by its number of elements.
@@ -38,6 +38,8 @@ class FedProxAdaptive(FedProx):
         weighting: see :class:`FedAvg`.
         optimizer_state: see :class:`FedAvg`.
     """
+
+    reported_scalars = ("fedprox/mu",)
 
     def __init__(
         self,

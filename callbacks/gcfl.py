@@ -31,7 +31,7 @@ class GCFL(FedPer):
     that is, if the cluster as a whole stands still while a member still wants to move. The split is the Stoer-Wagner
     minimum cut of the complete graph over the members whose edges weigh what the updates' cosine similarity is
     (negative ones count as 0, since minimum cuts know no negative weights). Then every cluster is averaged on its own.
-    A client that took no part in a round counts with its last update.
+    A client that took no part in a round counts with its last update; a cluster with one that never took part stays.
 
     ``results.json`` holds the clusters and every split; TensorBoard the number of clusters, each client's cluster
     (``cluster/CLIENT``), and the two norms of every cluster, from which thresholds can be chosen.
@@ -94,12 +94,15 @@ class GCFL(FedPer):
 
     def _should_split(self, number: int, round: int) -> bool:
         members = self._clusters[number]
-        if any(client not in self._updates for client in members):
+        known = [self._updates[client] for client in members if client in self._updates]
+        if not known:
             return False
-        updates = torch.stack([self._updates[client] for client in members])
+        updates = torch.stack(known)
         mean, longest = float(updates.mean(0).norm()), float(updates.norm(dim=1).max())
         self._norms |= {f"mean_update_norm/cluster-{number}": mean, f"max_update_norm/cluster-{number}": longest}
-        return round > self.warmup and len(members) >= self.min_clients and mean < self.eps1 and longest > self.eps2
+        # A client of which nothing is known could not be put on either side.
+        may = round > self.warmup and len(known) == len(members) >= self.min_clients
+        return may and mean < self.eps1 and longest > self.eps2
 
     def _split(self, number: int, round: int) -> None:
         members = self._clusters[number]

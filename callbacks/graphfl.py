@@ -191,6 +191,9 @@ def meta_gradients(
         Name to gradient of every parameter that is trained; zeros where the loss does not depend on it.
     """
     step = _Step(module)
+    once = {name for name, _ in module.named_parameters()}
+    tied = [name for name, _ in module.named_parameters(remove_duplicate=False) if name not in once]
+    expect(not tied, "model", "one without tied parameters for a meta step", tied)
     trained = {name: parameter for name, parameter in step.named_parameters() if parameter.requires_grad}
     start = [parameter.detach().clone().requires_grad_() for parameter in trained.values()]
     # Copies: what training_step writes into buffers, such as running means, is not to stay.

@@ -129,6 +129,8 @@ class EgoLoader:
             published code trains a local epoch on 0.2.
         fixed: whether to sample the ego-graphs once, from ``seed``, and use them in every pass, as evaluation should.
         seed: see ``fixed``.
+        full: whether a remainder goes into the other batches, so that none is smaller than ``batch_size`` (unless there
+            are fewer centers); what is averaged over a batch then never stands for a few.
 
     Raises:
         InputError: a number is out of range.
@@ -144,12 +146,13 @@ class EgoLoader:
         fraction: float = 1.0,
         fixed: bool = False,
         seed: int = 0,
+        full: bool = False,
     ) -> None:
         expect(batch_size >= 1, "data.batch_size", "1 or more", batch_size)
         expect(0 < fraction <= 1, "data.epoch_fraction", "above 0 and at most 1", fraction)
         hop_offsets(fanouts)
         self.graph, self.index, self.batch_size, self.fanouts = graph, index, batch_size, tuple(fanouts)
-        self.shuffle, self.fraction, self.fixed, self.seed = shuffle, fraction, fixed, seed
+        self.shuffle, self.fraction, self.fixed, self.seed, self.full = shuffle, fraction, fixed, seed, full
         self._egos: Tensor | None = None
 
     @property
@@ -159,10 +162,13 @@ class EgoLoader:
         return min(n, max(1, int(self.fraction * n + 0.5)))
 
     def __len__(self) -> int:
+        if self.full:
+            return min(self.num_visited, max(1, self.num_visited // self.batch_size))
         return -(-self.num_visited // self.batch_size)
 
     def __iter__(self) -> Iterator[EgoBatch]:
-        for chosen in self._order().split(self.batch_size):
+        order = self._order()
+        for chosen in order.tensor_split(max(1, len(self))) if self.full else order.split(self.batch_size):
             if chosen.numel():
                 yield EgoBatch.gather(self.graph.x, self.graph.y, self._sample(chosen), self.fanouts)
 

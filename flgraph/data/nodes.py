@@ -131,8 +131,16 @@ class NodeDataModule(pl.LightningDataModule):
         )
 
     def mixup_dataloader(self) -> EgoLoader:
-        """Shuffled ego-graphs of all training nodes, in batches of the size for training; for what a client uploads."""
-        return EgoLoader(self.graph, self.train, self.batch_size, self.fanouts, shuffle=True)
+        """Shuffled ego-graphs of all training nodes, in batches of at least the size for training.
+
+        What a client uploads are means over these batches. A short last one would be a mean over a few nodes, or one.
+
+        Raises:
+            InputError: there is a single training node.
+        """
+        count = self.train.numel()
+        expect(count > 1, "data", f"two training nodes or more in `{self.graph.name}` to average over", count)
+        return EgoLoader(self.graph, self.train, self.batch_size, self.fanouts, shuffle=True, full=True)
 
     def support_query(self, num_nodes: int) -> tuple[Any, Any]:
         """Two batches of disjoint random sets of training nodes, for meta-learning.
@@ -140,13 +148,21 @@ class NodeDataModule(pl.LightningDataModule):
         Args:
             num_nodes: nodes in each; half of all where these do not suffice.
         """
+        support, query = self.draw_support_query(num_nodes)
+        loaders = [EgoLoader(self.graph, part, part.numel(), self.fanouts) for part in (support, query)]
+        return next(iter(loaders[0])), next(iter(loaders[1]))
+
+    def draw_support_query(self, num_nodes: int) -> tuple[Tensor, Tensor]:
+        """The nodes of :meth:`support_query`, drawn from torch's default generator.
+
+        Raises:
+            InputError: there is a single training node.
+        """
         count = self.train.numel()
-        size = max(1, min(num_nodes, count // 2))
+        expect(count > 1, "data", f"two training nodes or more in `{self.graph.name}` to draw disjoint sets", count)
         order = self.train[torch.randperm(count).to(self.train.device)]
-        support, query = (
-            next(iter(EgoLoader(self.graph, part, size, self.fanouts))) for part in (order[:size], order[-size:])
-        )
-        return support, query
+        size = max(1, min(num_nodes, count // 2))
+        return order[:size], order[-size:]
 
     def val_dataloader(self) -> EgoLoader:
         """Ego-graphs of the validation nodes, always the same."""

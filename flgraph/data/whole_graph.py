@@ -106,14 +106,9 @@ class WholeGraphDataModule(NodeDataModule):
         return self._all(self.graph)
 
     def support_query(self, num_nodes: int) -> tuple[WholeGraph, WholeGraph]:
-        """Two disjoint random sets of ``num_nodes`` training nodes, half of all each where these do not suffice.
-
-        Drawn anew at each call from torch's default generator.
-        """
-        count = self.train.numel()
-        size = max(1, min(num_nodes, count // 2))
-        order = self.train[torch.randperm(count).to(self.train.device)]
-        return WholeGraph.of(self.graph, order[:size]), WholeGraph.of(self.graph, order[-size:])
+        """The whole graph with two disjoint random sets of training nodes, see :class:`NodeDataModule`."""
+        support, query = self.draw_support_query(num_nodes)
+        return WholeGraph.of(self.graph, support), WholeGraph.of(self.graph, query)
 
     def _all(self, graph: NodeGraph) -> WholeGraphLoader:
         return WholeGraphLoader(graph, torch.arange(graph.num_nodes, device=graph.y.device))

@@ -44,6 +44,9 @@ class Aggregator(FederatedCallback):
     upload_scalars: Sequence[str] = ("num_samples",)
     """Names of the scalars that may leave a client."""
 
+    reported_scalars: Sequence[str] = ()
+    """Patterns of further metrics that the client half tells with evaluations (:meth:`Client.report`)."""
+
     seed: int = 0
     """The run's seed; set before the first call. Random numbers of the server half derive from it (``derive_seed``)."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
@@ -12,7 +13,7 @@ import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from flgraph.errors import InputError
+from flgraph.errors import InputError, expect
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.callback import acts_in_clients
 from flgraph.federation.checkpoint import readable
@@ -228,7 +229,14 @@ class Client:
         return metrics
 
     def report(self, name: str, value: float) -> None:
-        """Adds a number to the metrics that the client sends with every evaluation; a new value replaces the old."""
+        """Adds a number to the metrics that the client sends with every evaluation; a new value replaces the old.
+
+        Raises:
+            InputError: the algorithm does not declare the name in ``reported_scalars``.
+        """
+        declared = self.aggregator.reported_scalars
+        known = any(fnmatchcase(name, pattern) for pattern in declared)
+        expect(known, f"report of client `{self.name}`", f"among the declared {list(declared)}", name)
         self._reported[name] = value
 
     def predict(self) -> list[Any]:

@@ -42,8 +42,8 @@ class ServerModel:
             return fit_more(self.trainer, self.module, loader, epochs)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The model's parameters and buffers by name, on the CPU (not copied if they are there)."""
-        return {name: tensor.detach().cpu() for name, tensor in self.module.state_dict().items()}
+        """The model's parameters and buffers by name, copied to the CPU."""
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.module.state_dict().items()}
 
     def state(self) -> Payload:
         """Everything that another :class:`ServerModel` of the same module needs to go on."""
@@ -54,11 +54,12 @@ class ServerModel:
             for number, values in optimizer["state"].items():
                 for name, value in values.items():
                     if isinstance(value, Tensor):
-                        tensors[f"{_OPTIMIZER}{place}/{number}/{name}"] = value.cpu()
+                        tensors[f"{_OPTIMIZER}{place}/{number}/{name}"] = value.cpu().clone()
                     else:
                         plain.setdefault(str(number), {})[name] = value
             optimizers.append({"groups": optimizer["param_groups"], "plain": plain})
-        progress = {"optimizers": optimizers, "loop": self.trainer.fit_loop.state_dict()}
+        schedulers = self._optimizers.schedulers
+        progress = {"optimizers": optimizers, "schedulers": schedulers, "loop": self.trainer.fit_loop.state_dict()}
         return Payload(tensors, {"progress": json.dumps(progress)})
 
     def load_state(self, state: Payload) -> None:
@@ -73,11 +74,12 @@ class ServerModel:
             for key, tensor in state.tensors.items():
                 if key.startswith(prefix):
                     number, _, name = key.removeprefix(prefix).partition("/")
-                    values.setdefault(int(number), {})[name] = tensor
+                    values.setdefault(int(number), {})[name] = tensor.clone()
             groups = [
                 {**group, "betas": tuple(group["betas"])} if "betas" in group else group for group in saved["groups"]
             ]
             self._optimizers.optimizers.append({"state": values, "param_groups": groups})
+        self._optimizers.schedulers = progress["schedulers"]
         self.trainer.fit_loop.load_state_dict(progress["loop"])
         self.trainer.fit_loop.restarting = False  # see Client.load_state
         self.trainer.fit_loop.on_iteration_done()

@@ -36,7 +36,7 @@ class Metric:
     """What the report is about.
 
     Args:
-        name: for example ``accuracy``.
+        name: for example ``accuracy``, or with the split it is of, such as ``global_test/accuracy``.
         lower: whether less is better.
     """
 
@@ -44,24 +44,34 @@ class Metric:
     lower: bool = False
 
     @property
+    def words(self) -> str:
+        """``test accuracy``, ``global test accuracy``."""
+        return self.test.replace("/", " ").replace("_", " ")
+
+    @property
+    def bare(self) -> str:
+        """The name without a split."""
+        return self.name.rpartition("/")[2]
+
+    @property
     def scale(self) -> float:
         """Factor from what runs write to what is shown."""
-        return 100.0 if self.name in PERCENT else 1.0
+        return 100.0 if self.bare in PERCENT else 1.0
 
     @property
     def unit(self) -> str:
         """In brackets behind the name, with a space before; empty for none."""
-        return " (%)" if self.name in PERCENT else ""
+        return " (%)" if self.bare in PERCENT else ""
 
     @property
     def test(self) -> str:
         """As runs write it."""
-        return f"test/{self.name}"
+        return self.name if "/" in self.name else f"test/{self.name}"
 
     @property
     def val(self) -> str:
         """As runs write it."""
-        return f"val/{self.name}"
+        return f"val/{self.bare}"
 
     def better(self, gain: float) -> bool:
         """Whether a difference is an improvement."""
@@ -224,13 +234,18 @@ def compare(runs: Sequence[Run], name: str) -> tuple[Metric, list[Comparison]]:
     Raises:
         InputError: no run has the metric.
     """
-    known = sorted({m.partition("/")[2] for run in runs for m in run.metrics if m.startswith(("test/", "val/"))})
+    told = {metric for run in runs for metric in run.metrics}
+    known = sorted({m.partition("/")[2] for m in told if m.startswith(("test/", "val/"))})
+    known += sorted(m for m in told if m.partition("/")[0].endswith("_test"))
     expect(name in known, "--metric", f"one of {', '.join(known) or 'none: no run has a metric'}", name)
     modes = {mode for run in runs for metric, mode in [run.monitor] if metric.partition("/")[2] == name}
     metric = Metric(name, modes == {"min"} or bool(_LOWER.search(name)))
     by_data: dict[str, list[Run]] = {}
+    # Settings say what data it is; where checksums tell that two kinds of them come to the same, these are one.
+    same = {_data_key(run): contents for run in runs if (contents := _contents(run))}
     for run in runs:
-        by_data.setdefault(_data_key(run), []).append(run)
+        key = _data_key(run)
+        by_data.setdefault(same.get(key, key), []).append(run)
     comparisons = []
     for here in by_data.values():
         by_method: dict[str, list[Run]] = {}
@@ -303,6 +318,12 @@ def _data_key(run: Run) -> str:
     return _key({**known, "": sorted(run.clients)})
 
 
+def _contents(run: Run) -> str:
+    """Checksums of what the clients held; empty if the run does not tell."""
+    held = {name: mapping(told).get("content") for name, told in mapping(run.results.get("data")).items()}
+    return _key(held) if held and all(held.values()) else ""
+
+
 def _method_key(run: Run) -> str:
     flat = {name: value for name, value in flatten(run.config).items() if not _NOT_THE_METHOD.fullmatch(name)}
     # Without a model among the settings it came from Python, and only the run's name tells it from others.
@@ -349,6 +370,8 @@ def _data_title(method: Method, clients: int) -> str:
         shards = flat.get("data.shards", 1)
         each = " each" * (len(datasets) > 1)
         return title if shards in (1, None) else f"{title}, {shards} clients{each}"
+    if isinstance(flat.get("data.dataset"), str):
+        return f"{flat['data.dataset']}, {shown(flat.get('data.partition')).replace('_', ' ')}, {clients} clients"
     if isinstance(flat.get("data"), str):
         return shown(flat["data"])
     return f"{clients} client{'s' * (clients > 1)}" if clients else run.name

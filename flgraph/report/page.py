@@ -127,12 +127,12 @@ def render(comparisons: Sequence[Comparison], metric: Metric, waiting: Sequence[
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_text(titles)}: test {_text(metric.name)}</title>
+<title>{_text(titles)}: {_text(metric.words)}</title>
 <style>{STYLE}{hidden}</style>
 </head>
 <body>
 <header class="top">
-<h1>{_text(titles)}: test {_text(metric.name)}</h1>
+<h1>{_text(titles)}: {_text(metric.words)}</h1>
 <p class="muted">{", ".join(counts)}. A value is the unweighted mean over clients; behind ± and in bands stands the
 sample standard deviation over seeds.</p>
 {left_out}
@@ -164,7 +164,7 @@ class _Section:
         self.part, self.metric, self.anchor, self.several = part, metric, anchor, several
         self.styles = {method.label: styles[method.label] for method in part.methods}
         self.charts = 0
-        self.label = f"test {metric.name}{metric.unit}"
+        self.label = f"{metric.words}{metric.unit}"
 
     def anchors(self) -> list[tuple[str, str]]:
         parts = {"curves": "Curves", "clients": "Clients", "cost": "Cost", "settings": "Settings", "runs": "Runs"}
@@ -251,8 +251,8 @@ class _Section:
             )
         heads = "".join(f'<th title="{_text(why)}">{_text(head)}</th>' for head, why, *_ in columns)
         notes = [
-            f"Test {metric.name}{metric.unit}. <b>final</b>: after the last round. <b>best val</b>: in the round with "
-            "the best mean validation metric. <b>best test*</b>: in the round with the best test metric itself, which "
+            f"{metric.words.capitalize()}{metric.unit}. <b>final</b>: after the last round. <b>best val</b>: in the round "
+            "with the best mean validation metric. <b>best test*</b>: in the round with the best test metric itself, which "
             "is optimistic: it looks at the test data. kB are 1,000 bytes, of all clients together."
         ]
         if baseline is None and len(self.part.methods) > 1:
@@ -292,8 +292,8 @@ class _Section:
     def _curves(self) -> str:
         metric = self.metric
         panels = [
-            self._curve(metric.test, f"Test {metric.name}", self.label, WIDE, 4.3),
-            self._curve(metric.val, f"Validation {metric.name}", f"validation {metric.name}{metric.unit}", HALF, 3.5),
+            self._curve(metric.test, metric.words.capitalize(), self.label, WIDE, 4.3),
+            self._curve(metric.val, f"Validation {metric.bare}", f"validation {metric.bare}{metric.unit}", HALF, 3.5),
             self._curve("train/loss", "Training loss", "training loss", HALF, 3.5),
         ]
         keys = sorted({key for m in self.part.methods for run in m.all for r in run.rounds for key in r.server})
@@ -373,7 +373,7 @@ class _Section:
         else:
             figure = grouped_bars(part.clients, finals, ylabel=self.label, styles=self.styles, width=WIDE)
             caption = "Mean over seeds; error bars: one standard deviation."
-        title = f"Final test {metric.name} of every client"
+        title = f"Final {metric.words} of every client"
         panels = [self._figure(title, to_svg(figure, self._next(), title), caption)]
         if baseline is not None and part.compared:
             panels.append(self._gain_chart(many, baseline))
@@ -441,7 +441,7 @@ class _Section:
                 free[method.label] = values[-1]
         panels = []
         if lines:
-            title = f"Test {self.metric.name} by megabytes sent"
+            title = f"{self.metric.words.capitalize()} by megabytes sent"
             figure = metric_over_bytes(lines, free, ylabel=self.label, styles=self.styles, size=(HALF, 3.5))
             caption = "Means over seeds. Without what is sent before the first round, and without metrics."
             if free:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from flgraph.federation.records import read_records
 from flgraph.reproduce.study import Study, in_words, logged_name
-from flgraph.reproduce.table import Cell, Done
+from flgraph.reproduce.table import Cell, Done, number
 
 
 def write_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) -> list[Path]:
@@ -58,7 +57,7 @@ def _divergence(done: Done, setting: str, file: Path) -> Path:
         if where == setting:
             clients = [result["final"]["clients"] for result in results]
             panels[method] = {
-                name: statistics.fmean(one[name].get("mixing/divergence", math.nan) for one in clients)
+                name: statistics.fmean(number(one[name].get("mixing/divergence")) for one in clients)
                 for name in clients[0]
             }
     save_png(around_center(panels), file)
@@ -82,7 +81,7 @@ def _over_settings(study: Study, cells: Sequence[Cell], metric: str, file: Path)
 def _curve(results: dict[str, Any], metric: str) -> list[float]:
     """Percent per round from the first; NaN in rounds without evaluation."""
     records = read_records(Path(results["folder"]) / "history.jsonl")
-    return [100 * float(record["mean"].get(metric, math.nan)) for record in records]
+    return [100 * number(record["mean"].get(metric)) for record in records]
 
 
 def _plain(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ def provenance(study: Study, done: Mapping[tuple[str, str], Sequence[dict[str, A
     yield ""
     seconds = {cell: statistics.fmean(r["seconds_per_round"] for r in results) for cell, results in done.items()}
     shown = ", ".join(f"{setting} {method} {value:.2f}" for (setting, method), value in seconds.items())
-    yield f"Seconds a round (one thread, {os.cpu_count()} cores with other work on them): {shown}."
+    yield f"Seconds a round (one thread a run; other runs may have shared the machine): {shown}."
 
 
 def _study_command(study: Study) -> list[str]:

@@ -140,6 +140,7 @@ class Study:
             for name in wanted or ():
                 expect(name in known, f"--{field_name}", f"among {', '.join(known)}", name)
         expect(rounds is None or rounds >= 1, "--rounds", "1 or more", rounds)
+        expect(len(set(seeds or ())) == len(seeds or ()), "--seeds", "different numbers", list(seeds or ()))
         return replace(
             self,
             settings={name: self.settings[name] for name in settings or self.settings},

@@ -173,22 +173,29 @@ def _megabytes(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _value(results: dict[str, Any], protocol: str, metric: str) -> float | None:
-    """A run's metric under a protocol; ``None`` where the protocol makes no sense."""
+    """A run's metric under a protocol; ``None`` where the protocol makes no sense, NaN where nothing was measured."""
     if protocol in ("final", "best_val"):
-        return float(results[protocol]["mean"][metric])
+        return number(results[protocol]["mean"].get(metric))
     records = read_records(Path(results["folder"]) / "history.jsonl")
     if protocol == "best_test":
-        return max(float(record["mean"][metric]) for record in records if metric in record["mean"])
+        values = [number(record["mean"].get(metric)) for record in records]
+        return max((value for value in values if not math.isnan(value)), default=math.nan)
     splits = results.get("aggregator", {}).get("splits")
     if splits is None:
         return None
     rounds = {record["round"]: record["metrics"] for record in records if record["metrics"]}
-    best = {client: float(values[metric]) for client, values in results["final"]["clients"].items()}
+    best = {client: number(values.get(metric)) for client, values in results["final"]["clients"].items()}
     for split in splits:
         before = rounds.get(split["round"] - 1, {})
         for client in (client for part in split["into"] for client in part):
-            best[client] = max(best[client], float(before.get(client, {}).get(metric, -math.inf)))
+            value = number(before.get(client, {}).get(metric))
+            best[client] = value if math.isnan(best[client]) or value > best[client] else best[client]
     return statistics.fmean(best.values())
+
+
+def number(value: Any) -> float:
+    """A value as it stands in a run's JSON; NaN for null, which is how a diverged loss is written, and for nothing."""
+    return math.nan if value is None else float(value)
 
 
 def _printed(cell: Cell) -> str:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from flgraph.callbacks import FedEgo, Local
 from flgraph.callbacks.fedego import _MashedLoader
+from flgraph.data import NodeDataModule
 from flgraph.data.ego import EgoLoader
 from flgraph.data.node_graph import NodeGraph
 from flgraph.errors import InputError
@@ -54,6 +55,15 @@ class EgoData:
 
     def test_dataloader(self) -> list[EgoLoader]:
         return [self.val_dataloader(), EgoLoader(self.graph, self.train[:3], 64, FANOUTS, fixed=True)]
+
+
+class Bare(EgoData):
+    """Data without what FedEgo needs besides."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "mixup_dataloader":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
 
 
 class EgoFederation:
@@ -119,7 +129,7 @@ def test_a_round_by_hand(federate: Federate, recorder: Any) -> None:
         assert upload.tensors["ego.embedding"].shape == (3, 7, 4)  # 12 training nodes in batches of 4
         assert upload.tensors["ego.label"].shape == (3, 7, 3)
         torch.testing.assert_close(upload.tensors["ego.label"].sum(-1), torch.ones(3, 7))
-        assert upload.scalars.keys() == {"num_samples", "head", "fanouts"}
+        assert upload.scalars.keys() == {"head", "fanouts"}
         assert client in before
     for name in weights(trainer, "A", "reduction."):
         mean = torch.stack([upload.tensors[name] for upload in uploads.values()]).mean(0)
@@ -146,14 +156,29 @@ def test_a_round_by_hand(federate: Federate, recorder: Any) -> None:
         assert {"test/accuracy", "global_test/accuracy", "val/accuracy"} <= metrics.keys()
 
 
-def test_a_clients_label_distribution_never_leaves_it(federate: Federate, recorder: Any) -> None:
-    """The soft labels that a client sends are those of its batches; nothing says how many nodes each stands for."""
-    trainer = federate(FedEgo(), rounds=2, engine=recorder)
-    trainer.fit(net(), make_data())
-    for _, upload in recorder.uploads():
-        assert not any("label" in name and name != "ego.label" for name in (*upload.tensors, *upload.scalars))
-    head = json.loads(str(recorder.uploads()[0][1].scalars["head"]))
-    assert head.keys() >= {"hidden_channels", "num_layers"}
+def test_what_is_sent_stands_for_whole_batches_and_tells_the_classes(federate: Federate, recorder: Any) -> None:
+    """No mashed ego-graph is of fewer nodes than a batch. Their labels sum up to the client's, as the docs say."""
+    data = make_data(nodes=14)
+    for name, given in data.given.items():
+        module = NodeDataModule(given.graph, given.train, given.train, given.train, batch_size=4, fanouts=FANOUTS)
+        data.given[name] = module  # type: ignore[assignment]
+        assert [batch.num_egos for batch in module.mixup_dataloader()] == [5, 5, 4]
+    federate(FedEgo(), rounds=1, engine=recorder).fit(net(), data)
+    for client, upload in recorder.uploads():
+        assert upload.scalars.keys() == {"head", "fanouts"}
+        centers = upload.tensors["ego.label"][:, 0]
+        sizes = torch.tensor([[5.0], [5.0], [4.0]])
+        counts = torch.bincount(data.given[client].train_labels, minlength=3)
+        torch.testing.assert_close((centers * sizes).sum(0), counts.float())
+
+
+def test_evaluation_has_no_influence_on_those_who_sit_out(federate: Federate, assert_same: Callable[..., None]) -> None:
+    states = []
+    for every in (1, 4):
+        trainer: Any = federate(FedEgo(), rounds=4, client_fraction=0.34, evaluate_every=every)
+        trainer.fit(net(), make_data())
+        states.append([trainer.engine.clients[client].module.state_dict() for client in "ABC"])
+    assert_same(*states)
 
 
 @pytest.mark.parametrize("mixing", [0.0, 1.0])
@@ -266,7 +291,7 @@ def test_relative_distance() -> None:
     assert math.isnan(relative_distance(other, {"a": torch.zeros(2)}))
 
 
-def test_bad_settings(federate: Federate, toy_module: Any) -> None:
+def test_bad_settings(federate: Federate) -> None:
     for settings, sentence in (
         ({"gamma": -1.0}, "`aggregator.gamma` to be 0 or more but got -1"),
         ({"mixing": 1.5}, "`aggregator.mixing` to be from 0 to 1, or null for adaptive but got 1.5"),
@@ -277,6 +302,10 @@ def test_bad_settings(federate: Federate, toy_module: Any) -> None:
     ):
         with pytest.raises(InputError, match=sentence):
             FedEgo(**settings)  # type: ignore[arg-type]
+    bare = make_data()
+    bare.given["A"] = Bare(bare.given["A"].graph, bare.given["A"].train)
+    with pytest.raises(InputError, match="`data` to be data with `mixup_dataloader` and `train_labels` in client `A`"):
+        federate(FedEgo(), rounds=1).fit(net(), bare)
     data = make_data()
     data.given["B"].graph.num_classes = 4
     with pytest.raises(InputError, match="model of client `B`"):

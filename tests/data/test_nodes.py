@@ -267,8 +267,11 @@ def test_support_and_query_are_disjoint_training_nodes() -> None:
         assert not set(centers[0]) & set(centers[1])
         assert set(centers[0]) | set(centers[1]) <= set(range(5))
     alone = NodeDataModule(graph, torch.tensor([3]), torch.tensor([5]), torch.tensor([5]))
-    support, query = alone.support_query(7)  # one node must serve as both
-    assert support.num_egos == query.num_egos == 1
+    for draw in (lambda: alone.support_query(7), alone.mixup_dataloader):
+        with pytest.raises(
+            InputError, match=r"Expected `data` to be two training nodes or more in `graph`.* but got 1"
+        ):
+            draw()
 
 
 def test_the_partition_is_told_in_results_and_tensorboard(tmp_path: Path) -> None:

@@ -259,3 +259,26 @@ def test_gains_are_over_the_local_run_that_most_methods_share_a_model_with(make_
                 text = (run / file).read_text().replace("flgraph.models.GNN", "flgraph.models.FedStar")
                 (run / file).write_text(text)
     assert "gain over b" in report(run.parents[1])
+
+
+def test_data_is_the_same_if_the_clients_hold_the_same(make_run: Any, report: Any) -> None:
+    """Two classes of data that give the same graphs are one section; an unfinished run joins those of its settings."""
+    rounds = [{"A": 0.5, "B": 0.5}]
+    for name, kind, content in (("a", "One", "x"), ("b", "Other", "x"), ("c", "One", "y")):
+        run = make_run(f"{name}-seed1", rounds, aggregator="FedAvg", lr=len(name + kind + content), data={"kind": name})
+        results = json.loads((run / "results.json").read_text())
+        results["data"] = {client: {"content": content} for client in "AB"}
+        (run / "results.json").write_text(json.dumps(results))
+    make_run("a-seed2", rounds, aggregator="FedAvg", lr=5, data={"kind": "a"}, seed=2, finished=False)
+    assert report(run.parents[1]).count("<h3>Summary</h3>") == 2
+
+
+def test_another_test_split_may_be_compared(make_run: Any, report: Any, refused: Any) -> None:
+    run = make_run("a-seed1", [{"A": 0.5, "B": 0.5}])
+    for file in ("results.json", "history.jsonl"):
+        text = (run / file).read_text().replace('"test/loss"', '"global_test/accuracy"')
+        (run / file).write_text(text)
+    page = report(run, "--metric", "global_test/accuracy")
+    assert "Global test accuracy (%)" in page
+    assert rows(page)["a"][2].startswith("100.00")
+    assert "one of accuracy, global_test/accuracy" in refused(run, "--metric", "x").replace("loss, ", "")

@@ -317,3 +317,22 @@ def test_a_study_may_have_several_metrics(tmp_path: Path) -> None:
     assert "Test accuracy and global test accuracy in percent" in text
     assert "## TINY, global test accuracy" in text
     assert "| Local | 40.00 | 25.00 | -15.00 | - |" in text
+
+
+def test_a_diverged_run_does_not_hide_the_table(tmp_path: Path) -> None:
+    """NaN is written as null."""
+    study = tiny_study(rounds=2).cut(methods=["Local"], seeds=[1])
+    folder = run_folder(study, next(iter(study.runs())), tmp_path) / "version_0"
+    write_results(folder, 0.5, 0.6, [0.6, 0.5])
+    for file in ("results.json", "history.jsonl"):
+        (folder / file).write_text((folder / file).read_text().replace('"test/accuracy": 0.5', '"test/accuracy": null'))
+    cells = {cell.protocol: cell.mean for cell in collect(study, finished(study, tmp_path))}
+    assert math.isnan(cells["final"])
+    assert (cells["best_val"], cells["best_test"]) == (pytest.approx(60), pytest.approx(60))
+    files = write_study(replace(study, figure="convergence"), tmp_path, tmp_path / "out")
+    assert "| Local | 50.00 ± 60.00 | - |" in files[1].read_text()
+
+
+def test_a_seed_counts_once() -> None:
+    with pytest.raises(InputError, match=r"`--seeds` to be different numbers but got \[1, 1\]"):
+        tiny_study().cut(seeds=[1, 1])
