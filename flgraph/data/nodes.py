@@ -298,7 +298,11 @@ class NodeFederation(pl.LightningDataModule):
 
     @property
     def statistics(self) -> dict[str, Any]:
-        """What :func:`~flgraph.data.partition_statistics` returns; known after ``setup``."""
+        """What :func:`~flgraph.data.partition_statistics` returns; known after ``setup``.
+
+        Label counts of every client are among it, and go to ``results.json`` and TensorBoard: this class deals a graph
+        that one hand holds, for simulations. Where clients bring their own data there are no such statistics.
+        """
         return self._statistics
 
     def figures(self) -> dict[str, Any]:

@@ -251,9 +251,9 @@ class _Section:
             )
         heads = "".join(f'<th title="{_text(why)}">{_text(head)}</th>' for head, why, *_ in columns)
         notes = [
-            f"{metric.words.capitalize()}{metric.unit}. <b>final</b>: after the last round. <b>best val</b>: in the round "
-            "with the best mean validation metric. <b>best test*</b>: in the round with the best test metric itself, which "
-            "is optimistic: it looks at the test data. kB are 1,000 bytes, of all clients together."
+            f"{metric.words.capitalize()}{metric.unit}. <b>final</b>: after the last round. <b>best val</b>: in the "
+            "round with the best mean validation metric. <b>best test*</b>: in the round with the best test metric "
+            "itself, which is optimistic: it looks at the test data. kB are 1,000 bytes, of all clients together."
         ]
         if baseline is None and len(self.part.methods) > 1:
             notes.append("No finished run trains its clients alone (Local), so there are no gains.")
