@@ -3,6 +3,16 @@
 from flgraph.data.datamodule import GraphDataModule, GraphFederation, TUFederation
 from flgraph.data.ego import EgoBatch, EgoLoader, sample_egos
 from flgraph.data.flat import FlatGraphs
+from flgraph.data.hetero import HeteroBatch, HeteroDataModule, HeteroFederation, HeteroLoader
+from flgraph.data.hetero_datasets import read_hetero, read_hetero_clients
+from flgraph.data.hetero_graph import HeteroGraph
+from flgraph.data.hetero_partition import (
+    HeteroPartition,
+    hetero_statistics,
+    partition_of,
+    random_edge_types,
+    random_edges,
+)
 from flgraph.data.loader import GraphLoader
 from flgraph.data.node_datasets import read_nodes
 from flgraph.data.node_graph import NodeGraph
@@ -29,6 +39,12 @@ __all__ = [
     "GraphDataModule",
     "GraphFederation",
     "GraphLoader",
+    "HeteroBatch",
+    "HeteroDataModule",
+    "HeteroFederation",
+    "HeteroGraph",
+    "HeteroLoader",
+    "HeteroPartition",
     "NodeDataModule",
     "NodeFederation",
     "NodeGraph",
@@ -41,10 +57,16 @@ __all__ = [
     "WholeGraphLoader",
     "dirichlet",
     "dirichlet_shards",
+    "hetero_statistics",
     "label_skew",
     "louvain",
     "metis",
+    "partition_of",
     "partition_statistics",
+    "random_edge_types",
+    "random_edges",
+    "read_hetero",
+    "read_hetero_clients",
     "read_nodes",
     "read_tu",
     "sample_egos",

@@ -8,6 +8,8 @@ from flgraph.nn.gcn import GCNConv, gcn_norm
 from flgraph.nn.gin import GINConv
 from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear, fold
 from flgraph.nn.pool import Pool, PoolName, graph_max, graph_mean, graph_pool, graph_sum
+from flgraph.nn.relations import Relations
+from flgraph.nn.rgcn import BasisRGCNConv, RelationMean, RGCNConv, basis_product
 from flgraph.nn.sage import SAGEConv
 from flgraph.nn.sparse import SparseLinear, sparse_matmul, transpose_csr
 from flgraph.nn.structure import degree_one_hot, random_walk_return, structure_embedding
@@ -16,6 +18,7 @@ from flgraph.nn.twins import TwinAdjacency
 
 __all__ = [
     "Adjacency",
+    "BasisRGCNConv",
     "ConcatLinear",
     "ConvName",
     "Dropout",
@@ -25,9 +28,13 @@ __all__ = [
     "OneHot",
     "Pool",
     "PoolName",
+    "RGCNConv",
+    "RelationMean",
+    "Relations",
     "SAGEConv",
     "SparseLinear",
     "TwinAdjacency",
+    "basis_product",
     "check_conv",
     "children_mean",
     "concat_linear",
