@@ -59,7 +59,7 @@ def test_every_method_for_nodes_runs(done: Call, data_root: Path, tmp_path: Path
 def test_every_data_config_parses(done: Call, data: str) -> None:
     out = done("fit", *FEDPER, "-c", f"configs/data/{data}.yaml", "--print_config").out
     shown = yaml.safe_load(out)["data"]
-    if shown["class_path"] == "flgraph.data.NodeFederation":
+    if shown["class_path"] in ("flgraph.data.NodeFederation", "flgraph.data.HeteroFederation"):
         assert shown["init_args"]["dataset"].lower() == data.split("_")[0]
     else:
         assert len(shown["init_args"]["datasets"]) >= 7
