@@ -4,6 +4,7 @@ from flgraph.callbacks.dfedgnn import DFedGNN
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.callbacks.fedego import FedEgo
 from flgraph.callbacks.fedgcn import FedGCN
+from flgraph.callbacks.fedhgn import FedHGN
 from flgraph.callbacks.fedper import FedPer
 from flgraph.callbacks.fedprox import FedProx
 from flgraph.callbacks.fedprox_adaptive import FedProxAdaptive
@@ -20,6 +21,7 @@ __all__ = [
     "FedAvg",
     "FedEgo",
     "FedGCN",
+    "FedHGN",
     "FedPer",
     "FedProx",
     "FedProxAdaptive",

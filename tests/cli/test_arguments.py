@@ -21,6 +21,7 @@ MODELS = {
     name: yaml.safe_load((CONFIGS / f"method/{name}.yaml").read_text())["model"]["class_path"] for name in METHODS
 }
 OF_NODES = [name for name in METHODS if MODELS[name] in ("flgraph.models.FedEgo", "flgraph.models.NodeGCN")]
+OF_HETERO = [name for name in METHODS if MODELS[name] == "flgraph.models.RGCN"]
 
 
 def test_there_are_configs() -> None:
@@ -28,7 +29,7 @@ def test_there_are_configs() -> None:
     assert {"chem", "biochem", "biochemsn", "biosncv", "cora_label_skew", "cora_published"} <= set(DATA)
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - set(OF_NODES)))
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {*OF_NODES, *OF_HETERO}))
 def test_every_method_runs(done: Call, small: list[str], tmp_path: Path, method: str) -> None:
     done("fit", "-c", f"configs/method/{method}.yaml", *small, "--trainer.rounds", "1")
     (run,) = (tmp_path / "runs").glob("*/version_0")
@@ -51,6 +52,15 @@ def test_every_method_for_nodes_runs(done: Call, data_root: Path, tmp_path: Path
     small = ("--trainer.rounds", "1", "--trainer.local_epochs", "1", "--model.hidden_channels", "4")
     where = ("--trainer.default_root_dir", str(tmp_path / "runs"), "--trainer.accelerator", "cpu")
     done("fit", *files, *small, *where, "--data.root", str(data_root))
+    (run,) = (tmp_path / "runs").glob("*/version_0")
+    assert (run / "results.json").is_file()
+
+
+@pytest.mark.parametrize("method", OF_HETERO)
+def test_every_method_for_heterogeneous_graphs_runs(done: Call, data_root: Path, tmp_path: Path, method: str) -> None:
+    files = ("-c", "configs/data/aifb_re3.yaml", "-c", f"configs/method/{method}.yaml")
+    where = ("--trainer.default_root_dir", str(tmp_path / "runs"), "--trainer.accelerator", "cpu")
+    done("fit", *files, *where, "--trainer.rounds", "1", "--data.root", str(data_root))
     (run,) = (tmp_path / "runs").glob("*/version_0")
     assert (run / "results.json").is_file()
 

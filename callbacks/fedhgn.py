@@ -1,0 +1,156 @@
+"""FedHGN: Fu and King, "FedHGN: A Federated Framework for Heterogeneous Graph Neural Networks", IJCAI 2023."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from flgraph.callbacks.fedavg import FedAvg
+from flgraph.errors import expect
+from flgraph.federation.client import Client
+from flgraph.federation.payload import Payload
+from flgraph.federation.routes import Route, personal, shared
+from flgraph.federation.seeding import derive_seed
+
+_ROWS, _COEFFICIENTS, _BASES = "rows.", ".coefficients", ".bases"
+
+
+class FedHGN(FedAvg):
+    r"""Averages bases and schema-free weights, and aligns coefficients with those of others, whose they are unknown.
+
+    Weights that belong to a relation are sums of bases, :math:`\mathbf{W}_r = \sum_b \beta_{rb} \mathbf{V}_b` (Eq. 2).
+    Bases and weights of no relation are averaged. Coefficients stay; besides, each client sends their rows in random
+    order, the server pools the rows of all clients, and sends every client those of the others, shuffled anew for each
+    receiver. Clients minimise (Eq. 3)
+
+    .. math::
+        L_{\mathrm{task}} + \lambda \sum_r \min_{r^{\prime}} \lVert \beta_r - \beta_{r^{\prime}} \rVert^2,
+
+    the minimum being over all rows received for the same layer. As in the published code a single row of zeros stands
+    for them before anybody has sent any. The gradient :math:`2 \lambda (\beta_r - \beta_{r^{\ast}})` is added before
+    every optimizer step, which is what automatic differentiation of the sum gives; the logged loss is the task's alone.
+
+    What the server can infer: how many relations a client has, from the number of rows, and whether a row of one round
+    continues one of the last. Names, counts per name and the order of relations are in no payload. A client learns
+    how many relations all others have together.
+
+    Goes with :class:`flgraph.models.RGCN`.
+
+    Args:
+        alignment: :math:`\lambda`; with 0 nothing is sent of the coefficients (the paper's ablation "B").
+        bases: patterns of the shared tensors.
+        weighting: see :class:`FedAvg`.
+        optimizer_state: see :class:`FedAvg`.
+    """
+
+    extra_tensors = (_ROWS + "*",)
+
+    def __init__(
+        self,
+        alignment: float = 0.5,
+        bases: Sequence[str] = ("*.bases", "*.bias", "classifier.*"),
+        weighting: Literal["samples", "uniform"] = "samples",
+        optimizer_state: Literal["keep", "reset"] = "keep",
+    ) -> None:
+        super().__init__(weighting, optimizer_state)
+        expect(alignment >= 0, "aggregator.alignment", "0 or more", alignment)
+        self.alignment, self.bases = alignment, list(bases)
+        self._rows: dict[str, dict[str, Tensor]] = {}  # server half: client to layer to the rows it sent last
+        self._round = 0
+        self._others: dict[str, Tensor] = {}  # client half: layer to the rows received
+
+    def routes(self) -> list[Route]:
+        return [*personal(f"*{_COEFFICIENTS}", "embedding.*"), *shared(*self.bases), *personal("*")]
+
+    # ----------------------------------------------------------------------------------------------- server half
+    def download(self, client: str, round: int, exchange: str) -> Payload | None:
+        own = super().download(client, round, exchange)
+        assert own is not None
+        return Payload({**own.tensors, **self._rows_for(client)}) if self.alignment else own
+
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
+        self._round = round
+        weights = {}
+        for client, upload in uploads.items():
+            rows = {name: t for name, t in upload.tensors.items() if name.startswith(_ROWS)}
+            self._rows[client] = rows
+            weights[client] = Payload({n: t for n, t in upload.tensors.items() if n not in rows}, upload.scalars)
+        super().aggregate(weights, round, exchange)
+
+    def _rows_for(self, client: str) -> dict[str, Tensor]:
+        """The rows of all others, layer by layer, in an order that depends on the receiver and the round alone."""
+        result = {}
+        for name, bases in self._payload.tensors.items():
+            if not name.endswith(_BASES):
+                continue
+            layer = _ROWS + name.removesuffix(_BASES)
+            sent = [self._rows[other][layer] for other in sorted(self._rows) if other != client]
+            rows = torch.cat(sent) if sent else bases.new_zeros(min(1, len(self.holders) - 1), bases.size(0))
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, "rows", client, self._round, layer))
+            result[layer] = rows[torch.randperm(rows.size(0), generator=generator)]
+        return result
+
+    def server_state(self) -> Payload:
+        rows = {f"sent/{client}/{layer}": t for client, layers in self._rows.items() for layer, t in layers.items()}
+        plain = {"round": self._round, "clients": list(self._rows)}
+        return Payload({**super().server_state().tensors, **rows}, {"plain": json.dumps(plain)})
+
+    def load_server_state(self, state: Payload) -> None:
+        plain = json.loads(str(state.scalars["plain"]))
+        self._round, self._rows = plain["round"], {client: {} for client in plain["clients"]}
+        own = {}
+        for name, tensor in state.tensors.items():
+            if name.startswith("sent/"):
+                client, _, layer = name.removeprefix("sent/").rpartition("/")
+                self._rows[client][layer] = tensor
+            else:
+                own[name] = tensor
+        super().load_server_state(Payload(own))
+
+    # ----------------------------------------------------------------------------------------------- client half
+    def install(self, client: Client, download: Payload) -> None:
+        rows = {name: tensor for name, tensor in download.tensors.items() if name.startswith(_ROWS)}
+        self._others = {name.removeprefix(_ROWS): tensor.clone() for name, tensor in rows.items()}
+        super().install(client, Payload({n: t for n, t in download.tensors.items() if n not in rows}))
+
+    def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
+        own = super().upload(client, round, exchange)
+        assert own is not None
+        if not self.alignment:
+            return own
+        rows = {}
+        for name, parameter in client.module.named_parameters():
+            if name.endswith(_COEFFICIENTS):
+                order = torch.randperm(parameter.size(0)).to(parameter.device)  # the turn's own random numbers
+                rows[_ROWS + name.removesuffix(_COEFFICIENTS)] = parameter.detach()[order]
+        expect(
+            bool(rows), "model", f"one with coefficients (`*{_COEFFICIENTS}`) for FedHGN", type(client.module).__name__
+        )
+        return Payload({**own.tensors, **rows}, own.scalars)
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Adds the gradient of the alignment term."""
+        parameters = dict(pl_module.named_parameters())
+        for layer, rows in self._others.items():
+            coefficients = parameters[layer + _COEFFICIENTS]
+            if not rows.numel():
+                continue
+            others = rows.to(coefficients)
+            nearest = others[torch.cdist(coefficients.detach(), others).argmin(dim=1)]
+            gradient = 2 * self.alignment * (coefficients.detach() - nearest)
+            coefficients.grad = gradient if coefficients.grad is None else coefficients.grad.add_(gradient)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The others' rows, for a client that is stopped between its download and its training."""
+        return {"others": self._others}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Puts back what :meth:`state_dict` returned."""
+        self._others = dict(state_dict["others"])

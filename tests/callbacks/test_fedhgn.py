@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flgraph.callbacks import FedAvg, FedHGN
+from flgraph.data import HeteroFederation, HeteroGraph
+from flgraph.errors import InputError
+from flgraph.federation import FederatedTrainer
+from flgraph.models import RGCN
+
+NAMES = ("writes", "cites", "treats", "owes")
+KINDS = ("surgeon", "patient")
+Federate = Callable[..., FederatedTrainer]
+
+
+def graph(names: tuple[str, ...] = NAMES, kinds: tuple[str, str] = KINDS) -> HeteroGraph:
+    generator = torch.Generator().manual_seed(0)
+    a, b = kinds
+    ends = [(a, b), (b, a), (a, a), (b, b)]
+    given = {
+        (source, name, target): torch.randint(0, 30, (2, 60), generator=generator).unique(dim=1)
+        for name, (source, target) in zip(names, ends, strict=True)
+    }
+    y = torch.arange(30) % 3
+    return HeteroGraph.from_edges(
+        {a: 30, b: 30}, given, a, y, torch.arange(0, 20), None, torch.arange(20, 30), name="Toy"
+    )
+
+
+def data(clients: int = 3, **kwargs: Any) -> HeteroFederation:
+    return HeteroFederation(graph(**kwargs), num_clients=clients, partition="random_edges", partition_seed=3)
+
+
+class Alone:
+    """One client of a federation, by itself."""
+
+    name = "alone"
+
+    def __init__(self) -> None:
+        self.whole = data()
+
+    @property
+    def clients(self) -> list[str]:
+        return self.whole.clients[:1]
+
+    def client(self, name: str) -> Any:
+        return self.whole.client(name)
+
+    def prepare_data(self) -> None: ...
+
+    def setup(self, stage: str) -> None:
+        self.whole.setup(stage)
+
+
+def net(**kwargs: Any) -> RGCN:
+    return RGCN(**{"hidden_channels": 6, "num_bases": 3, **kwargs})
+
+
+def states(trainer: Any) -> list[dict[str, Tensor]]:
+    return [client.module.state_dict() for client in trainer.engine.clients.values()]
+
+
+def literal_loss(own: Tensor, others: Tensor) -> Tensor:
+    """Eq. 3, row by row."""
+    total = own.new_zeros(())
+    for row in own:
+        total = total + torch.stack([(row - other).square().sum() for other in others]).min()
+    return total
+
+
+class Steps(pl.Callback):
+    """Notes every gradient as the optimizer gets it, with weights, batch, and the rows that were received."""
+
+    seen: list[Any] = []  # noqa: RUF012
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Steps:
+        return self
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.batch, self.weights = batch, {n: p.detach().clone() for n, p in pl_module.named_parameters()}
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        aggregator = next(c for c in trainer.callbacks if isinstance(c, FedHGN))
+        gradients = {n: p.grad.detach().clone() for n, p in pl_module.named_parameters()}
+        self.seen.append((pl_module, self.weights, gradients, self.batch, dict(aggregator._others)))
+
+
+def test_the_gradient_is_that_of_the_aligned_loss(federate: Federate) -> None:
+    steps = Steps()
+    steps.seen.clear()
+    federate(FedHGN(alignment=0.7), rounds=2, local_epochs=2, callbacks=[steps]).fit(net(), data())
+    assert len(steps.seen) == 2 * 2 * 3
+    for module, weights, gradients, batch, others in steps.seen:
+        leaves = {name: tensor.requires_grad_() for name, tensor in weights.items()}
+        logits = torch.func.functional_call(module, leaves, (batch,))
+        aligned = literal_loss(leaves["convs.1.coefficients"], others["convs.1"])
+        expected = torch.autograd.grad(F.cross_entropy(logits, batch.y) + 0.7 * aligned, list(leaves.values()))
+        for name, gradient in zip(leaves, expected, strict=True):
+            torch.testing.assert_close(gradients[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+    first = steps.seen[0][4]["convs.1"]
+    assert torch.equal(first, torch.zeros(1, 3))  # nobody has sent any yet
+
+
+def test_no_name_crosses_and_rows_are_the_others_in_another_order(federate: Federate, recorder: Any) -> None:
+    trainer: Any = federate(FedHGN(), rounds=2, engine=recorder)
+    trainer.fit(net(), data())
+    for _, turn, answer in recorder.crossed:
+        for name in (*NAMES, *KINDS, "rev_"):
+            assert name.encode() not in answer
+            assert name.encode() not in (turn.download or b"")
+    uploads = recorder.uploads()
+    names = {name for _, upload in uploads for name in upload.tensors}
+    assert names == {
+        "convs.0.bias",
+        "convs.1.bases",
+        "convs.1.bias",
+        "classifier.weight",
+        "classifier.bias",
+        "rows.convs.1",
+    }
+    last = dict(uploads[-3:])
+    received = {name: payload for name, turn, payload in recorder.downloads() if turn.round == 2}
+    for client, payload in received.items():
+        others = torch.cat([last[other].tensors["rows.convs.1"] for other in sorted(last) if other != client])
+        got = payload.tensors["rows.convs.1"]
+        assert sorted(got.tolist()) == sorted(others.tolist())
+        assert not torch.equal(got, others)
+    # Nor are a client's own rows in the order of its relations.
+    own = trainer.engine.clients["client-1"].module.state_dict()["convs.1.coefficients"]
+    sent = last["client-1"].tensors["rows.convs.1"]
+    assert sorted(sent.tolist()) == sorted(own.tolist())
+    assert not torch.equal(sent, own)
+
+
+def test_names_have_no_influence(federate: Federate, assert_same: Callable[..., None]) -> None:
+    runs = []
+    for names in ({}, {"names": ("p", "q", "r", "s"), "kinds": ("m", "n")}):
+        trainer: Any = federate(FedHGN(), rounds=3)
+        trainer.fit(net(), data(**names))
+        runs.append(states(trainer))
+    assert_same(*runs)
+
+
+def test_without_alignment_it_averages_bases_and_sends_no_rows(federate: Federate, recorder: Any) -> None:
+    trainer: Any = federate(FedHGN(alignment=0.0), rounds=2, engine=recorder)
+    trainer.fit(net(), data())
+    assert not any("rows" in name for _, upload in recorder.uploads() for name in upload.tensors)
+    one, other, _ = states(trainer)
+    assert torch.equal(one["convs.1.bases"], other["convs.1.bases"])
+    assert not torch.equal(one["convs.1.coefficients"], other["convs.1.coefficients"])
+
+
+def test_one_client_has_nobody_to_align_with(federate: Federate, assert_same: Callable[..., None]) -> None:
+    runs = []
+    for aggregator in (FedHGN(alignment=0.5), FedHGN(alignment=0.0), FedAvg()):
+        trainer: Any = federate(aggregator, rounds=2)
+        trainer.fit(net(), Alone())
+        runs.append(states(trainer))
+    assert_same(runs[0], runs[1])
+    assert_same(runs[0], runs[2])
+
+
+def test_resumed_equals_uninterrupted(federate: Federate, assert_same: Callable[..., None], tmp_path: Any) -> None:
+    def run(folder: str, rounds: int, ckpt: str | None = None) -> Any:
+        trainer: Any = federate(
+            FedHGN(), rounds=rounds, local_epochs=2, default_root_dir=str(tmp_path / folder), client_fraction=0.7
+        )
+        trainer.fit(net(), data(), ckpt_path=ckpt)
+        return trainer
+
+    whole = run("whole", 5)
+    run("cut", 2)
+    resumed = run("cut", 5, "last")
+    assert_same(states(resumed), states(whole))
+    assert resumed.server.aggregator.server_state().to_bytes() == whole.server.aggregator.server_state().to_bytes()
+
+
+def test_bad_input(federate: Federate) -> None:
+    with pytest.raises(InputError, match=r"`aggregator.alignment` to be 0 or more but got -1"):
+        FedHGN(alignment=-1.0)
+    with pytest.raises(InputError, match=r"pattern `\*.coefficients` to match a tensor of client `client-1`"):
+        federate(FedHGN(), rounds=1).fit(net(num_bases=0), data())
