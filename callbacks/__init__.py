@@ -14,6 +14,7 @@ from flgraph.callbacks.gcfl import GCFL
 from flgraph.callbacks.gcflplus import GCFLPlus
 from flgraph.callbacks.graphfl import GraphFL
 from flgraph.callbacks.local import Local
+from flgraph.callbacks.schemafedavg import SchemaFedAvg
 
 __all__ = [
     "GCFL",
@@ -30,4 +31,5 @@ __all__ = [
     "GCFLPlus",
     "GraphFL",
     "Local",
+    "SchemaFedAvg",
 ]

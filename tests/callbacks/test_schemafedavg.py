@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flgraph.callbacks import FedProx, SchemaFedAvg
+from flgraph.data import HeteroFederation, HeteroGraph
+from flgraph.errors import InputError
+from flgraph.federation import FederatedTrainer
+from flgraph.federation.routes import Route, personal, shared
+from flgraph.models import GNN, RGCN
+
+NAMES = ("writes", "cites", "treats", "owes", "sees", "hears", "knows", "likes", "greets", "pays")
+Federate = Callable[..., FederatedTrainer]
+
+
+def data(partition: str = "random_edge_types") -> HeteroFederation:
+    generator = torch.Generator().manual_seed(0)
+    ends = [("a", "b"), ("b", "a"), ("a", "a"), ("b", "b"), ("a", "b")] * 2
+    given = {
+        (source, name, target): torch.randint(0, 30, (2, 60), generator=generator).unique(dim=1)
+        for name, (source, target) in zip(NAMES, ends, strict=True)
+    }
+    y = torch.arange(30) % 3
+    graph = HeteroGraph.from_edges(
+        {"a": 30, "b": 30}, given, "a", y, torch.arange(20), None, torch.arange(20, 30), name="Toy"
+    )
+    return HeteroFederation(graph, num_clients=3, partition=partition, partition_seed=5)
+
+
+def net(**kwargs: Any) -> RGCN:
+    return RGCN(**{"hidden_channels": 4, "num_bases": 0, **kwargs})
+
+
+def by_relation(trainer: Any, federation: HeteroFederation) -> dict[str, dict[Any, Tensor]]:
+    """Client to relation to weights."""
+    found = {}
+    for name, client in trainer.engine.clients.items():
+        weights = client.module.state_dict()["convs.1.weight"]
+        found[name] = dict(zip(federation.client(name).weight_rows, weights, strict=True))
+    return found
+
+
+def test_a_relation_is_averaged_over_those_who_have_it(federate: Federate, recorder: Any) -> None:
+    trainer: Any = federate(SchemaFedAvg(), rounds=1, engine=recorder)
+    federation = data()
+    trainer.fit(net(), federation)
+    held = by_relation(trainer, federation)
+    sent = dict(recorder.uploads())
+    relations = {relation for rows in held.values() for relation in rows}
+    owners = {relation: [name for name in held if relation in held[name]] for relation in relations}
+    assert {len(names) for names in owners.values()} > {1}  # some have it, others lack it
+    for relation, names in owners.items():
+        key = "relation/convs.1.weight/" + "|".join(relation)
+        counts = {name: float(sent[name].scalars["num_samples"]) for name in names}
+        expected = sum(sent[name].tensors[key].double() * counts[name] for name in names) / sum(counts.values())
+        for name in names:
+            torch.testing.assert_close(held[name][relation], expected.float())
+
+
+def test_all_start_from_the_first_holders_weights(federate: Federate) -> None:
+    trainer: Any = federate(SchemaFedAvg(), rounds=1, limit_train_batches=0)
+    federation = data()
+    trainer.fit(net(), federation)
+    held = by_relation(trainer, federation)
+    for one in held.values():
+        for other in held.values():
+            for relation in one.keys() & other.keys():
+                assert torch.equal(one[relation], other[relation])
+
+
+class AllButEmbeddings(FedProx):
+    """FedProx on everything but the embeddings."""
+
+    def routes(self) -> list[Route]:
+        return [*personal("embedding.*"), *shared("*")]
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+def test_with_equal_schemas_it_is_fedprox(mu: float, federate: Federate, assert_same: Callable[..., None]) -> None:
+    """Random edges leave every client all relations here, in the same order; the proximal term covers them, too."""
+    states = []
+    for aggregator in (SchemaFedAvg(mu=mu), AllButEmbeddings(mu=mu)):
+        trainer: Any = federate(aggregator, rounds=3, local_epochs=2)
+        federation = data("random_edges")
+        trainer.fit(net(), federation)
+        rows = [federation.client(name).weight_rows for name in federation.clients]
+        assert rows[0] == rows[1] == rows[2]
+        states.append([client.module.state_dict() for client in trainer.engine.clients.values()])
+    assert_same(*states)
+
+
+def test_resumed_equals_uninterrupted(federate: Federate, assert_same: Callable[..., None], tmp_path: Any) -> None:
+    def run(folder: str, rounds: int, ckpt: str | None = None) -> Any:
+        trainer: Any = federate(
+            SchemaFedAvg(mu=0.1),
+            rounds=rounds,
+            local_epochs=2,
+            default_root_dir=str(tmp_path / folder),
+            client_fraction=0.7,
+        )
+        trainer.fit(net(), data(), ckpt_path=ckpt)
+        return trainer
+
+    whole = run("whole", 4)
+    run("cut", 2)
+    resumed = run("cut", 4, "last")
+    for name, client in whole.engine.clients.items():
+        assert_same(resumed.engine.clients[name].module.state_dict(), client.module.state_dict())
+
+
+def test_bad_data(federate: Federate, graph_federation: Callable[..., Any]) -> None:
+    with pytest.raises(InputError, match="`data` to be data with `weight_rows` in client `A`"):
+        federate(SchemaFedAvg(rows=["convs.*"], common=["post.*"]), rounds=1).fit(
+            GNN(hidden_channels=4, num_layers=1), graph_federation()
+        )
