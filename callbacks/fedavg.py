@@ -49,9 +49,13 @@ class FedAvg(Aggregator):
         return Payload({name: self._weights[name] for name in self.holders[client]})
 
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
-        samples = {name: float(upload.scalars["num_samples"]) for name, upload in uploads.items()}
-        weights = samples if self.weighting == "samples" else dict.fromkeys(uploads, 1.0)
-        self._set({**self._weights, **weighted_mean(uploads, weights)})
+        self._set({**self._weights, **weighted_mean(uploads, self.client_weights(uploads))})
+
+    def client_weights(self, uploads: Mapping[str, Payload]) -> dict[str, float]:
+        """How much each client counts in a mean, by ``weighting``; not normalised."""
+        if self.weighting == "uniform":
+            return dict.fromkeys(uploads, 1.0)
+        return {client: float(upload.scalars["num_samples"]) for client, upload in uploads.items()}
 
     def server_state(self) -> Payload:
         return self._payload

@@ -84,9 +84,7 @@ class GCFL(FedPer):
         for number, members in enumerate(self._clusters):
             present = {client: uploads[client] for client in members if client in uploads}
             if present:
-                samples = {client: float(upload.scalars["num_samples"]) for client, upload in present.items()}
-                weights = samples if self.weighting == "samples" else dict.fromkeys(present, 1.0)
-                self._models[number] = Payload(weighted_mean(present, weights))
+                self._models[number] = Payload(weighted_mean(present, self.client_weights(present)))
 
     def _take_updates(self, uploads: Mapping[str, Payload]) -> None:
         for client, upload in uploads.items():

@@ -93,9 +93,7 @@ class GraphFL(FedAvg):
         if exchange != "meta":
             super().aggregate(uploads, round, exchange)
             return
-        samples = {name: float(upload.scalars["num_samples"]) for name, upload in uploads.items()}
-        weights = samples if self.weighting == "samples" else dict.fromkeys(uploads, 1.0)
-        self._meta_step(weighted_mean(uploads, weights))
+        self._meta_step(weighted_mean(uploads, self.client_weights(uploads)))
 
     def _meta_step(self, gradients: Mapping[str, Tensor]) -> None:
         parameters = {name: self._weights[name].clone().requires_grad_() for name in gradients}

@@ -72,12 +72,10 @@ class SchemaFedAvg(FedProx):
             for client in self._held:  # the first client's that has it
                 self._relations = {**parts[client][0], **self._relations}
             return
-        scalars = {client: upload.scalars for client, upload in uploads.items()}
-        samples = {client: float(told["num_samples"]) for client, told in scalars.items()}
-        weights = samples if self.weighting == "samples" else dict.fromkeys(uploads, 1.0)
         named = {client: Payload(relations) for client, (relations, _) in parts.items()}
-        self._relations = {**self._relations, **weighted_mean(named, weights)}
-        super().aggregate({c: Payload(rest, scalars[c]) for c, (_, rest) in parts.items()}, round, exchange)
+        self._relations = {**self._relations, **weighted_mean(named, self.client_weights(uploads))}
+        common = {client: Payload(rest, uploads[client].scalars) for client, (_, rest) in parts.items()}
+        super().aggregate(common, round, exchange)
 
     def server_state(self) -> Payload:
         held = {f"held/{client}": "\n".join(names) for client, names in self._held.items()}

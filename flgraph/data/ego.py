@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from flgraph.data.loader import visited
 from flgraph.data.node_graph import NodeGraph, take_rows
 from flgraph.errors import expect
 
@@ -41,7 +42,7 @@ def sample_egos(
     Positions of an ego-graph are its hops one after another, hop 0 being the center. The children of the ``j``-th node
     of hop ``h`` are the positions ``hop_offsets(fanouts)[h + 1] + j * k`` up to, not including, ``... + (j + 1) * k``,
     where ``k = fanouts[h]``: every tree has the same shape, so layers reshape instead of scattering. A node without
-    neighbours is its own neighbour. (FedEgo, Zhang et al., 2023, Section 4.1.)
+    neighbours is its own neighbour. (FedEgo, Zhang et al., 2022, Section 4.1.)
 
     Args:
         rowptr: ``[N + 1]``; the neighbours of node ``i`` are ``col[rowptr[i]:rowptr[i + 1]]``.
@@ -158,8 +159,7 @@ class EgoLoader:
     @property
     def num_visited(self) -> int:
         """Centers that one pass visits."""
-        n = self.index.numel()
-        return min(n, max(1, int(self.fraction * n + 0.5)))
+        return visited(self.index.numel(), self.fraction)
 
     def __len__(self) -> int:
         if self.full:
@@ -174,8 +174,8 @@ class EgoLoader:
 
     def _order(self) -> Tensor:
         """Positions in ``index`` that this pass visits."""
-        n, visited = self.index.numel(), self.num_visited
-        order = torch.randperm(n)[:visited] if self.shuffle or visited < n else torch.arange(n)
+        n, count = self.index.numel(), self.num_visited
+        order = torch.randperm(n)[:count] if self.shuffle or count < n else torch.arange(n)
         return (order if self.shuffle else order.sort().values).to(self.index.device)
 
     def _sample(self, chosen: Tensor) -> Tensor:

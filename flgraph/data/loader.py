@@ -12,6 +12,11 @@ from flgraph.data.flat import FlatGraphs
 from flgraph.errors import expect
 
 
+def visited(count: int, fraction: float) -> int:
+    """How many of ``count`` a pass visits that visits a fraction of them: rounded, halves up, and at least one."""
+    return min(count, max(1, int(fraction * count + 0.5)))
+
+
 class GraphLoader:
     """Iterates over some graphs of a flat set in batches; what PyG's ``DataLoader`` does, without the loop over graphs.
 

@@ -65,7 +65,7 @@ def label_skew(
     exclusive_test: bool = False,
     seed: int = 123,
 ) -> NodePartition:
-    """Clients with a few frequent labels each (FedEgo, Zhang et al., 2023, Section 5.1, and its published code).
+    """Clients with a few frequent labels each (FedEgo, Zhang et al., 2022, Section 5.1, and its published code).
 
     A random ``global_fraction`` of the nodes is the global test graph; the others are the pool. Clients draw one after
     another. Each draws ``major_labels`` labels among those that the pool still has; ``major_rate`` of its nodes come

@@ -185,7 +185,7 @@ class NodeDataModule(pl.LightningDataModule):
 
 
 class NodeFederation(pl.LightningDataModule):
-    """One graph cut into clients that each see a part of it; defaults are those of FedEgo (Zhang et al., 2023).
+    """One graph cut into clients that each see a part of it; defaults are those of FedEgo (Zhang et al., 2022).
 
     Clients are called ``client-1``, ``client-2`` and so on. A client's graph is that of its nodes and the edges between
     them.

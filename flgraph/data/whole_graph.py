@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flgraph.data.loader import visited
 from flgraph.data.node_graph import NodeGraph
 from flgraph.data.node_partition import NodePartition
 from flgraph.data.nodes import NodeDataModule, NodeFederation
@@ -64,11 +65,11 @@ class WholeGraphLoader:
 
     def __iter__(self) -> Iterator[WholeGraph]:
         count = self.index.numel()
-        visited = min(count, max(1, int(self.fraction * count + 0.5)))
+        some = visited(count, self.fraction)
         if count:
             chosen = self.index
-            if visited < count:
-                chosen = chosen[torch.randperm(count)[:visited].sort().values.to(chosen.device)]
+            if some < count:
+                chosen = chosen[torch.randperm(count)[:some].sort().values.to(chosen.device)]
             yield WholeGraph.of(self.graph, chosen)
 
 

@@ -75,10 +75,7 @@ class ServerModel:
                 if key.startswith(prefix):
                     number, _, name = key.removeprefix(prefix).partition("/")
                     values.setdefault(int(number), {})[name] = tensor.clone()
-            groups = [
-                {**group, "betas": tuple(group["betas"])} if "betas" in group else group for group in saved["groups"]
-            ]
-            self._optimizers.optimizers.append({"state": values, "param_groups": groups})
+            self._optimizers.optimizers.append({"state": values, "param_groups": saved["groups"]})
         self._optimizers.schedulers = progress["schedulers"]
         self.trainer.fit_loop.load_state_dict(progress["loop"])
         self.trainer.fit_loop.restarting = False  # see Client.load_state

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flgraph.nn.relations import Relations, SparseMap, Stacked, sparse_times
+from flgraph.nn.relations import Relations, SparseMap, Stacked
+from flgraph.nn.sparse import sparse_times
 
 _SPARSE_COST = 16
 """Time of a multiplication in a sparse product, in those of a dense one (measured on a CPU: 1.3 and 20 per ns)."""

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.federation.records import read_records
+from flgraph.report.runs import number
 from flgraph.reproduce.study import Study, in_words, logged_name
-from flgraph.reproduce.table import Cell, Done, number
+from flgraph.reproduce.table import Cell, Done
 
 
 def write_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) -> list[Path]:

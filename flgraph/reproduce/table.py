@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.federation.records import read_records, write_text
+from flgraph.report.runs import number
 from flgraph.reproduce.provenance import provenance
 from flgraph.reproduce.runner import find_results
 from flgraph.reproduce.study import Study, in_words, logged_name
@@ -191,11 +192,6 @@ def _value(results: dict[str, Any], protocol: str, metric: str) -> float | None:
             value = number(before.get(client, {}).get(metric))
             best[client] = value if math.isnan(best[client]) or value > best[client] else best[client]
     return statistics.fmean(best.values())
-
-
-def number(value: Any) -> float:
-    """A value as it stands in a run's JSON; NaN for null, which is how a diverged loss is written, and for nothing."""
-    return math.nan if value is None else float(value)
 
 
 def _printed(cell: Cell) -> str:
