@@ -50,6 +50,9 @@ class FedEgo(Aggregator):
         gamma: exponent of the adaptive mixing coefficient.
         mixing: a fixed coefficient for all clients; adaptive when ``None``.
         average_reduction: whether the reduction layers are averaged; they never leave the client if not.
+        reduction_at: when a client takes over the averaged reduction layers: at the ``"end"`` of a round, so that it is
+            evaluated with them, or at the ``"start"`` of its next one, so that it is evaluated with its own, as in the
+            published code.
         mixup: whether ego-graphs are averaged over a batch; otherwise the first one of each batch is sent as it is,
             which gives a node's embedding away.
         noise: standard deviation of Gaussian noise that clients add to the embeddings they send.
@@ -70,6 +73,7 @@ class FedEgo(Aggregator):
         gamma: float = 0.5,
         mixing: float | None = None,
         average_reduction: bool = True,
+        reduction_at: Literal["end", "start"] = "end",
         mixup: bool = True,
         noise: float = 0.0,
         server_epochs: int = 5,
@@ -82,6 +86,7 @@ class FedEgo(Aggregator):
         super().__init__(optimizer_state)
         expect(gamma >= 0, "aggregator.gamma", "0 or more", gamma)
         expect(mixing is None or 0 <= mixing <= 1, "aggregator.mixing", "from 0 to 1, or null for adaptive", mixing)
+        expect(reduction_at in ("end", "start"), "aggregator.reduction_at", "end or start", reduction_at)
         expect(noise >= 0, "aggregator.noise", "0 or more", noise)
         for name, count in (("server_epochs", server_epochs), ("server_batch_size", server_batch_size)):
             expect(count >= 1, f"aggregator.{name}", "1 or more", count)
@@ -90,7 +95,7 @@ class FedEgo(Aggregator):
             server_lr is None or server_lr > 0, "aggregator.server_lr", "above 0, or null for the model's", server_lr
         )
         self.gamma, self.mixing, self.noise = gamma, mixing, noise
-        self.average_reduction, self.mixup = average_reduction, mixup
+        self.average_reduction, self.reduction_at, self.mixup = average_reduction, reduction_at, mixup
         self.server_epochs, self.server_fraction = server_epochs, server_fraction
         self.server_batch_size, self.server_lr = server_batch_size, server_lr
         self.server_accelerator = server_accelerator
@@ -99,7 +104,9 @@ class FedEgo(Aggregator):
         self._model: ServerModel | None = None
         self._labels = torch.zeros(0)
         self._loss = float("nan")
-        self._own: dict[str, Tensor] = {}  # of the client half: personalization after the last local training
+        # Of the client half: personalization after the last local training, and reduction for the next one.
+        self._own: dict[str, Tensor] = {}
+        self._waiting: dict[str, Tensor] = {}
 
     def routes(self) -> list[Route]:
         kept = [*personal("personalization.*"), *personal("*")]
@@ -163,10 +170,16 @@ class FedEgo(Aggregator):
     # ----------------------------------------------------------------------------------------------- client half
     def install(self, client: Client, download: Payload) -> None:
         tensors = download.tensors
-        client.load_shared({name: tensors[name] for name in client.routing.shared if name in tensors})
+        self._waiting = {name: tensors[name] for name in client.routing.shared if name in tensors}
+        if self.reduction_at == "end":
+            self._load_waiting(client)
         received = {name.removeprefix(_GLOBAL): t for name, t in tensors.items() if name.startswith(_GLOBAL)}
         if received:
             self._mix(client, received, tensors["labels"])
+
+    def _load_waiting(self, client: Client) -> None:
+        client.load_shared(self._waiting)
+        self._waiting = {}
 
     def _mix(self, client: Client, received: Mapping[str, Tensor], labels: Tensor) -> None:
         emd = float((label_distribution(client) - labels.double()).abs().sum())
@@ -202,15 +215,16 @@ class FedEgo(Aggregator):
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         _mixup_data(client)  # before the work, not after it
+        self._load_waiting(client)
         super().local_update(client, round, exchange)
 
     def state_dict(self) -> dict[str, Any]:
-        """The client's own personalization layers, which it mixes with every new global model."""
-        return {"own": self._own}
+        """The personalization layers that the client mixes with every new global model, and what waits to be used."""
+        return {"own": self._own, "waiting": self._waiting}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Puts back what :meth:`state_dict` returned."""
-        self._own = dict(state_dict["own"])
+        self._own, self._waiting = dict(state_dict["own"]), dict(state_dict["waiting"])
 
 
 @runtime_checkable

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from hypothesis import settings
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -18,6 +19,10 @@ from torch_geometric.data import Data
 
 from flgraph.data import GraphFederation
 from flgraph.federation import Aggregator, FederatedTrainer, Payload, Sequential, Turn
+
+# The same examples in every run: what fails for one fails for everybody.
+settings.register_profile("flgraph", derandomize=True)
+settings.load_profile("flgraph")
 
 # Variables that libraries and pytest itself set in passing. Anything else that a test leaves behind fails it.
 PASSING = {

@@ -69,15 +69,15 @@ def label_skew(
 
     A random ``global_fraction`` of the nodes is the global test graph; the others are the pool. Clients draw one after
     another. Each draws ``major_labels`` labels among those that the pool still has; ``major_rate`` of its nodes come
-    from these labels and the rest from the others. All clients ask for equally many nodes; where the labels have fewer
-    left, a client gets all that there are. Nodes without an edge to another node of the client are dropped. Of the
-    rest, in random order, the last ``num_test`` are its test nodes, and ``val_fraction`` of the others its validation
-    nodes.
+    from these labels, or as many as there are, and the others are random nodes of the pool, of any label. All clients
+    ask for equally many nodes, and get all that the pool still has where it has fewer. Nodes without an edge to another
+    node of the client are dropped. Of the rest, in random order, the last ``num_test`` are its test nodes, and
+    ``val_fraction`` of all its nodes, taken from the others, its validation nodes.
 
     Clients may share nodes. With ``exclusive_test``, as in the published code, a client's test nodes leave the pool: no
     node is a test node of two clients, and none of a later client is a test node of an earlier one (a later client may
     still test on what an earlier one trains on). The paper does not ask for this, and on Cora and CiteSeer its 300 test
-    nodes per client are too many for it: the pool runs out.
+    nodes per client leave later clients little.
 
     Args:
         graph: the whole graph.
@@ -87,10 +87,9 @@ def label_skew(
         major_labels: frequent labels per client.
         major_rate: share of a client's nodes that have them.
         num_test: test nodes per client.
-        val_fraction: share of validation nodes among those that are not test nodes.
+        val_fraction: validation nodes, as a share of all nodes of the client.
         local_of: ``"graph"``, all nodes, as for ``global_fraction``, or ``"pool"``, those outside of the global test
-            graph (before any client has taken test nodes). The paper does not say which; with the latter its 300 test
-            nodes per client leave fewer than 60 to train on.
+            graph (before any client has taken test nodes). The paper does not say which; its code takes all nodes.
         exclusive_test: whether test nodes of a client are kept from later ones.
         seed: of all draws.
 
@@ -115,18 +114,17 @@ def label_skew(
         left = f"at most {labels.numel()}, the labels left for client `client-{number}`,"
         expect(labels.numel() >= major_labels, "data.major_labels", left, major_labels)
         chosen = labels[torch.randperm(labels.numel(), generator=generator)[:major_labels]]
-        order = pool[torch.randperm(pool.numel(), generator=generator)]
-        major = torch.isin(graph.y[order], chosen)
-        wanted = _round(major_rate * size)
-        nodes = torch.cat([order[major][:wanted], order[~major][: size - wanted]])
+        major = _shuffled(pool[torch.isin(graph.y[pool], chosen)], generator)[: _round(major_rate * size)]
+        others = _shuffled(pool[~torch.isin(pool, major)], generator)
+        nodes = torch.cat([major, others[: size - major.numel()]])
         nodes = nodes[_with_edges(graph, nodes)]
         what = f"large enough for client `client-{number}` to have an edge"
         expect(nodes.numel() > 0, "data.local_fraction", what, local_fraction)
         what = f"below {nodes.numel()}, the nodes with an edge that client `client-{number}` has"
         expect(num_test < nodes.numel(), "data.num_test", what, num_test)
-        nodes = nodes[torch.randperm(nodes.numel(), generator=generator)]
+        nodes = _shuffled(nodes, generator)
         rest, test = nodes[: nodes.numel() - num_test], nodes[nodes.numel() - num_test :]
-        held = _round(val_fraction * rest.numel())
+        held = _round(val_fraction * nodes.numel())
         what = f"small enough for client `client-{number}` to have a training node"
         expect(held < rest.numel(), "data.val_fraction", what, val_fraction)
         clients.append(ClientNodes(nodes.sort().values, rest[held:], rest[:held], test))
@@ -339,6 +337,10 @@ def _draw_global(graph: NodeGraph, fraction: float, generator: torch.Generator) 
     held = _round(fraction * graph.num_nodes)
     expect(held < graph.num_nodes, "data.global_fraction", f"small enough to leave nodes of {graph.name}", fraction)
     return order[:held].sort().values, order[held:].sort().values
+
+
+def _shuffled(nodes: Tensor, generator: torch.Generator) -> Tensor:
+    return nodes[torch.randperm(nodes.numel(), generator=generator)]
 
 
 def _with_edges(graph: NodeGraph, nodes: Tensor) -> Tensor:

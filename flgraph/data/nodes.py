@@ -51,7 +51,8 @@ class NodeDataModule(pl.LightningDataModule):
         global_graph: a graph on which all clients test; ``None`` for none.
         batch_size: ego-graphs per training batch.
         fanouts: neighbours per node, for each hop of an ego-graph.
-        epoch_fraction: share of the training nodes that an epoch visits, drawn anew for each.
+        epoch_fraction: training nodes that an epoch visits, as a share of all nodes of the graph, or all of them where
+            they are fewer; drawn anew for each.
         eval_batch_size: ego-graphs per batch otherwise.
         eval_seed: of the ego-graphs for evaluation.
         settings: plain values that describe how the data was made; a stopped run can only be continued with the same.
@@ -117,6 +118,11 @@ class NodeDataModule(pl.LightningDataModule):
         """Sizes that the data decides."""
         return {"in_channels": self.graph.num_features, "num_classes": self.graph.num_classes}
 
+    @property
+    def epoch_share(self) -> float:
+        """Share of the training nodes that an epoch visits."""
+        return min(1.0, self.epoch_fraction * self.graph.num_nodes / self.train.numel())
+
     def to(self, device: torch.device | str) -> NodeDataModule:
         """Moves the graphs, so that batches are cut on that device."""
         self.graph = self.graph.to(device)
@@ -126,9 +132,7 @@ class NodeDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> EgoLoader:
         """Shuffled ego-graphs of some training nodes, others in each epoch."""
-        return EgoLoader(
-            self.graph, self.train, self.batch_size, self.fanouts, shuffle=True, fraction=self.epoch_fraction
-        )
+        return EgoLoader(self.graph, self.train, self.batch_size, self.fanouts, shuffle=True, fraction=self.epoch_share)
 
     def mixup_dataloader(self) -> EgoLoader:
         """Shuffled ego-graphs of all training nodes, in batches of at least the size for training.
@@ -202,7 +206,7 @@ class NodeFederation(pl.LightningDataModule):
         major_labels: frequent labels per client (``label_skew``).
         major_rate: share of a client's nodes that have them (``label_skew``).
         num_test: test nodes per client (``label_skew``).
-        val_fraction: share of validation nodes among the others (``label_skew``).
+        val_fraction: validation nodes, as a share of a client's nodes (``label_skew``).
         exclusive_test: whether test nodes of a client are kept from later ones (``label_skew``).
         fractions: shares of the training, validation and test nodes of each client (the other partitions).
         alpha: concentration of the labels (``dirichlet``).
@@ -210,8 +214,8 @@ class NodeFederation(pl.LightningDataModule):
         normalize: whether to divide each node's features by their sum.
         batch_size: ego-graphs per training batch.
         fanouts: neighbours per node, for each hop of an ego-graph.
-        epoch_fraction: share of a client's training nodes that a local epoch visits, drawn anew for each; 0.2 in the
-            published code.
+        epoch_fraction: training nodes that a local epoch visits, as a share of all nodes of the client, or all of them
+            where they are fewer; drawn anew for each. 0.2 in FedEgo's published code.
         eval_batch_size: ego-graphs per batch otherwise.
         eval_seed: of the ego-graphs for evaluation.
         cache_dir: where parsed data is kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.

@@ -89,7 +89,7 @@ class WholeGraphDataModule(NodeDataModule):
 
     def train_dataloader(self) -> WholeGraphLoader:  # type: ignore[override]
         """The training nodes, some of them in each epoch."""
-        return WholeGraphLoader(self.graph, self.train, self.epoch_fraction)
+        return WholeGraphLoader(self.graph, self.train, self.epoch_share)
 
     def val_dataloader(self) -> WholeGraphLoader:  # type: ignore[override]
         """The validation nodes."""

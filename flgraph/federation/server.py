@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -17,6 +17,9 @@ from flgraph.federation.records import Metrics, RoundRecord
 from flgraph.federation.routes import agree
 from flgraph.federation.seeding import derive_seed
 
+EvaluatedModel = Literal["aggregated", "trained"]
+"""Which model of a client is evaluated after a round."""
+
 
 class Server:
     """Runs exchanges between an algorithm's server half and the clients of an engine.
@@ -27,13 +30,21 @@ class Server:
         clients: their names.
         seed: the run's seed; decides which clients take part in which round.
         client_fraction: share of the clients that take part in a round.
+        evaluate_model: which model of a client is evaluated, see :class:`FederatedTrainer`.
     """
 
     def __init__(
-        self, aggregator: Aggregator, engine: Engine, clients: Sequence[str], *, seed: int, client_fraction: float
+        self,
+        aggregator: Aggregator,
+        engine: Engine,
+        clients: Sequence[str],
+        *,
+        seed: int,
+        client_fraction: float,
+        evaluate_model: EvaluatedModel = "aggregated",
     ) -> None:
         self.aggregator, self.engine, self.clients = aggregator, engine, list(clients)
-        self.seed, self.client_fraction = seed, client_fraction
+        self.seed, self.client_fraction, self.evaluate_model = seed, client_fraction, evaluate_model
         aggregator.seed = seed
         self.version = 0  # how often the aggregator changed what it has to give
         self.installed: dict[str, int] = {}  # which version each client has
@@ -85,11 +96,13 @@ class Server:
         return [name for name in self.clients if name in drawn]
 
     def evaluate(self, number: int, splits: tuple[str, ...], record: RoundRecord) -> Metrics:
-        """Installs what is new in every client and returns each one's metrics on ``splits``."""
-        turns = {
-            name: Turn(number, EVALUATE, self._download(name, number, EVALUATE, record), splits)
-            for name in self.clients
-        }
+        """Each client's metrics on ``splits``, with what is new installed unless the trained model is to be evaluated.
+
+        What was exchanged in round 0 is always installed.
+        """
+        install = number == 0 or self.evaluate_model == "aggregated"
+        downloads = {name: self._download(name, number, EVALUATE, record) if install else None for name in self.clients}
+        turns = {name: Turn(number, EVALUATE, downloads[name], splits) for name in self.clients}
         if not splits:
             turns = {name: turn for name, turn in turns.items() if turn.download is not None}
         arrived = self.engine.run(turns)

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import pytorch_lightning as pl
 from pytorch_lightning.loggers import Logger
@@ -48,7 +48,7 @@ from flgraph.federation.records import (
     writing,
 )
 from flgraph.federation.run_log import RunLog
-from flgraph.federation.server import Server
+from flgraph.federation.server import EvaluatedModel, Server
 from flgraph.federation.signals import stop_on_signals
 from flgraph.federation.template import Model, client_module, model_settings
 
@@ -92,8 +92,10 @@ class FederatedTrainer(pl.Trainer):
         local_epochs: epochs that a client trains per round.
         client_fraction: share of the clients that take part in a round, drawn anew for each (at least one).
         engine: where clients run; in this process when ``None``.
-        evaluate_every: rounds between evaluations of all clients; the last round is always evaluated. A client is
-            evaluated with the model it would use: the newest aggregate installed, its personal part as it is.
+        evaluate_every: rounds between evaluations of all clients; the last round is always evaluated.
+        evaluate_model: with which model. ``"aggregated"`` is the one that a client would use: the newest aggregate
+            installed, its personal part as it is. ``"trained"`` is the client's own as its last local training left it,
+            before it gets the aggregate, which some published code evaluates (FedEgo's, for all its methods).
         monitor: metric whose mean over clients decides the best round.
         monitor_mode: whether more of it is better.
         seed: all randomness derives from it.
@@ -132,6 +134,7 @@ class FederatedTrainer(pl.Trainer):
         client_fraction: float = 1.0,
         engine: Engine | None = None,
         evaluate_every: int = 1,
+        evaluate_model: EvaluatedModel = "aggregated",
         monitor: str = "val/accuracy",
         monitor_mode: Literal["max", "min"] = "max",
         seed: int = 0,
@@ -160,6 +163,8 @@ class FederatedTrainer(pl.Trainer):
         _expect_counts(rounds=rounds, local_epochs=local_epochs, evaluate_every=evaluate_every)
         _expect_counts(checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
         expect(0 < client_fraction <= 1, "trainer.client_fraction", "above 0 and at most 1", client_fraction)
+        kinds = get_args(EvaluatedModel)
+        expect(evaluate_model in kinds, "trainer.evaluate_model", " or ".join(kinds), evaluate_model)
         expect(monitor_mode in ("max", "min"), "trainer.monitor_mode", "max or min", monitor_mode)
         expect(name is None or _is_file_name(name), "trainer.name", "the name of a folder, without /", name)
         expect(isinstance(aggregator, Aggregator), "trainer.aggregator", "an Aggregator", type(aggregator).__name__)
@@ -197,7 +202,8 @@ class FederatedTrainer(pl.Trainer):
         expect(self.world_size == 1, "trainer.devices", "one device, which all clients of a process share,", devices)
         self.aggregator, self.engine = aggregator, engine or Sequential()
         self.rounds, self.local_epochs, self.client_fraction = rounds, local_epochs, client_fraction
-        self.evaluate_every, self.monitor, self.monitor_mode = evaluate_every, monitor, monitor_mode
+        self.evaluate_every, self.evaluate_model = evaluate_every, evaluate_model
+        self.monitor, self.monitor_mode = monitor, monitor_mode
         self.seed, self.name, self.max_logged_clients = seed, name, max_logged_clients
         self.write_checkpoints, self.checkpoint_every = enable_checkpointing, checkpoint_every
         self.keep_checkpoints, self.console = keep_checkpoints, Console(quiet=not enable_progress_bar)
@@ -342,7 +348,12 @@ class FederatedTrainer(pl.Trainer):
 
         self.engine.setup(build, names)
         server = self.server = Server(
-            copy.deepcopy(self.aggregator), self.engine, names, seed=self.seed, client_fraction=self.client_fraction
+            copy.deepcopy(self.aggregator),
+            self.engine,
+            names,
+            seed=self.seed,
+            client_fraction=self.client_fraction,
+            evaluate_model=self.evaluate_model,
         )
         if checkpoint is None:
             self.run_dir = runs
@@ -364,6 +375,7 @@ class FederatedTrainer(pl.Trainer):
             "aggregator": aggregator,
             "local_epochs": self.local_epochs,
             "client_fraction": self.client_fraction,
+            "evaluate_model": self.evaluate_model,
             "monitor": self.monitor,
             "monitor_mode": self.monitor_mode,
             **{

@@ -72,13 +72,15 @@ class Personalization(torch.nn.Module):
         """Logits of the centers."""
         remaining = list(fanouts)
         expect(not self.ego or len(remaining) >= len(self.layers), "fanouts", f"{len(self.layers)} hops", remaining)
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers, start=1):
             if self.ego:
                 p = layer(p, remaining)
                 remaining.pop()
             else:
                 p = layer(p[:, :1])
-            p = self.dropout(p, rectify=not self.linear)
+            if number < len(self.layers) and not self.linear:
+                p = p.relu()
+        p = self.dropout(p, rectify=not self.linear)
         logits: Tensor = self.classifier(p[:, 0])
         return logits
 

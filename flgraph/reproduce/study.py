@@ -67,7 +67,8 @@ class Study:
             ``global_test/accuracy``; or a list of these.
         rounds: communication rounds of each run.
         seeds: one run each.
-        settings: name to configuration file, or to a list of command-line arguments.
+        settings: name to configuration file, or to a list of command-line arguments, in which ``{seed}`` stands for the
+            run's seed (``--data.partition_seed={seed}``: another partition for each).
         methods: the same; where a method's arguments depend on the setting, setting to either.
         paper: setting to method to (mean, standard deviation) as printed, in percent; a cell without a printed
             deviation has the mean alone, one that is not in the paper none. Where there are several metrics, metric to
@@ -122,7 +123,8 @@ class Study:
         if isinstance(chosen, dict):
             expect(setting in chosen, f"methods.{method}", f"arguments for {setting}, too,", list(chosen))
             chosen = chosen[setting]
-        return Run(setting, method, seed, (*_args(self.settings[setting]), *_args(chosen)))
+        args = (*_args(self.settings[setting]), *_args(chosen))
+        return Run(setting, method, seed, tuple(arg.replace("{seed}", str(seed)) for arg in args))
 
     def cut(
         self,

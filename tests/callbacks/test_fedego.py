@@ -211,6 +211,24 @@ def test_without_reduction_layers_they_stay(federate: Federate, recorder: Any) -
     assert all(upload.tensors.keys() == {"ego.embedding", "ego.label"} for _, upload in recorder.uploads())
 
 
+def test_reduction_layers_may_be_taken_over_late(federate: Federate, recorder: Any) -> None:
+    """What is learnt stays the same; evaluated are a client's own reduction layers with mixed personalization."""
+    sent, held = [], []
+    for when in ("end", "start"):
+        trainer: Any = federate(FedEgo(reduction_at=when), rounds=2, engine=recorder)
+        trainer.fit(net(), make_data())
+        sent.append(dict(recorder.uploads()[-3:]))
+        held.append({client: trainer.engine.clients[client].module.state_dict() for client in "ABC"})
+        recorder.crossed.clear()
+    for client in "ABC":
+        for name, tensor in sent[0][client].tensors.items():
+            assert torch.equal(tensor, sent[1][client].tensors[name])
+        for name, tensor in held[1][client].items():
+            late = name.startswith("reduction.")
+            assert torch.equal(tensor, sent[1][client].tensors[name] if late else held[0][client][name])
+            assert not late or not torch.equal(tensor, held[0][client][name])
+
+
 def test_without_mixup_the_first_ego_graph_of_a_batch_is_sent(federate: Federate, recorder: Any) -> None:
     trainer = federate(FedEgo(mixup=False), rounds=1, engine=recorder)
     trainer.fit(net(), make_data())
@@ -237,7 +255,11 @@ def test_noise_is_added_to_what_is_sent(federate: Federate) -> None:
     assert float((sent[1] - sent[0]).std()) == pytest.approx(3.0, rel=0.5)
 
 
-@pytest.mark.parametrize("settings", [{}, {"average_reduction": False, "server_lr": 0.1}], ids=["whole", "ablation"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"average_reduction": False, "server_lr": 0.1}, {"reduction_at": "start"}],
+    ids=["whole", "ablation", "published"],
+)
 def test_resumed_equals_uninterrupted(
     settings: dict[str, Any], federate: Federate, assert_same: Callable[..., None], tmp_path: Any
 ) -> None:

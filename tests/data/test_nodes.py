@@ -121,7 +121,7 @@ def test_settings_tell_data_apart() -> None:
 def test_loaders() -> None:
     client = federation().client("client-1")
     train = client.train_dataloader()
-    assert train.num_visited == int(0.2 * client.num_train_samples + 0.5)
+    assert train.num_visited == int(0.2 * client.graph.num_nodes + 0.5)
     assert (train.shuffle, train.batch_size, train.fanouts) == (True, 32, (3, 2))
     local, everywhere = client.test_dataloader()
     assert torch.equal(torch.cat([batch.y for batch in local]), client.graph.y[client.test])

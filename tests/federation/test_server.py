@@ -86,6 +86,25 @@ def test_only_participants_count(fit: Fit) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ the start
+def test_trained_models_are_evaluated_before_the_aggregate_arrives(
+    fit: Fit, toy_module: Any, toy_federation: Any, recorder: Any
+) -> None:
+    data = toy_federation(6, 8, 9)
+    trainer: Any = fit(FedAvg(), rounds=2, evaluate_model="trained")
+    uploads = dict(recorder.uploads()[-3:])
+    evaluations = [turn.download for _, turn, _ in recorder.crossed if turn.splits]
+    assert evaluations == [None] * 6
+    for name, metrics in trainer.history.last["clients"].items():
+        own = toy_module(in_features=4)
+        own.load_state_dict(uploads[name].tensors)
+        loss = torch.nn.functional.cross_entropy(own(data.client(name).x), data.client(name).y)
+        assert metrics["test/loss"] == pytest.approx(float(loss), rel=1e-5)
+    recorder.crossed.clear()
+    fit(FedAvg(), rounds=2)
+    for name, upload in recorder.uploads()[-3:]:  # what is learnt stays the same
+        assert all(torch.equal(tensor, uploads[name].tensors[key]) for key, tensor in upload.tensors.items())
+
+
 def test_all_clients_begin_with_the_first_holders_weights(fit: Fit, toy_module: Any) -> None:
     class Idle(FedAvg):
         def local_update(self, client: Client, round: int, exchange: str) -> None: ...

@@ -246,6 +246,12 @@ def test_methods_may_depend_on_the_setting() -> None:
         study.run("Y", "M", 1)
 
 
+def test_arguments_may_hold_the_seed(tmp_path: Path) -> None:
+    study = Study("p/t", "t", "accuracy", 1, [1, 2], {"X": ["--x={seed}"]}, {"M": ["--m=1"]})
+    assert [run.args for run in study.runs()] == [("--x=1", "--m=1"), ("--x=2", "--m=1")]
+    assert len({run_folder(study, run, tmp_path) for run in study.runs()}) == 2
+
+
 def test_a_run_is_named_by_what_it_does_and_told_apart_by_contents(tmp_path: Path) -> None:
     config = tmp_path / "small.yaml"
     config.write_text("a: 1\n")
