@@ -1,6 +1,7 @@
 """Federated algorithms, one per file, and whatever else listens to rounds; installed as ``flgraph.callbacks``."""
 
 from flgraph.callbacks.dfedgnn import DFedGNN
+from flgraph.callbacks.early_stopping import EarlyStopping
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.callbacks.fedego import FedEgo
 from flgraph.callbacks.fedgcn import FedGCN
@@ -19,6 +20,7 @@ from flgraph.callbacks.schemafedavg import SchemaFedAvg
 __all__ = [
     "GCFL",
     "DFedGNN",
+    "EarlyStopping",
     "FedAvg",
     "FedEgo",
     "FedGCN",

@@ -34,6 +34,12 @@ class FederatedCallback(pl.Callback):
         Set ``trainer.should_stop = True`` here to make this the last round.
         """
 
+    def on_last_round_end(self, trainer: FederatedTrainer) -> None:
+        """Called in the last round when it was evaluated and recorded, before its checkpoint and the results.
+
+        What clients hold after it is what stays; ``trainer.history.final`` may name another evaluation to report.
+        """
+
     def on_federation_end(self, trainer: FederatedTrainer) -> None:
         """Called once after the last round, when results are written."""
 

@@ -23,7 +23,7 @@ from flgraph.federation.resident import ResidentStrategy
 from flgraph.federation.routes import RoutingTable
 from flgraph.federation.seeding import derive_seed, seed_all
 
-DESCRIBE, AGREE, EVALUATE = "describe", "agree", "evaluate"
+DESCRIBE, AGREE, EVALUATE, KEEP, SWAP = "describe", "agree", "evaluate", "keep", "swap"
 """Exchanges that belong to the loop rather than to an algorithm."""
 
 FORM = "form:"
@@ -120,6 +120,7 @@ class Client:
             client=name,
         )
         self.changed = True  # since it was last written to disk
+        self._kept: dict[str, Tensor] = {}
         self._train_metrics: dict[str, float] = {}
         self._reported: dict[str, float] = {}
         self._loaders: dict[str, Any] = {}
@@ -145,6 +146,10 @@ class Client:
             return Payload(scalars={FORM + key: form for key, form in self.routing.signature().items()}).to_bytes()
         if turn.exchange == AGREE:
             return self._agree(download or Payload()).to_bytes()
+        if turn.exchange in (KEEP, SWAP):
+            self.changed = True
+            self.keep() if turn.exchange == KEEP else self.swap()
+            return b""
         if download is not None:
             self.changed = True
             self.aggregator.install(self, download)
@@ -228,6 +233,20 @@ class Client:
                     metrics.update(result)
         return metrics
 
+    def keep(self) -> None:
+        """Keeps a copy of the model as it is now, in place of an earlier one; :meth:`swap` takes it out."""
+        self._kept = {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
+
+    def swap(self) -> None:
+        """Exchanges the model and the copy that :meth:`keep` made; the optimizer's state stays with the model.
+
+        Swapped a second time, all is as it was. Nothing happens where there is no copy.
+        """
+        if self._kept:
+            kept = self._kept
+            self.keep()
+            self.module.load_state_dict(kept)
+
     def report(self, name: str, value: float) -> None:
         """Adds a number to the metrics that the client sends with every evaluation; a new value replaces the old.
 
@@ -271,6 +290,7 @@ class Client:
                 "train_metrics": self._train_metrics,
                 "reported": self._reported,
                 "shared": self.routing.shared,
+                "kept": self._kept,
             },
         }
         for callback in callbacks:
@@ -297,6 +317,7 @@ class Client:
             callback.on_load_checkpoint(self.trainer, self.module, dict(state))
         self._train_metrics = dict(state["client"]["train_metrics"])
         self._reported = dict(state["client"]["reported"])
+        self._kept = dict(state["client"].get("kept", {}))
         self.routing.agree(state["client"]["shared"])
 
 

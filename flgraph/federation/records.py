@@ -19,6 +19,9 @@ from flgraph.errors import InputError
 Metrics = dict[str, dict[str, float]]
 """Client to metric to value."""
 
+SAMPLES = "samples"
+"""``GROUP/samples`` tells on how many samples a client measured the other metrics of the group, as ``val/samples``."""
+
 
 @dataclass
 class RoundRecord:
@@ -49,12 +52,46 @@ class RoundRecord:
         """The unweighted mean over clients of every metric."""
         return mean_metrics(self.metrics)
 
+    @property
+    def weighted_mean(self) -> dict[str, float]:
+        """The mean over clients, weighted by their numbers of samples, of every metric measured on such."""
+        return weighted_mean_metrics(self.metrics)
+
 
 def mean_metrics(metrics: Metrics) -> dict[str, float]:
-    """Metric to its unweighted mean over the clients that report it."""
-    names = {name: None for values in metrics.values() for name in values}
-    columns = {name: [values[name] for values in metrics.values() if name in values] for name in names}
-    return {name: math.fsum(column) / len(column) for name, column in columns.items()}
+    """Metric to its unweighted mean over the clients that report it; numbers of samples are left out."""
+    return {name: math.fsum(column.values()) / len(column) for name, column in _columns(metrics).items()}
+
+
+def weighted_mean_metrics(metrics: Metrics) -> dict[str, float]:
+    """Metric to its mean over clients, weighted by how many samples each measured it on (``GROUP/samples``).
+
+    Metrics of a group that some client reports without its number of samples are left out.
+    """
+    means = {}
+    for name, column in _columns(metrics).items():
+        counts = {client: metrics[client].get(samples_of(name)) for client in column}
+        total = math.fsum(count or 0.0 for count in counts.values())
+        if total and None not in counts.values():
+            means[name] = math.fsum((counts[client] or 0.0) * value for client, value in column.items()) / total
+    return means
+
+
+def samples_of(metric: str) -> str:
+    """The name under which clients tell on how many samples they measured a metric."""
+    return f"{metric.rpartition('/')[0]}/{SAMPLES}"
+
+
+def evaluation(round: int, metrics: Metrics) -> dict[str, Any]:
+    """All clients' metrics after a round, and both means, as they stand in ``results.json``."""
+    means = {"mean": mean_metrics(metrics), "weighted_mean": weighted_mean_metrics(metrics)}
+    return {"round": round, "clients": metrics, **means}
+
+
+def _columns(metrics: Metrics) -> Metrics:
+    """Metric to client to value."""
+    names = {name: None for values in metrics.values() for name in values if name != samples_of(name)}
+    return {name: {client: own[name] for client, own in metrics.items() if name in own} for name in names}
 
 
 class History:
@@ -71,16 +108,19 @@ class History:
         self.totals = {"seconds": 0.0, "bytes_up": 0, "bytes_down": 0, "metric_bytes": 0}
         self.last: dict[str, Any] = {}
         self.best: dict[str, Any] = {}
+        self.final: dict[str, Any] = {}
+        """What is reported in place of the last evaluation, for clients that went back to an earlier round."""
 
     def add(self, record: RoundRecord) -> None:
         """Takes in a round."""
         self.rounds = record.round
         for key in self.totals:
             self.totals[key] += getattr(record, key)
+        self.final = {}
         if not record.metrics:
             return
-        self.last = {"round": record.round, "clients": record.metrics, "mean": record.mean}
-        score = record.mean.get(self.monitor)
+        self.last = evaluation(record.round, record.metrics)
+        score = self.last["mean"].get(self.monitor)
         if score is not None and not math.isnan(score) and self._improves(score):
             self.best = dict(self.last)
 
@@ -92,20 +132,24 @@ class History:
 
     def state(self) -> dict[str, Any]:
         """For checkpoints."""
-        return {"rounds": self.rounds, "totals": self.totals, "last": self.last, "best": self.best}
+        return {
+            "rounds": self.rounds, "totals": self.totals, "last": self.last, "best": self.best, "final": self.final
+        }  # fmt: skip
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what :meth:`state` returned."""
         self.rounds, self.totals = state["rounds"], dict(state["totals"])
         self.last, self.best = dict(state["last"]), dict(state["best"])
+        self.final = dict(state.get("final", {}))
 
     def results(self) -> dict[str, Any]:
         """The measured part of ``results.json``."""
         rounds = max(self.rounds, 1)
         per_round = {key: total / rounds for key, total in self.totals.items()}
+        none: dict[str, Any] = {"clients": {}, "mean": {}, "weighted_mean": {}}
         return {
-            "final": self.last or {"clients": {}, "mean": {}},
-            "best_val": self.best or self.last or {"clients": {}, "mean": {}},
+            "final": self.final or self.last or none,
+            "best_val": self.best or self.last or none,
             "rounds": self.rounds,
             "seconds_per_round": per_round["seconds"],
             "bytes_per_round": {"up": per_round["bytes_up"], "down": per_round["bytes_down"]},
@@ -134,7 +178,9 @@ def writing(folder: Path) -> Iterator[None]:
 def append_record(record: RoundRecord, file: Path) -> None:
     """Adds a round to ``history.jsonl``."""
     with open(file, "a") as stream:
-        stream.write(json.dumps(_plain({**asdict(record), "mean": record.mean})) + "\n")
+        stream.write(
+            json.dumps(_plain({**asdict(record), "mean": record.mean, "weighted_mean": record.weighted_mean})) + "\n"
+        )
 
 
 def truncate_records(file: Path, rounds: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from pytorch_lightning.loggers import Logger, TensorBoardLogger
 
 from flgraph.federation.display import routes_markdown
-from flgraph.federation.records import RoundRecord, append_record, writing
+from flgraph.federation.records import RoundRecord, append_record, samples_of, writing
 
 
 class RunLog:
@@ -58,7 +58,8 @@ class RunLog:
         values.update({f"mean/{_tag(name)}": value for name, value in record.mean.items()})
         if len(record.metrics) <= self.max_clients:
             for client, metrics in record.metrics.items():
-                values.update({f"{_tag(name)}/{client}": value for name, value in metrics.items()})
+                told = {name: value for name, value in metrics.items() if name != samples_of(name)}
+                values.update({f"{_tag(name)}/{client}": value for name, value in told.items()})
         values.update(self._server_values(record))
         for logger in self.loggers:
             with self._errors_of(logger):

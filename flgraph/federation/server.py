@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from flgraph.federation.aggregator import Aggregator
-from flgraph.federation.client import AGREE, DESCRIBE, EVALUATE, FORM, Turn
+from flgraph.federation.client import AGREE, DESCRIBE, EVALUATE, FORM, KEEP, SWAP, Turn
 from flgraph.federation.engines import Engine
 from flgraph.federation.payload import Payload
 from flgraph.federation.records import Metrics, RoundRecord
@@ -49,6 +49,8 @@ class Server:
         self.version = 0  # how often the aggregator changed what it has to give
         self.installed: dict[str, int] = {}  # which version each client has
         self.setup_record = RoundRecord(0)
+        self.retired: set[str] = set()
+        """Clients that take part in no more rounds; they are evaluated all the same."""
 
     def begin(self) -> None:
         """Agrees on what is shared, collects the initial values, runs the exchanges of round 0, sends what is to send.
@@ -88,12 +90,15 @@ class Server:
             self._exchange(number, exchange, record.clients, record)
 
     def participants(self, number: int) -> list[str]:
-        """The clients of a round, in the order of the federation; depends on the seed and the round alone."""
+        """The clients of a round, in the order of the federation; depends on the seed and the round alone.
+
+        Those that have retired are drawn, too, and left out.
+        """
         count = max(1, round(self.client_fraction * len(self.clients)))
-        if count == len(self.clients):
-            return list(self.clients)
-        drawn = set(random.Random(derive_seed(self.seed, "participants", number)).sample(self.clients, count))
-        return [name for name in self.clients if name in drawn]
+        drawn = set(self.clients)
+        if count < len(self.clients):
+            drawn = set(random.Random(derive_seed(self.seed, "participants", number)).sample(self.clients, count))
+        return [name for name in self.clients if name in drawn - self.retired]
 
     def evaluate(self, number: int, splits: tuple[str, ...], record: RoundRecord) -> Metrics:
         """Each client's metrics on ``splits``, with what is new installed unless the trained model is to be evaluated.
@@ -109,6 +114,14 @@ class Server:
         answers = {name: Payload.from_bytes(arrived[name]) for name in turns}
         record.metric_bytes += sum(answer.nbytes for answer in answers.values())
         return {name: {key: float(value) for key, value in answer.scalars.items()} for name, answer in answers.items()}
+
+    def keep(self, clients: Sequence[str], number: int) -> None:
+        """Lets clients keep a copy of their models (:meth:`Client.keep`)."""
+        self.engine.run({name: Turn(number, KEEP) for name in clients})
+
+    def swap(self, clients: Sequence[str], number: int) -> None:
+        """Lets clients exchange their models and the copies that they kept (:meth:`Client.swap`)."""
+        self.engine.run({name: Turn(number, SWAP) for name in clients})
 
     def _exchange(self, number: int, exchange: str, clients: Sequence[str], record: RoundRecord) -> None:
         turns = {name: Turn(number, exchange, self._download(name, number, exchange, record)) for name in clients}

@@ -424,6 +424,7 @@ class FederatedTrainer(pl.Trainer):
                 self._round(server)
         results = {
             **self.history.results(),
+            "stopped_early": self.should_stop,
             "setup_bytes": {"up": server.setup_record.bytes_up, "down": server.setup_record.bytes_down},
             "aggregator": server.aggregator.summary(),
             "parameters": self.engine.parameters(),
@@ -436,7 +437,7 @@ class FederatedTrainer(pl.Trainer):
         with writing(self.run_dir):
             write_json(results, self.run_dir / "results.json")
         self._call("on_federation_end")
-        self.console.print(final_table(self.history.last, self.history.best, self.monitor))
+        self.console.print(final_table(self.history.final or self.history.last, self.history.best, self.monitor))
         self.console.print(f"results in {self.run_dir}", soft_wrap=True, markup=False)
         return results
 
@@ -458,6 +459,8 @@ class FederatedTrainer(pl.Trainer):
         self.record.seconds = time.perf_counter() - began
         self.history.add(self.record)
         self.run_log.add(self.record)
+        if last:
+            self._call("on_last_round_end")
         best = self.history.best.get("round") == self.current_round
         if self.write_checkpoints and (last or best or self.current_round % self.checkpoint_every == 0):
             self._checkpoint(server)

@@ -28,7 +28,8 @@ class Classifier(pl.LightningModule, ABC):
     no layers, and cannot be called. ``type(m)(**{**m.hparams, **sizes})`` makes a working module of it.
 
     Logs ``loss``, ``accuracy`` (which is micro F1) and ``f1`` (macro) of each epoch under ``train/``, ``val/`` and
-    ``test/``; of a second test loader under ``global_test/``.
+    ``test/``; of a second test loader under ``global_test/``. Evaluations have ``samples``, too, the number of graphs
+    or nodes that they are of.
 
     Args:
         in_channels: columns of the features.
@@ -175,7 +176,10 @@ class Classifier(pl.LightningModule, ABC):
             preds=torch.cat(logits).float(),
             target=torch.cat(labels),
         )
-        self.log_dict({f"{stage}/{name}": value for name, value in metrics.compute().items()}, batch_size=1)
+        values = metrics.compute()
+        if stage != "train":
+            values["samples"] = counts.sum().float()
+        self.log_dict({f"{stage}/{name}": value for name, value in values.items()}, batch_size=1)
 
     # -------------------------------------------------------------------------------------------------- optimizer
     def configure_optimizers(self) -> torch.optim.Optimizer:

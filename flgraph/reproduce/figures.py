@@ -31,16 +31,16 @@ def write_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) ->
             files.append(_over_settings(study, cells, metric, folder / f"{stem}.png"))
             continue
         for setting in settings:
-            files.append(_convergence(done, setting, metric, folder / f"{stem}_{_plain(setting)}.png"))
+            files.append(_convergence(study, done, setting, metric, folder / f"{stem}_{_plain(setting)}.png"))
     return files
 
 
-def _convergence(done: Done, setting: str, metric: str, file: Path) -> Path:
+def _convergence(study: Study, done: Done, setting: str, metric: str, file: Path) -> Path:
     """A test metric over rounds, mean over clients, with bands over seeds."""
     from flgraph.report.charts import learning_curves, save_png  # matplotlib loads slowly
 
     series = {
-        method: [_curve(result, logged_name(metric)) for result in results]
+        method: [_curve(result, logged_name(metric), study.mean_key) for result in results]
         for (where, method), results in done.items()
         if where == setting
     }
@@ -79,10 +79,10 @@ def _over_settings(study: Study, cells: Sequence[Cell], metric: str, file: Path)
     return file
 
 
-def _curve(results: dict[str, Any], metric: str) -> list[float]:
+def _curve(results: dict[str, Any], metric: str, mean: str) -> list[float]:
     """Percent per round from the first; NaN in rounds without evaluation."""
     records = read_records(Path(results["folder"]) / "history.jsonl")
-    return [100 * number(record["mean"].get(metric)) for record in records]
+    return [100 * number(record.get(mean, {}).get(metric)) for record in records]
 
 
 def _plain(name: str) -> str:

@@ -58,7 +58,7 @@ def command(study: Study, run: Run, runs: Path) -> list[str]:
         "fit",
         *run.args,
         f"--seed_everything={run.seed}",
-        f"--trainer.rounds={study.rounds}",
+        f"--trainer.rounds={study.rounds_of(run.method)}",
         f"--trainer.default_root_dir={folder.parent}",
         f"--trainer.name={folder.name}",
     ]
@@ -70,14 +70,19 @@ def run_folder(study: Study, run: Run, runs: Path) -> Path:
 
 
 def find_results(study: Study, run: Run, runs: Path) -> dict[str, Any] | None:
-    """``results.json`` of a finished run of the study's length, with its folder as ``folder``; the newest there is."""
+    """``results.json`` of a finished run of the study's length, with its folder as ``folder``; the newest there is.
+
+    A run that stopped early is one, too, if that was no later.
+    """
+    rounds = study.rounds_of(run.method)
     for folder in sorted(
         run_folder(study, run, runs).glob("version_*"), key=lambda path: path.stat().st_mtime, reverse=True
     ):
         file = folder / "results.json"
         if file.is_file():
             results: dict[str, Any] = json.loads(file.read_text())
-            if results["rounds"] == study.rounds:
+            early = results.get("stopped_early", False) and results["rounds"] < rounds
+            if early or results["rounds"] == rounds:
                 return {**results, "folder": str(folder)}
     return None
 
@@ -92,7 +97,7 @@ def _execute(study: Study, run: Run, runs: Path) -> int:
         if find_results(study, run, runs) is not None:
             return 0
         args = command(study, run, runs)
-        checkpoint = _checkpoint(folder, study.rounds)
+        checkpoint = _checkpoint(folder, study.rounds_of(run.method))
         if checkpoint is not None:
             args.append(f"--ckpt_path={checkpoint}")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}

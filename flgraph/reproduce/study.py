@@ -23,6 +23,9 @@ FigureKind = Literal["convergence", "settings", "divergence"]
 ``divergence``: distance of every client's weights to the server's after the last round (FedEgo, Figure 5)."""
 
 
+Average = Literal["clients", "samples"]
+"""Whether a mean over clients is unweighted, or weighted by the numbers of samples that each measured on."""
+
 Arguments = str | list[str]
 """A configuration file, or arguments of the command line."""
 
@@ -65,7 +68,7 @@ class Study:
         title: what it shows.
         metric: what is reported, in percent: ``accuracy`` of the test split, or another one as runs log it, such as
             ``global_test/accuracy``; or a list of these.
-        rounds: communication rounds of each run.
+        rounds: communication rounds of each run; the most of them where runs stop early.
         seeds: one run each.
         settings: name to configuration file, or to a list of command-line arguments, in which ``{seed}`` stands for the
             run's seed (``--data.partition_seed={seed}``: another partition for each).
@@ -73,6 +76,8 @@ class Study:
         paper: setting to method to (mean, standard deviation) as printed, in percent; a cell without a printed
             deviation has the mean alone, one that is not in the paper none. Where there are several metrics, metric to
             all of this.
+        average: how clients are averaged, ``clients`` (unweighted) or ``samples``.
+        method_rounds: method to its rounds, for those that need others.
         figure: a picture to draw, too.
         axis: what the settings are, as a label.
         notes: what a reader should know, a sentence each.
@@ -86,6 +91,8 @@ class Study:
     settings: dict[str, Arguments]
     methods: dict[str, Arguments | dict[str, Arguments]]
     paper: dict[str, Any] = field(default_factory=dict)
+    average: Average = "clients"
+    method_rounds: dict[str, int] = field(default_factory=dict)
     figure: FigureKind | None = None
     axis: str = "setting"
     notes: list[str] = field(default_factory=list)
@@ -100,6 +107,15 @@ class Study:
         paper = self.paper if isinstance(self.metric, str) else self.paper.get(metric, {})
         numbers = [*paper.get(setting, {}).get(method, []), math.nan, math.nan]
         return float(numbers[0]), float(numbers[1])
+
+    @property
+    def mean_key(self) -> str:
+        """Under which name records and results have the mean over clients that is reported."""
+        return "mean" if self.average == "clients" else "weighted_mean"
+
+    def rounds_of(self, method: str) -> int:
+        """Communication rounds of a method's runs."""
+        return self.method_rounds.get(method, self.rounds)
 
     @property
     def paper_name(self) -> str:
@@ -149,6 +165,7 @@ class Study:
             methods={name: self.methods[name] for name in methods or self.methods},
             seeds=list(seeds or self.seeds),
             rounds=rounds or self.rounds,
+            method_rounds={} if rounds else self.method_rounds,
         )
 
 
@@ -189,6 +206,9 @@ def load_study(name: str) -> Study:
         raise InputError(f"Expected study {file} to have the fields of `Study` but got {error}.") from error
     for name_of in (*study.settings, *study.methods):
         expect("," not in name_of, f"a name in {file}", "without a comma, which stands between names,", name_of)
+    expect(study.average in get_args(Average), "average", f"one of {', '.join(get_args(Average))}", study.average)
+    for method in study.method_rounds:
+        expect(method in study.methods, "method_rounds", f"rounds of methods among {', '.join(study.methods)}", method)
     kinds = get_args(FigureKind)
     expect(study.figure is None or study.figure in kinds, "figure", f"one of {', '.join(kinds)}", study.figure)
     return study

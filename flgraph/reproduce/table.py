@@ -17,7 +17,7 @@ from flgraph.reproduce.runner import find_results
 from flgraph.reproduce.study import Study, in_words, logged_name
 
 PROTOCOLS = {
-    "final": "the last round",
+    "final": "the last round, or the one that a run with early stopping went back to",
     "best_val": "the round with the best mean validation metric",
     "best_test": "the round with the best mean test metric: optimistic, it looks at the test data",
     "best_cluster": "per client the best of the models of all clusters it was in, each as it was when the cluster was "
@@ -41,10 +41,10 @@ class Cell:
         protocol: which round is reported, see :data:`PROTOCOLS`.
         paper_mean: as printed; NaN if the paper has no such cell.
         paper_std: as printed; NaN if it is not.
-        mean: over seeds, of the unweighted mean over clients.
+        mean: over seeds, of the mean over clients.
         std: sample standard deviation over seeds; NaN for one seed.
         seeds: number of seeds.
-        rounds: communication rounds.
+        rounds: communication rounds, or the most of them.
     """
 
     table: str
@@ -87,12 +87,12 @@ def collect(study: Study, done: Done) -> list[Cell]:
         for (setting, method), results in done.items():
             paper_mean, paper_std = study.printed(metric, setting, method)
             for protocol in PROTOCOLS:
-                found = [_value(run, protocol, logged_name(metric)) for run in results]
+                found = [_value(run, protocol, logged_name(metric), study.mean_key) for run in results]
                 values = [100 * value for value in found if value is not None]
                 if values:
                     std = statistics.stdev(values) if len(values) > 1 else math.nan
                     mean, seeds = statistics.fmean(values), len(values)
-                    numbers = (paper_mean, paper_std, mean, std, seeds, study.rounds)
+                    numbers = (paper_mean, paper_std, mean, std, seeds, study.rounds_of(method))
                     cells.append(Cell(study.name, setting, method, metric, protocol, *numbers))
     return cells
 
@@ -115,11 +115,13 @@ def write_tables(
 
 def _head(study: Study, cells: Sequence[Cell]) -> list[str]:
     used = {cell.protocol for cell in cells}
+    mean = "unweighted mean" if study.average == "clients" else "mean weighted by samples"
+    further = "".join(f", {method} {rounds}" for method, rounds in study.method_rounds.items())
     lines = [
         f"# {study.title}",
         "",
-        f"{' and '.join(map(in_words, study.metrics)).capitalize()} in percent: unweighted mean over clients, then",
-        f"mean ± standard deviation over seeds; {study.rounds} rounds. Protocols:",
+        f"{' and '.join(map(in_words, study.metrics)).capitalize()} in percent: {mean} over clients, then",
+        f"mean ± standard deviation over seeds; {study.rounds} rounds{further}. Protocols:",
         "",
         *(f"- `{name}`: {meaning}" for name, meaning in PROTOCOLS.items() if name in used),
     ]
@@ -173,13 +175,20 @@ def _megabytes(results: Sequence[dict[str, Any]]) -> str:
     return " / ".join(shown) or "-"
 
 
-def _value(results: dict[str, Any], protocol: str, metric: str) -> float | None:
-    """A run's metric under a protocol; ``None`` where the protocol makes no sense, NaN where nothing was measured."""
+def _value(results: dict[str, Any], protocol: str, metric: str, mean: str) -> float | None:
+    """A run's metric under a protocol; ``None`` where the protocol makes no sense, NaN where nothing was measured.
+
+    Args:
+        results: of the run.
+        protocol: one of :data:`PROTOCOLS`.
+        metric: as runs log it.
+        mean: which mean over clients, ``mean`` or ``weighted_mean``.
+    """
     if protocol in ("final", "best_val"):
-        return number(results[protocol]["mean"].get(metric))
+        return number(results[protocol].get(mean, {}).get(metric))
     records = read_records(Path(results["folder"]) / "history.jsonl")
     if protocol == "best_test":
-        values = [number(record["mean"].get(metric)) for record in records]
+        values = [number(record.get(mean, {}).get(metric)) for record in records]
         return max((value for value in values if not math.isnan(value)), default=math.nan)
     splits = results.get("aggregator", {}).get("splits")
     if splits is None:

@@ -123,7 +123,8 @@ def test_trains_under_lightning() -> None:
     trainer.fit(net, data)
     assert trainer.callback_metrics["train/accuracy"] == 1
     (metrics,) = trainer.test(net, data, verbose=False)
-    assert set(metrics) == {"test/loss", "test/accuracy", "test/f1"}
+    assert set(metrics) == {"test/loss", "test/accuracy", "test/f1", "test/samples"}
+    assert metrics["test/samples"] == data.graph.test.numel()
     (chances,) = trainer.predict(net, data)
     assert list(chances.shape) == [12, 3]
     assert isinstance(net.configure_optimizers(), torch.optim.SGD)

@@ -194,6 +194,7 @@ def test_metrics_count_each_graph_once(tmp_path: Path) -> None:
             "loss": nn.functional.cross_entropy(logits, batch.y).item(),
             "accuracy": (predicted == batch.y).double().mean().item(),
             "f1": sum(scores) / 2,
+            "samples": 25,
         }
         assert validated == pytest.approx({f"val/{name}": value for name, value in expected.items()}, rel=1e-5)
         assert tested == pytest.approx({f"test/{name}": value for name, value in expected.items()}, rel=1e-5)

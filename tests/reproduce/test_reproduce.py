@@ -192,7 +192,7 @@ def test_studies_are_whole(name: str) -> None:
     for run in study.runs():
         assert [arg for arg in run.args if arg.startswith("configs/")]
         assert all((root / arg).is_file() for arg in run.args if arg.startswith("configs/"))
-    assert f"--trainer.rounds={study.rounds}" in command(study, next(iter(study.runs())), Path("runs"))
+        assert f"--trainer.rounds={study.rounds_of(run.method)}" in command(study, run, Path("runs"))
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -342,3 +342,40 @@ def test_a_diverged_run_does_not_hide_the_table(tmp_path: Path) -> None:
 def test_a_seed_counts_once() -> None:
     with pytest.raises(InputError, match=r"`--seeds` to be different numbers but got \[1, 1\]"):
         tiny_study().cut(seeds=[1, 1])
+
+
+def test_means_may_be_weighted_and_runs_may_stop_early(tmp_path: Path) -> None:
+    """One run stopped in round 2 of 9, the other ran for its 12."""
+    study = replace(tiny_study(rounds=9), average="samples", method_rounds={"FedStar": 12})
+    assert study.cut(rounds=5).rounds_of("FedStar") == 5
+    local, star = (run_folder(study, run, tmp_path) / "version_0" for run in study.cut(seeds=[1]).runs())
+    write_results(local, 0.5, 0.5, [0.4, 0.5], stopped_early=True)
+    write_results(star, 0.5, 0.5, [0.5] * 12, stopped_early=False)
+    for folder in (local, star):
+        for file in ("results.json", "history.jsonl"):
+            text = (folder / file).read_text()
+            (folder / file).write_text(text.replace('"mean": {', '"weighted_mean": {"test/accuracy": 0.25}, "mean": {'))
+    done = finished(study, tmp_path)
+    assert [len(results) for results in done.values()] == [1, 1]
+    assert {cell.mean for cell in collect(study, done)} == {25.0}
+    assert {cell.method: cell.rounds for cell in collect(study, done)} == {"Local": 9, "FedStar": 12}
+    text = write_study(study, tmp_path, tmp_path / "out")[1].read_text()
+    assert "mean weighted by samples over clients" in text
+    assert "9 rounds, FedStar 12" in text
+    assert list(finished(study.cut(rounds=11), tmp_path)) == [("TINY", "Local")]
+    bad = tmp_path / "bad.yaml"
+    base = {
+        "title": "t",
+        "metric": "accuracy",
+        "rounds": 3,
+        "seeds": [1],
+        "settings": {"X": ["a"]},
+        "methods": {"M": ["m"]},
+    }
+    for change, sentence in (
+        ({"average": "nodes"}, "`average` to be one of clients, samples but got 'nodes'"),
+        ({"method_rounds": {"N": 3}}, "`method_rounds` to be rounds of methods among M but got 'N'"),
+    ):
+        bad.write_text(yaml.safe_dump({**base, **change}))
+        with pytest.raises(InputError, match=sentence):
+            load_study(str(bad))

@@ -1,0 +1,155 @@
+"""Early stopping: a run ends when its clients no longer get better, and they go back to their best round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from flgraph.errors import expect
+from flgraph.federation.callback import FederatedCallback
+from flgraph.federation.records import evaluation, samples_of
+from flgraph.federation.trainer import FederatedTrainer
+
+_ALL = "all clients"
+
+
+class EarlyStopping(FederatedCallback):
+    """Ends a run when a metric has not improved for some rounds, and takes every client back to the best round.
+
+    Clients keep a copy of their models after each round that is better than all before by more than ``min_delta``. In
+    the last round, stopped early or not, each exchanges its model with that copy; ``final`` in ``results.json`` is then
+    the best round's evaluation, and checkpoints, tests and predictions after the run are of the best round's models. A
+    run that was not stopped and goes on with more rounds goes on from the last round's models, with the same bits as
+    if it had never ended. Only rounds with an evaluation count (``trainer.evaluate_every``).
+
+    Args:
+        monitor: the metric; the trainer's when ``None``.
+        mode: whether more of it is better; the trainer's when ``None``.
+        patience: evaluations without an improvement after which it ends.
+        min_delta: what an improvement must exceed.
+        average: ``"samples"`` weighs clients by the numbers of samples that they measured the metric on, ``"clients"``
+            alike.
+        scope: ``"federation"`` looks at the mean over clients; with ``"clients"`` each client stops by its own metric
+            and goes back to its own best round, for algorithms in which nothing is shared. The run ends with the last.
+
+    Raises:
+        InputError: a setting cannot be used, no client reports the metric, or clients that stop each for itself share
+            something.
+    """
+
+    def __init__(
+        self,
+        monitor: str | None = None,
+        mode: Literal["max", "min"] | None = None,
+        patience: int = 10,
+        min_delta: float = 1e-5,
+        average: Literal["samples", "clients"] = "samples",
+        scope: Literal["federation", "clients"] = "federation",
+    ) -> None:
+        expect(mode in ("max", "min", None), "EarlyStopping.mode", "max, min or null", mode)
+        expect(patience >= 1, "EarlyStopping.patience", "1 or more", patience)
+        expect(0 <= min_delta < math.inf, "EarlyStopping.min_delta", "a finite number, 0 or more", min_delta)
+        expect(average in ("samples", "clients"), "EarlyStopping.average", "samples or clients", average)
+        expect(scope in ("federation", "clients"), "EarlyStopping.scope", "federation or clients", scope)
+        self.monitor, self.mode, self.patience, self.min_delta = monitor, mode, patience, min_delta
+        self.average, self.scope = average, scope
+        # Of all clients together, or of each: score, round and metrics of the best, and evaluations since then.
+        self._best: dict[str, dict[str, Any]] = {}
+        self._waited: dict[str, int] = {}
+        self._seen = 0  # the newest round looked at
+        self._swapped = False
+
+    def on_federation_start(self, trainer: FederatedTrainer) -> None:
+        """Undoes the return to the best round where a run goes on, unless it was over."""
+        assert trainer.server is not None
+        shares = any(trainer.server.aggregator.holders.values())
+        alone = "federation, for an algorithm in which clients share something,"
+        expect(self.scope == "federation" or not shares, "EarlyStopping.scope", alone, self.scope)
+        if self._is_over():
+            trainer.should_stop = True
+        elif self._swapped and trainer.rounds > trainer.current_round:
+            self._swap(trainer)
+        if self.scope == "clients":
+            trainer.server.retired |= {unit for unit in self._waited if self._has_stopped(unit)}
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        """Looks whether the round is a better one, and whether it was the last chance."""
+        self._look_at(trainer)
+        if self._is_over():
+            trainer.should_stop = True
+
+    def on_last_round_end(self, trainer: FederatedTrainer) -> None:
+        """Takes the clients back to the best round."""
+        self._look_at(trainer)  # where another callback ended the run in a round that was not to be evaluated
+        if not self._best:
+            return
+        self._swap(trainer)
+        clients = {name: dict(metrics) for name, metrics in trainer.record.metrics.items()}
+        for best in self._best.values():
+            clients.update(best["clients"])
+        rounds = [best["round"] for best in self._best.values()]
+        trainer.history.final = evaluation(max(rounds), clients)
+        told = f"round {rounds[0]}" if self.scope == "federation" else f"rounds {min(rounds)} to {max(rounds)}"
+        trainer.console.print(f"back to {told}, the best by {self.monitor or trainer.monitor}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is known of the rounds so far."""
+        return {"best": self._best, "waited": self._waited, "seen": self._seen, "swapped": self._swapped}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Puts back what :meth:`state_dict` returned."""
+        self._best, self._waited = dict(state_dict["best"]), dict(state_dict["waited"])
+        self._seen, self._swapped = state_dict["seen"], state_dict["swapped"]
+
+    def _look_at(self, trainer: FederatedTrainer) -> None:
+        record, server = trainer.record, trainer.server
+        if not record.metrics or record.round == self._seen:
+            return
+        assert server is not None
+        self._seen = record.round
+        for unit, score in self._scores(trainer):
+            if self._has_stopped(unit):
+                continue
+            if not self._improves(unit, score, self.mode or trainer.monitor_mode):
+                self._waited[unit] = self._waited.get(unit, 0) + 1
+                if self.scope == "clients" and self._has_stopped(unit):
+                    server.retired.add(unit)
+                continue
+            clients = record.metrics if unit == _ALL else {unit: record.metrics[unit]}
+            self._waited[unit] = 0
+            self._best[unit] = {"score": score, "round": record.round, "clients": dict(clients)}
+            server.keep(list(clients), record.round)
+
+    def _scores(self, trainer: FederatedTrainer) -> Iterator[tuple[str, float]]:
+        record, monitor = trainer.record, self.monitor or trainer.monitor
+        means = record.weighted_mean if self.average == "samples" else record.mean
+        expect(monitor in record.mean, "EarlyStopping.monitor", f"one of {', '.join(record.mean)}", monitor)
+        untold = f"clients, since not all clients tell `{samples_of(monitor)}`,"
+        expect(monitor in means, "EarlyStopping.average", untold, self.average)
+        if self.scope == "federation":
+            yield _ALL, means[monitor]
+            return
+        for name, metrics in record.metrics.items():
+            if monitor in metrics:
+                yield name, metrics[monitor]
+
+    def _improves(self, unit: str, score: float, mode: str) -> bool:
+        if math.isnan(score):
+            return False
+        if unit not in self._best:
+            return True
+        gain = score - float(self._best[unit]["score"])
+        return (gain if mode == "max" else -gain) > self.min_delta
+
+    def _has_stopped(self, unit: str) -> bool:
+        return self._waited.get(unit, 0) >= self.patience
+
+    def _is_over(self) -> bool:
+        return bool(self._waited) and all(map(self._has_stopped, self._waited))
+
+    def _swap(self, trainer: FederatedTrainer) -> None:
+        assert trainer.server is not None
+        names = [name for best in self._best.values() for name in best["clients"]]
+        trainer.server.swap(names, trainer.current_round)
+        self._swapped = not self._swapped

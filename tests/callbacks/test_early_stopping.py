@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flgraph.callbacks import EarlyStopping, FedAvg, Local
+from flgraph.errors import InputError
+from flgraph.federation import FederatedCallback, FederatedTrainer
+from flgraph.federation.records import read_records
+from flgraph.models import GNN
+
+Make = Callable[..., Any]
+Models = dict[str, dict[str, Tensor]]
+
+
+class Snapshots(FederatedCallback):
+    """Every client's weights after every round."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[int, Models] = {}
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        self.rounds[trainer.current_round] = models(trainer)
+
+
+def models(trainer: Any) -> Models:
+    return {
+        name: {key: tensor.clone() for key, tensor in client.module.state_dict().items()}
+        for name, client in trainer.engine.clients.items()
+    }
+
+
+def model(lr: float = 0.03) -> GNN:
+    return GNN(hidden_channels=4, num_layers=1, lr=lr)
+
+
+def stop(scores: list[float], patience: int) -> tuple[int, int]:
+    """The best of these rounds and the last one to be run, counted from 1."""
+    best, last = 1, len(scores)
+    for number, score in enumerate(scores, start=1):
+        if score > scores[best - 1] + 1e-5:
+            best = number
+        if number - best >= patience:
+            last = number
+            break
+    return best, last
+
+
+def weighted(metrics: dict[str, dict[str, float]], name: str) -> float:
+    counts = {client: values[f"{name.split('/')[0]}/samples"] for client, values in metrics.items()}
+    return sum(counts[client] * values[name] for client, values in metrics.items()) / sum(counts.values())
+
+
+def test_it_goes_back_to_the_best_round(
+    federate: Make, graph_federation: Make, assert_same: Make, tmp_path: Path
+) -> None:
+    whole = federate(FedAvg(), rounds=25)
+    whole.fit(model(), graph_federation())
+    scores = [weighted(record["metrics"], "val/accuracy") for record in read_records(whole.run_dir / "history.jsonl")]
+    best, last = stop(scores, patience=3)
+    assert best < last < 25
+    assert best > 1
+
+    snapshots = Snapshots()
+    trainer = federate(FedAvg(), rounds=25, callbacks=[EarlyStopping(patience=3), snapshots])
+    results = trainer.fit(model(), graph_federation())
+    assert results["rounds"] == last
+    assert results["stopped_early"]
+    assert_same(models(trainer), snapshots.rounds[best])
+    records = read_records(trainer.run_dir / "history.jsonl")
+    assert results["final"]["round"] == best
+    assert results["final"]["clients"] == records[best - 1]["metrics"]
+    expected = weighted(records[best - 1]["metrics"], "test/accuracy")
+    assert results["final"]["weighted_mean"]["test/accuracy"] == pytest.approx(expected)
+    assert records[best - 1]["weighted_mean"]["test/accuracy"] == pytest.approx(expected)
+    assert "val/samples" not in results["final"]["mean"]
+
+    again = federate(FedAvg(), rounds=25)
+    for tested in (trainer.test(), again.test(model(), graph_federation(), ckpt_path=str(trainer.run_dir))):
+        for name, values in tested.items():
+            assert values.items() <= results["final"]["clients"][name].items()
+
+
+@pytest.mark.parametrize("cut", [2, 7])
+def test_a_run_of_too_few_rounds_goes_on_as_if_it_had_not_ended(
+    cut: int, federate: Make, graph_federation: Make, assert_same: Make, tmp_path: Path
+) -> None:
+    """What ended at its limit went back to its best round, too; goes on from its last all the same."""
+
+    def run(folder: str, rounds: int, ckpt: str | None = None) -> Any:
+        trainer = federate(
+            FedAvg(), rounds=rounds, callbacks=[EarlyStopping(patience=8)], default_root_dir=str(tmp_path / folder)
+        )
+        trainer.fit(model(), graph_federation(), ckpt_path=ckpt)
+        return trainer
+
+    whole = run("whole", 30)
+    assert cut < whole.current_round < 30
+    short = run("cut", cut)
+    assert short.history.final["round"] <= cut
+    resumed = run("cut", 30, "last")
+    assert resumed.current_round == whole.current_round
+    assert resumed.history.final == whole.history.final
+    assert_same(models(resumed), models(whole))
+    for name, client in whole.engine.clients.items():
+        assert_same(resumed.engine.clients[name].state(), client.state())
+    over = run("cut", 40, "last")  # nothing is left to do
+    assert over.current_round == whole.current_round
+    assert over.history.final == whole.history.final
+    assert_same(models(over), models(whole))
+
+
+def test_each_client_by_itself(federate: Make, graph_federation: Make, assert_same: Make) -> None:
+    snapshots, everything = Snapshots(), Snapshots()
+    federate(Local(), rounds=40, callbacks=[everything]).fit(model(lr=0.2), graph_federation())
+    callback = EarlyStopping("val/loss", "min", patience=2, scope="clients")
+    trainer = federate(Local(), rounds=40, callbacks=[callback, snapshots])
+    results = trainer.fit(model(lr=0.2), graph_federation())
+    records = read_records(trainer.run_dir / "history.jsonl")
+    lasts = {}
+    for name, client in models(trainer).items():
+        best, lasts[name] = stop([-record["metrics"][name]["val/loss"] for record in records], patience=2)
+        assert_same(client, everything.rounds[best][name])
+        assert results["final"]["clients"][name] == records[best - 1]["metrics"][name]
+    assert len(set(lasts.values())) > 1
+    assert results["rounds"] == max(lasts.values()) < 40
+    for record in records:  # who has stopped takes no part
+        assert record["clients"] == [name for name in lasts if record["round"] <= lasts[name]]
+
+
+def test_the_limit_is_an_end_too(federate: Make, graph_federation: Make, assert_same: Make) -> None:
+    snapshots = Snapshots()
+    trainer = federate(
+        FedAvg(), rounds=4, evaluate_every=3, callbacks=[snapshots, EarlyStopping("val/loss", "max", min_delta=0.0)]
+    )
+    results = trainer.fit(model(), graph_federation())
+    assert not results["stopped_early"]
+    assert results["final"]["round"] in (3, 4)
+    assert_same(models(trainer), snapshots.rounds[results["final"]["round"]])
+    losses = {
+        r["round"]: weighted(r["metrics"], "val/loss") for r in read_records(trainer.run_dir / "history.jsonl")[2:]
+    }
+    assert results["final"]["round"] == max(losses, key=lambda number: losses[number])
+
+
+def test_no_number_is_no_improvement(federate: Make, toy_module: Any, toy_federation: Make) -> None:
+    trainer = federate(FedAvg(), rounds=9, callbacks=[EarlyStopping("val/loss", "min", patience=2, average="clients")])
+    module = toy_module(lr=float("nan"))
+    results = trainer.fit(module, toy_federation(4, 6))
+    assert results["rounds"] == 2
+    assert results["final"]["round"] == 2
+    assert all(torch.isnan(client["first.weight"]).all() for client in models(trainer).values())
+
+
+def test_bad_input(federate: Make, toy_module: Any, toy_federation: Make) -> None:
+    for field, value in (("mode", "up"), ("patience", 0), ("min_delta", -1.0), ("average", "all"), ("scope", "one")):
+        with pytest.raises(InputError, match=f"`EarlyStopping.{field}` to be .* but got {value!r}"):
+            EarlyStopping(**{field: value})  # type: ignore[arg-type]
+    for callback, message in (
+        (EarlyStopping("val/f1"), r"`EarlyStopping.monitor` to be one of .*val/accuracy.* but got 'val/f1'"),
+        (EarlyStopping(), r"`EarlyStopping.average` to be clients, since not all clients tell `val/samples`, but got"),
+        (EarlyStopping(scope="clients"), "`EarlyStopping.scope` to be federation, for an algorithm in which"),
+    ):
+        with pytest.raises(InputError, match=message):
+            federate(FedAvg(), rounds=1, callbacks=[callback]).fit(toy_module(), toy_federation(4, 6))
