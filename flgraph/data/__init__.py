@@ -3,7 +3,7 @@
 from flgraph.data.datamodule import GraphDataModule, GraphFederation, TUFederation
 from flgraph.data.ego import EgoBatch, EgoLoader, sample_egos
 from flgraph.data.flat import FlatGraphs
-from flgraph.data.hetero import HeteroBatch, HeteroDataModule, HeteroFederation, HeteroLoader
+from flgraph.data.hetero import HeteroBatch, HeteroClients, HeteroDataModule, HeteroFederation, HeteroLoader
 from flgraph.data.hetero_datasets import read_hetero, read_hetero_clients
 from flgraph.data.hetero_graph import HeteroGraph
 from flgraph.data.hetero_partition import (
@@ -40,6 +40,7 @@ __all__ = [
     "GraphFederation",
     "GraphLoader",
     "HeteroBatch",
+    "HeteroClients",
     "HeteroDataModule",
     "HeteroFederation",
     "HeteroGraph",

@@ -23,7 +23,7 @@ from flgraph.data.hetero_partition import (
 from flgraph.errors import expect
 from flgraph.nn.relations import Relations
 
-HeteroPartitionName = Literal["random_edges", "random_edge_types", "authors"]
+HeteroPartitionName = Literal["random_edges", "random_edge_types", "authors", "none"]
 _PARTITIONERS = {"random_edges": random_edges, "random_edge_types": random_edge_types}
 
 
@@ -158,11 +158,53 @@ class HeteroDataModule(pl.LightningDataModule):
         return self._loaders[stage]
 
 
+class HeteroClients(pl.LightningDataModule):
+    """Clients that have heterogeneous graphs of their own, each with its own schema.
+
+    A client's types are put into the order of their contents (:meth:`HeteroGraph.canonical`), so that neither their
+    names nor the order in which they are listed has an influence on what is trained, to the bit.
+
+    Args:
+        graphs: client to its graph, for example of :meth:`HeteroGraph.from_pyg`.
+        tie_names: see :meth:`HeteroGraph.relations`.
+        name: how runs on this data are called.
+
+    Raises:
+        InputError: there is no client, or one has nothing to train on or another number of classes than the first.
+    """
+
+    name: str  # Lightning's own may be None; the trainer needs one
+
+    def __init__(self, graphs: Mapping[str, HeteroGraph], tie_names: bool = False, name: str = "hetero") -> None:
+        super().__init__()
+        expect(len(graphs) > 0, "data.graphs", "at least one client's", "none")
+        classes = next(iter(graphs.values())).num_classes
+        for client, graph in graphs.items():
+            wanted = f"{classes} in client `{client}`, as in the first"
+            expect(graph.num_classes == classes, "num_classes", wanted, graph.num_classes)
+        self.name = name
+        self._clients = {client: HeteroDataModule(graph.canonical(), tie_names) for client, graph in graphs.items()}
+
+    @property
+    def clients(self) -> list[str]:
+        """Names of the clients."""
+        return list(self._clients)
+
+    def client(self, name: str) -> HeteroDataModule:
+        """A client's data."""
+        return self._clients[name]
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """What :func:`~flgraph.data.hetero_statistics` returns."""
+        return hetero_statistics({name: data.graph for name, data in self._clients.items()})
+
+
 class HeteroFederation(pl.LightningDataModule):
     """One heterogeneous graph whose edges are dealt to clients (FedHGN, Fu and King, IJCAI 2023, Appendix A).
 
     Clients are called ``client-1``, ``client-2`` and so on; each has a schema of its own: the relations of its edges
-    and the node types that these join.
+    and the node types that these join, in the order of their contents (see :class:`HeteroClients`).
 
     Args:
         dataset: one of :data:`~flgraph.data.hetero_datasets.HETERO_DATASETS`, or any graph, for example
@@ -171,7 +213,8 @@ class HeteroFederation(pl.LightningDataModule):
         num_clients: number of clients.
         partition: how edges are dealt, see :func:`~flgraph.data.random_edges` and
             :func:`~flgraph.data.random_edge_types`; ``"authors"`` takes the partition of FedHGN's authors from a file
-            next to the data set's.
+            next to the data set's; ``"none"`` gives all edges to a single client, for centralised training on the
+            union of the clients' graphs (with ``num_clients`` 1 and the same validation and test nodes).
         split: which one of the authors', ``"random_edges"`` or ``"random_edge_types"``.
         partition_seed: of the partition and of the validation nodes; not the run's seed, so that runs differ in
             weights only.
@@ -210,9 +253,12 @@ class HeteroFederation(pl.LightningDataModule):
         expect(0 <= val_fraction < 1, "data.val_fraction", "0 or more and below 1", val_fraction)
         whose = partition == "authors" and not isinstance(dataset, str)
         expect(not whose, "data.partition", "random_edges or random_edge_types, for a graph of one's own,", partition)
+        one = partition != "none" or num_clients == 1
+        expect(one, "data.num_clients", "1, where there is no partition,", num_clients)
         title = dataset if isinstance(dataset, str) else dataset.name
         dealt = f"{partition}-{split}" if partition == "authors" else partition
-        self.name = name or f"{title}-{dealt}-{num_clients}".lower().replace("_", "-")
+        dealt = "whole" if partition == "none" else f"{dealt}-{num_clients}"
+        self.name = name or f"{title}-{dealt}".lower().replace("_", "-")
         self.dataset, self.root, self.num_clients, self.partition, self.split = (
             dataset, root, num_clients, partition, split
         )  # fmt: skip
@@ -241,7 +287,7 @@ class HeteroFederation(pl.LightningDataModule):
             return
         graph, dealt = self.deal()
         parts = dealt.cut(graph, self.reverse)
-        graphs = {f"client-{number}": part for number, part in enumerate(parts, start=1)}
+        graphs = {f"client-{number}": part.canonical() for number, part in enumerate(parts, start=1)}
         self._statistics = hetero_statistics(graphs) | {"digest": dealt.digest}
         settings = dealt.settings | {"digest": dealt.digest[:16], "reverse": self.reverse}
         self._clients = {name: HeteroDataModule(part, self.tie_names, settings) for name, part in graphs.items()}
@@ -261,6 +307,8 @@ class HeteroFederation(pl.LightningDataModule):
             clients = read_hetero_clients(self.dataset, self.split, self.num_clients, self.root)
             about = {"partition": "authors", "split": self.split, "num_clients": self.num_clients}
             return forward, partition_of(forward, clients, about)
+        if self.partition == "none":
+            return forward, HeteroPartition([torch.arange(forward.num_edges)], forward.content, {"partition": "none"})
         return forward, _PARTITIONERS[self.partition](forward, self.num_clients, self.partition_seed)
 
     def whole(self) -> HeteroDataModule:

@@ -482,6 +482,28 @@ class HeteroGraph:
             torch.cat([self.nodes[ptr[t] : ptr[t + 1]] for t in node_order]),
         )
 
+    def canonical(self) -> HeteroGraph:
+        """The same graph with node types and relations in an order that their contents decide.
+
+        Two graphs that differ in the names or the order of their types alone become the same tensors, so that training
+        on them draws the same weights and adds up in the same order. Contents are: which type is the target, numbers of
+        nodes, features, edges, and the contents of the types up to two relations away. Types whose contents are equal
+        stay in the order given.
+        """
+        counts, edges = dict(zip(self.node_types, self.node_ptr.diff().tolist(), strict=True)), self.edges
+        nodes = {t: content_key(count, t == self.target, self.x.get(t)) for t, count in counts.items()}
+        links = {(s, name, t): content_key(s == t, edges[s, name, t]) for s, name, t in edges}
+        for _ in range(2):
+            beside = {kind: content_key(own, nodes[kind[0]], nodes[kind[2]]) for kind, own in links.items()}
+            ends = {t: sorted((t == kind[0], t == kind[2], beside[kind]) for kind in links) for t in nodes}
+            nodes = {t: content_key(own, [end for end in ends[t] if end[0] or end[1]]) for t, own in nodes.items()}
+            links = beside
+        node_order = sorted(range(len(nodes)), key=lambda t: nodes[self.node_types[t]])
+        edge_order = sorted(range(len(links)), key=lambda r: links[self.edge_types[r]])
+        if node_order == sorted(node_order) and edge_order == sorted(edge_order):
+            return self
+        return self.reordered(node_order, edge_order)
+
     def to(self, device: torch.device | str) -> HeteroGraph:
         """The same graph on another device (``self`` when it is there already)."""
         if self.y.device == torch.device(device):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flgraph.callbacks import FedAvg, FedHGN
-from flgraph.data import HeteroFederation, HeteroGraph
+from flgraph.data import HeteroClients, HeteroFederation, HeteroGraph
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.models import RGCN
@@ -139,13 +141,49 @@ def test_no_name_crosses_and_rows_are_the_others_in_another_order(federate: Fede
     assert not torch.equal(sent, own)
 
 
-def test_names_have_no_influence(federate: Federate, assert_same: Callable[..., None]) -> None:
-    runs = []
-    for names in ({}, {"names": ("p", "q", "r", "s"), "kinds": ("m", "n")}):
-        trainer: Any = federate(FedHGN(), rounds=3)
-        trainer.fit(net(), data(**names))
-        runs.append(states(trainer))
-    assert_same(*runs)
+def own_graph(seed: int, links: int) -> HeteroGraph:
+    """Three types, `links` relations between all pairs of them, features on one type."""
+    generator, kinds = torch.Generator().manual_seed(seed), {"ward": 20, "drug": 12, "lab": 12}
+    pairs = [(a, b) for a in kinds for b in kinds][:links]
+    edges = {}
+    for number, (a, b) in enumerate(pairs):
+        ends = [torch.randint(0, kinds[end], (40,), generator=generator) for end in (a, b)]
+        edges[a, f"link{number}", b] = torch.stack(ends)
+    x = {"drug": torch.randn(12, 3, generator=generator)}
+    splits = torch.arange(12), torch.arange(12, 15), torch.arange(15, 20)
+    return HeteroGraph.from_edges(kinds, edges, "ward", torch.arange(20) % 2, *splits, x=x).with_reverse()
+
+
+@pytest.mark.parametrize("names", [True, False])
+@pytest.mark.parametrize("order", [True, False])
+def test_neither_names_nor_order_of_types_have_an_influence(
+    names: bool, order: bool, federate: Federate, assert_same: Callable[..., None]
+) -> None:
+    """One client names and lists its types otherwise: every bit of the run stays, in this and all other clients."""
+    graphs = {"x": own_graph(0, 9), "y": own_graph(1, 7), "z": own_graph(2, 5)}
+    first = federate(FedHGN(), rounds=3, local_epochs=2).fit(net(), HeteroClients(graphs))
+    known: Any = federate(FedHGN(), rounds=3, local_epochs=2)
+    known.fit(net(), HeteroClients(graphs))
+    changed = graphs["y"]
+    if names:
+        relations = {kind[1] for kind in changed.edge_types}
+        other = {name: f"r{hash_of(name)}" for name in relations}
+        changed = changed.renamed({"ward": "a", "lab": "b", "drug": "zz"}, other)
+    if order:
+        rng = random.Random(5)
+        places = [rng.sample(range(n), n) for n in (len(changed.node_types), len(changed.edge_types))]
+        assert all(place != sorted(place) for place in places)
+        changed = changed.reordered(*places)
+    trainer: Any = federate(FedHGN(), rounds=3, local_epochs=2)
+    second = trainer.fit(net(), HeteroClients({**graphs, "y": changed}))
+    assert first["final"] == second["final"]
+    assert_same(states(trainer), states(known))
+    assert trainer.server.aggregator.server_state().to_bytes() == known.server.aggregator.server_state().to_bytes()
+
+
+def hash_of(name: str) -> int:
+    """Some number that has another order than the names."""
+    return zlib.crc32(name.encode())
 
 
 def test_without_alignment_it_averages_bases_and_sends_no_rows(federate: Federate, recorder: Any) -> None:

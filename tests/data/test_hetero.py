@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from flgraph.callbacks import FedAvg
+from flgraph.callbacks import FedAvg, Local
 from flgraph.data import HeteroDataModule, HeteroFederation, HeteroGraph, HeteroLoader, random_edges
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
@@ -144,3 +144,26 @@ def test_the_authors_clients(data_root: Path) -> None:
     assert args["num_classes"] == 4
     assert args["num_features"] == [0] * 7
     assert sum(args["num_nodes"]) == data.statistics["clients"]["client-1"]["nodes"]
+
+
+def test_no_partition_is_the_union_of_all_partitions(federate: Callable[..., FederatedTrainer]) -> None:
+    """Central training: one client with the edges of all, the same validation nodes, and the same test nodes."""
+    data = HeteroFederation(graph(), num_clients=1, partition="none", partition_seed=3)
+    data.setup("fit")
+    assert (data.name, data.clients) == ("toy-whole", ["client-1"])
+    central = data.client("client-1").graph
+    dealt = HeteroFederation(graph(), num_clients=3, partition_seed=3)
+    dealt.setup("fit")
+    clients = [dealt.client(name).graph for name in dealt.clients]
+    assert central.num_edges == 2 * graph().num_edges
+    assert set(central.edge_types) == {kind for client in clients for kind in client.edge_types}
+    for split in ("train", "val", "test"):
+        known = [
+            {int(client.nodes[client.target_start + node]) for node in getattr(client, split)} for client in clients
+        ]
+        own = {int(central.nodes[central.target_start + node]) for node in getattr(central, split)}
+        assert own == set().union(*known)
+    with pytest.raises(InputError, match=r"`data\.num_clients` to be 1, where there is no partition, but got 3"):
+        HeteroFederation(graph(), partition="none")
+    results = federate(Local(), rounds=2).fit(RGCN(hidden_channels=4, num_bases=0), data)
+    assert results["final"]["clients"]["client-1"]["test/samples"] == 8

@@ -264,3 +264,31 @@ def test_missing_and_damaged_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("FLGRAPH_DATA", raising=False)
     with pytest.raises(InputError, match="FLGRAPH_DATA"):
         read_hetero("BGS")
+
+
+def twins() -> HeteroGraph:
+    """Two node types and two relations that only a third relation tells apart."""
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    given = {("a", "p", "c"): edges, ("b", "p", "c"): edges, ("b", "q", "a"): edges, ("c", "r", "c"): edges}
+    return HeteroGraph.from_edges({"a": 3, "b": 3, "c": 3}, given, "c", torch.tensor([0, 1, 0]), torch.tensor([0]))
+
+
+@pytest.mark.parametrize(
+    "graph", [random_graph(), random_graph().with_reverse(), random_graph(features=False), twins()]
+)
+def test_the_order_of_contents(graph: HeteroGraph) -> None:
+    """Whatever types are called and in whatever order they come, the same tensors are made of them."""
+    reference = graph.canonical()
+    assert triples(reference) == triples(graph)
+    assert reference.canonical() is reference
+    nodes, relations = len(graph.node_types), len(graph.edge_types)
+    names = {kind: kind[::-1] + "x" for kind in graph.node_types}, {kind[1]: kind[1][::-1] for kind in graph.edge_types}
+    for turn in range(1, relations):
+        order = [(t + turn) % nodes for t in range(nodes)], [(r + turn) % relations for r in range(relations)]
+        for other in (graph.reordered(*order), graph.renamed(*names), graph.renamed(*names).reordered(*order)):
+            found = other.canonical()
+            for field in ("node_ptr", "edge_ptr", "edge_index", "y", "train", "val", "test", "nodes"):
+                assert torch.equal(getattr(found, field), getattr(reference, field)), field
+            back = graph.renamed(*names).canonical() if other.target != graph.target else reference
+            assert found.node_types == back.node_types
+            assert found.edge_types == back.edge_types
