@@ -255,7 +255,7 @@ def test_a_failed_round_is_resumed_from_the_one_before(
         ({"data": (6,), "batch_size": 6}, r"`data\.B"),
         ({"batch_size": 2}, r"`data\.A\.batch_size` to be 6"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_another_configuration_is_refused(
     changes: dict[str, Any], field: str, toy_federation: Callable[..., Any], toy_module: Any, run: Run
