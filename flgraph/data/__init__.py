@@ -1,7 +1,10 @@
 """Loaders, partitioners and batching; knows no algorithm."""
 
 from flgraph.data.datamodule import GraphDataModule, GraphFederation, TUFederation
+from flgraph.data.dealt import DealtGraphFederation, ViewDataModule
+from flgraph.data.diffusion import Diffusion, diffused
 from flgraph.data.ego import EgoBatch, EgoLoader, sample_egos
+from flgraph.data.emd import emd_shards, label_emd, weighted_emd
 from flgraph.data.flat import FlatGraphs
 from flgraph.data.hetero import HeteroBatch, HeteroClients, HeteroDataModule, HeteroFederation, HeteroLoader
 from flgraph.data.hetero_datasets import read_hetero, read_hetero_clients
@@ -29,10 +32,13 @@ from flgraph.data.nodes import NodeDataModule, NodeFederation
 from flgraph.data.partition import dirichlet_shards, shards, stratified_split
 from flgraph.data.synthetic import SyntheticFederation
 from flgraph.data.tu import read_tu
+from flgraph.data.weighted import WeightedEdges
 from flgraph.data.whole_graph import WholeGraph, WholeGraphDataModule, WholeGraphFederation, WholeGraphLoader
 
 __all__ = [
     "ClientNodes",
+    "DealtGraphFederation",
+    "Diffusion",
     "EgoBatch",
     "EgoLoader",
     "FlatGraphs",
@@ -52,13 +58,18 @@ __all__ = [
     "NodePartition",
     "SyntheticFederation",
     "TUFederation",
+    "ViewDataModule",
+    "WeightedEdges",
     "WholeGraph",
     "WholeGraphDataModule",
     "WholeGraphFederation",
     "WholeGraphLoader",
+    "diffused",
     "dirichlet",
     "dirichlet_shards",
+    "emd_shards",
     "hetero_statistics",
+    "label_emd",
     "label_skew",
     "louvain",
     "metis",
@@ -73,4 +84,5 @@ __all__ = [
     "sample_egos",
     "shards",
     "stratified_split",
+    "weighted_emd",
 ]

@@ -11,6 +11,7 @@ from torch_geometric.data import Batch, Data
 
 from flgraph.data.lazy import put_off
 from flgraph.data.twins import Twins, edge_index_of
+from flgraph.data.weighted import WeightedEdges
 from flgraph.errors import InputError
 from flgraph.nn.adjacency import Adjacency, gather_ranges, offsets
 from flgraph.nn.linear import OneHot
@@ -40,6 +41,8 @@ class FlatGraphs:
         node_tensors: further tensors with one row per node, for example ``{"s": structure embedding [N, K]}``; they
             appear under these names in every batch.
         undirected: whether every edge is present in both directions; worked out when ``None``.
+        views: further, weighted edges of all graphs by name, for example ``{"diffused": ...}``; a batch holds their
+            :class:`~flgraph.nn.WeightedAdjacency` under this name.
 
     Raises:
         InputError: an offset, an edge, a feature or a label is out of range or not a number.
@@ -56,6 +59,7 @@ class FlatGraphs:
         name: str = "graphs",
         node_tensors: Mapping[str, Tensor] | None = None,
         undirected: bool | None = None,
+        views: Mapping[str, WeightedEdges] | None = None,
         validate: bool = True,
     ) -> None:
         self.x = x
@@ -65,6 +69,7 @@ class FlatGraphs:
         self.edge_ptr = edge_ptr
         self.name = name
         self.node_tensors = dict(node_tensors or {})
+        self.views = dict(views or {})
         if validate:
             self._validate()
         self.undirected = self._is_undirected() if undirected is None else undirected
@@ -165,8 +170,9 @@ class FlatGraphs:
     def nbytes(self) -> int:
         """Bytes of all tensors held."""
         tensors = [self.x, self.edge_index, self.y, self.node_ptr, self.edge_ptr, *self.node_tensors.values()]
-        twins = 0 if self._twins is None else self._twins.nbytes
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors) + twins
+        further = sum(view.nbytes for view in self.views.values())
+        further += 0 if self._twins is None else self._twins.nbytes
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors) + further
 
     @property
     def one_hot(self) -> Tensor | None:
@@ -209,14 +215,27 @@ class FlatGraphs:
             name=self.name,
             node_tensors={key: tensor.index_select(0, nodes) for key, tensor in self.node_tensors.items()},
             undirected=self.undirected,
+            views={key: view.select(index, nodes) for key, view in self.views.items()},
             validate=False,
         )
 
     def with_tensors(self, node_tensors: Mapping[str, Tensor]) -> FlatGraphs:
         """The same graphs, sharing their memory, with further tensors of one row per node."""
-        together = {**self.node_tensors, **node_tensors}
-        where = (self.x, self.edge_index, self.y, self.node_ptr, self.edge_ptr)
-        same = FlatGraphs(*where, name=self.name, node_tensors=together, undirected=self.undirected, validate=False)
+        return self._with({**self.node_tensors, **node_tensors}, self.views)
+
+    def with_views(self, views: Mapping[str, WeightedEdges]) -> FlatGraphs:
+        """The same graphs, sharing their memory, with further weighted edges."""
+        return self._with(self.node_tensors, {**self.views, **views})
+
+    def _with(self, node_tensors: Mapping[str, Tensor], views: Mapping[str, WeightedEdges]) -> FlatGraphs:
+        same = FlatGraphs(
+            *(self.x, self.edge_index, self.y, self.node_ptr, self.edge_ptr),
+            name=self.name,
+            node_tensors=node_tensors,
+            undirected=self.undirected,
+            views=views,
+            validate=False,
+        )
         same._twins, same._looked_for_twins = self._twins, self._looked_for_twins
         same._one_hot, same._looked_for_one_hots = self._one_hot, self._looked_for_one_hots
         return same
@@ -234,6 +253,7 @@ class FlatGraphs:
             name=self.name,
             node_tensors={key: tensor.to(device) for key, tensor in self.node_tensors.items()},
             undirected=self.undirected,
+            views={key: view.to(device) for key, view in self.views.items()},
             validate=False,
         )
         moved._twins, moved._looked_for_twins = self._twins and self._twins.to(device), self._looked_for_twins
@@ -263,8 +283,8 @@ class FlatGraphs:
 
         Returns:
             A :class:`~torch_geometric.data.Batch` with ``x [n, F]`` float32, ``edge_index [2, e]`` sorted by source,
-            ``y [B]``, ``batch [n]``, ``ptr [B + 1]``, every node tensor, and ``adj``, the
-            :class:`~flgraph.nn.Adjacency` of ``edge_index``.
+            ``y [B]``, ``batch [n]``, ``ptr [B + 1]``, every node tensor, ``adj``, the :class:`~flgraph.nn.Adjacency` of
+            ``edge_index``, ``graph_index``, which is ``index``, and every view.
         """
         if index is None:
             index = torch.arange(len(self), device=self.x.device)
@@ -276,7 +296,10 @@ class FlatGraphs:
             y=self.y.index_select(0, index),
             batch=torch.repeat_interleave(numbers, node_ptr.diff(), output_size=num_nodes),
             ptr=node_ptr,
+            graph_index=index,
         )
+        for key, view in self.views.items():
+            put_off(batch, key, partial(view.batch, index, nodes, node_ptr))  # evaluation often needs none
         if self.one_hot is not None:
             put_off(batch, "x", OneHot(self.one_hot.index_select(0, nodes), self.num_features))
         if self.twins is None:

@@ -69,7 +69,7 @@ class LazyStorage(GlobalStorage):
         return state
 
 
-def put_off(data: Data, key: str, make: Callable[[], Tensor]) -> None:
+def put_off(data: Data, key: str, make: Callable[[], Any]) -> None:
     """Sets ``data[key]`` to ``make()``, which is called when that is first read."""
     store = data._store
     if not isinstance(store, LazyStorage):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flgraph.data.emd import label_emd
 from flgraph.data.node_graph import NodeGraph, sorted_edges
 from flgraph.data.partition import dirichlet_shards, stratified_split
 from flgraph.errors import InputError, expect
@@ -277,7 +278,7 @@ def partition_statistics(
             "val": client.val.numel(),
             "test": client.test.numel(),
             "train_labels": torch.bincount(graph.y[client.train], minlength=graph.num_classes).tolist(),
-            "emd": float((_shares(graph, client.train) - overall).abs().sum()),
+            "emd": label_emd(_shares(graph, client.train), overall),
         }
     return {
         "global_test": {

@@ -9,12 +9,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def label_figure(statistics: Mapping[str, Any], max_clients: int = 40) -> Figure:
-    """Shares of the classes among each client's training nodes, with their number and EMD.
+def label_figure(statistics: Mapping[str, Any], max_clients: int = 40, unit: str = "nodes") -> Figure:
+    """Shares of the classes among each client's training data, with their number and EMD.
 
     Args:
         statistics: what :func:`~flgraph.data.partition_statistics` returns.
         max_clients: of more clients, only so many are drawn.
+        unit: what a client has: nodes, or graphs.
     """
     from matplotlib import colormaps  # loads slowly, and most runs draw nothing
     from matplotlib.figure import Figure
@@ -30,9 +31,9 @@ def label_figure(statistics: Mapping[str, Any], max_clients: int = 40) -> Figure
         axes.barh(list(clients), shares, left=left, color=colours(label % 20), label=str(label))
         left = [start + share for start, share in zip(left, shares, strict=True)]
     for name, client in clients.items():
-        axes.text(1.01, name, f"{client['train']} nodes, EMD {client['emd']:.2f}", va="center", fontsize=8)
+        axes.text(1.01, name, f"{client['train']} {unit}, EMD {client['emd']:.2f}", va="center", fontsize=8)
     axes.invert_yaxis()
-    axes.set(xlim=(0, 1), xlabel="share of training nodes", title="classes of every client")
+    axes.set(xlim=(0, 1), xlabel=f"share of training {unit}", title="classes of every client")
     if classes <= 20:
         figure.legend(loc="outside right upper", title="class", fontsize=8)
     return figure

@@ -1,0 +1,157 @@
+"""Dealing labelled graphs so that clients' label distributions differ by a wanted amount."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from torch import Tensor
+
+from flgraph.errors import InputError, expect
+
+Counts = NDArray[np.int64]
+
+
+def label_emd(one: Tensor, other: Tensor) -> float:
+    r"""Distance of two label distributions, :math:`\sum_c |P(c) - Q(c)|`, from 0 to 2.
+
+    Federated learning calls it the earth mover's distance (Hsu et al., ECCV 2020; FCLG, Section IV-A; FedEgo, Eq. 14).
+
+    Args:
+        one: shares ``[C]``.
+        other: shares ``[C]``.
+    """
+    return float((one.double() - other.double()).abs().sum())
+
+
+def weighted_emd(counts: Tensor) -> float:
+    r"""How skewed a partition is: :math:`\sum_i \frac{|S_i|}{|S|} \lVert q_i - p \rVert_1` (FCLG, Section IV-A).
+
+    Args:
+        counts: samples of every client and class ``[K, C]``; :math:`q_i` are the shares in a row, :math:`p` those of
+            all rows together. A client without samples counts nothing.
+    """
+    counts = counts.double()
+    overall = counts.sum(0) / counts.sum()
+    sizes = counts.sum(1)
+    own = [size * label_emd(row / size, overall) for row, size in zip(counts, sizes, strict=True) if size]
+    return math.fsum(own) / float(counts.sum())
+
+
+def emd_shards(
+    y: Tensor, n: int, emd: float | None, seed: int, tolerance: float = 0.005, min_size: int = 1
+) -> list[Tensor]:
+    r"""Deals graphs to ``n`` clients of equal size (within one) whose weighted EMD is a wanted one.
+
+    Sorted by class and cut into ``n`` pieces, clients differ as much as they easily can. Mixing each piece's label
+    distribution :math:`x_i` with the overall one, :math:`q_i = (1 - t) p + t x_i`, scales the EMD by exactly ``t``. The
+    mixture is rounded to whole graphs, sizes of clients and classes kept; what rounding changed is undone by exchanging
+    graphs between two clients. The seed decides whose piece is which, the order of the classes, and the graphs.
+
+    Args:
+        y: classes ``[G]``.
+        n: number of clients.
+        emd: wanted value of :func:`weighted_emd`; ``None`` for shares as equal as whole graphs allow (IID).
+        seed: of the draws.
+        tolerance: how far the reached value may lie from the wanted one.
+        min_size: fewest graphs that a client may have.
+
+    Returns:
+        Graph numbers of each client, int64, ascending; disjoint, and together all.
+
+    Raises:
+        InputError: a number is out of range, there are too few graphs, or ``emd`` cannot be reached.
+    """
+    labels = y.cpu().numpy()
+    most = labels.size // max(min_size, 1)
+    expect(1 <= n <= most, "num_clients", f"between 1 and {most} ({labels.size} graphs, {min_size} for each)", n)
+    expect(tolerance > 0, "tolerance", "a positive number", tolerance)
+    expect(emd is None or 0 <= emd <= 2, "emd", "from 0 to 2, or null for equal shares", emd)
+    rng = np.random.default_rng(seed)
+    _, inverse = np.unique(labels, return_inverse=True)
+    counts = _table(np.bincount(inverse), n, emd, tolerance, rng)
+    owner = np.empty(labels.size, dtype=np.int64)
+    for label, column in enumerate(counts.T):
+        members = rng.permutation(np.flatnonzero(inverse == label))
+        owner[members] = np.repeat(np.arange(n), column)
+    return [torch.from_numpy(np.flatnonzero(owner == client)) for client in range(n)]
+
+
+def _table(totals: Counts, n: int, emd: float | None, tolerance: float, rng: np.random.Generator) -> Counts:
+    """Graphs of each client and class ``[n, C]``."""
+    sizes = np.full(n, totals.sum() // n)
+    sizes[: totals.sum() % n] += 1
+    sizes = rng.permutation(sizes)
+    equal = np.outer(sizes, totals / totals.sum())
+    if emd is None:
+        return _rounded(equal)
+    extreme = _pieces(totals, sizes, rng)
+    most = _emd(extreme)
+    if emd > most + tolerance:
+        raise InputError(
+            f"Expected `emd` to be at most {most:.4f}, which {n} clients of {int(totals.sum())} graphs in "
+            f"{totals.size} classes can reach, but got {emd}."
+        )
+    share = min(1.0, emd / most) if most else 0.0
+    counts = _adjusted(_rounded((1 - share) * equal + share * extreme), emd)
+    reached = _emd(counts)
+    if abs(reached - emd) > tolerance:
+        raise InputError(
+            f"Expected `emd` to be one that whole graphs can come within {tolerance} of but got {emd}; with {n} "
+            f"clients and {int(totals.sum())} graphs the nearest found is {reached:.4f}."
+        )
+    return counts
+
+
+def _pieces(totals: Counts, sizes: Counts, rng: np.random.Generator) -> Counts:
+    """The graphs sorted by class and cut into pieces of these sizes ``[n, C]``."""
+    order = rng.permutation(totals.size)
+    piece = np.repeat(np.arange(sizes.size), sizes)
+    counts = np.zeros((sizes.size, totals.size), dtype=np.int64)
+    np.add.at(counts, (piece, np.repeat(order, totals[order])), 1)
+    return counts
+
+
+def _rounded(table: NDArray[np.float64]) -> Counts:
+    """Whole numbers next to a table's, with the same sums of rows and columns: a transport problem."""
+    low = np.floor(table + 1e-9)
+    rest = np.clip(table - low, 0, 1)
+    n, classes = table.shape
+    # Each cell is rounded up or not, up rather where more is missing; corners of this polytope are whole numbers.
+    rows, columns = np.kron(np.eye(n), np.ones(classes)), np.tile(np.eye(classes), n)
+    sums = np.rint(np.concatenate([rest.sum(1), rest.sum(0)]))
+    done = linprog(-rest.ravel(), A_eq=np.vstack([rows, columns]), b_eq=sums, bounds=(0, 1), method="highs-ds")
+    assert done.status == 0, done.message
+    return (low + np.rint(done.x).reshape(table.shape)).astype(np.int64)
+
+
+def _adjusted(counts: Counts, emd: float) -> Counts:
+    """Exchanges graphs of two classes between two clients, each time the best exchange, while the EMD comes nearer."""
+    while True:
+        sizes, total = counts.sum(1, keepdims=True), counts.sum()
+        overall = counts.sum(0) / total
+        now = np.abs(counts / sizes - overall)
+        more = (np.abs((counts + 1) / sizes - overall) - now) * sizes / total
+        less = (np.abs((counts - 1) / sizes - overall) - now) * sizes / total
+        less[counts == 0] = np.inf
+        give = less[:, :, None] + more[:, None, :]  # [client, class given, class taken]
+        give[:, np.eye(counts.shape[1], dtype=bool)] = np.inf
+        change = give[:, None] + give.transpose(0, 2, 1)[None]
+        change[np.eye(len(counts), dtype=bool)] = np.inf
+        gap = np.abs(_emd(counts) + change - emd)
+        gap[~np.isfinite(gap)] = np.inf
+        best = gap.argmin()
+        if gap.flat[best] >= abs(_emd(counts) - emd) - 1e-9:
+            return counts
+        i, j, c, d = np.unravel_index(best, gap.shape)
+        counts[i, c] -= 1
+        counts[i, d] += 1
+        counts[j, d] -= 1
+        counts[j, c] += 1
+
+
+def _emd(counts: Counts) -> float:
+    return weighted_emd(torch.from_numpy(counts))

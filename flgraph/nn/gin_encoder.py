@@ -1,0 +1,61 @@
+"""Stacked graph isomorphism layers whose outputs are all kept."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flgraph.errors import expect
+from flgraph.nn.adjacency import Adjacency
+from flgraph.nn.gin import GINConv
+from flgraph.nn.linear import OneHot
+
+NormName = Literal["none", "batch"]
+
+
+class GINEncoder(torch.nn.Module):
+    r"""Graph isomorphism layers, the outputs of all side by side, as in jumping-knowledge networks.
+
+    .. math::
+        \mathbf{H}^{(l)} = \mathrm{norm}_l(\mathrm{ReLU}(\mathrm{GIN}_l(\mathbf{H}^{(l-1)}))), \qquad
+        \mathbf{H} = [\mathbf{H}^{(1)} \,\Vert\, \dots \,\Vert\, \mathbf{H}^{(L)}]
+
+    Args:
+        in_channels: columns of the node features.
+        hidden_channels: columns of each layer's output.
+        num_layers: :math:`L`.
+        norm: ``batch`` normalisation after each layer, or ``none``.
+
+    Shapes:
+        - **input:** ``x [N, in_channels]`` and an adjacency of ``N`` nodes, weighted or not
+        - **output:** ``[N, num_layers * hidden_channels]``
+    """
+
+    def __init__(self, in_channels: int, hidden_channels: int, num_layers: int, norm: NormName = "none") -> None:
+        super().__init__()
+        expect(norm in ("none", "batch"), "model.norm", "none or batch", norm)
+        sizes = [in_channels, *[hidden_channels] * num_layers]
+        self.convs = torch.nn.ModuleList(GINConv(size, hidden_channels) for size in sizes[:-1])
+        kind = torch.nn.BatchNorm1d if norm == "batch" else torch.nn.Identity
+        self.norms = torch.nn.ModuleList(kind(hidden_channels) for _ in range(num_layers))
+        self.out_channels = num_layers * hidden_channels
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        return next(self.parameters()).dtype
+
+    def reset_parameters(self) -> None:
+        """Draws new weights."""
+        for layer in (*self.convs, *self.norms):
+            if hasattr(layer, "reset_parameters"):
+                layer.reset_parameters()
+
+    def forward(self, x: Tensor | OneHot, adj: Adjacency) -> Tensor:
+        """Representations of all nodes."""
+        layers: list[Tensor] = []
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            layers.append(norm(torch.relu(conv(layers[-1] if layers else x, adj))))
+        return torch.cat(layers, dim=1)

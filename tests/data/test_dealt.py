@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from flgraph.data import DealtGraphFederation, Diffusion, FlatGraphs, GraphLoader, ViewDataModule
+from flgraph.errors import InputError
+
+
+@pytest.fixture
+def graphs(graph_list: Callable[..., list[Data]]) -> FlatGraphs:
+    return FlatGraphs.from_pyg(graph_list(40), "toy")
+
+
+def test_statistics(graphs: FlatGraphs) -> None:
+    data = DealtGraphFederation(graphs, 4, emd=0.6, tolerance=0.05)
+    data.setup()
+    told = data.statistics
+    assert data.name == "toy-emd0.6"
+    assert abs(told["emd"] - 0.6) <= 0.05
+    assert told["wanted_emd"] == 0.6
+    own = told["clients"].values()
+    assert [client["graphs"] for client in own] == [10] * 4
+    assert torch.tensor([client["train_labels"] for client in own]).sum(0).tolist() == [20, 20]
+    assert sum(client["emd"] for client in own) / 4 == pytest.approx(told["emd"])
+    assert set(data.figures()) == {"partition/labels"}
+
+
+def test_deterministic_in_its_seed(graphs: FlatGraphs) -> None:
+    def contents(seed: int) -> list[Any]:
+        data = DealtGraphFederation(graphs, 4, emd=0.6, tolerance=0.05, partition_seed=seed)
+        data.setup()
+        return [data.client(name).settings["content"] for name in data.clients]
+
+    assert contents(1) == contents(1)
+    assert contents(1) != contents(2)
+
+
+def test_loaders(graphs: FlatGraphs) -> None:
+    data = DealtGraphFederation(graphs, 4, batch_size=3, fractions=(0.6, 0.2, 0.2))
+    data.setup()
+    first, second = (data.client(name) for name in data.clients[:2])
+    local, everywhere = first.test_dataloader()  # type: ignore[misc]
+    assert (len(local.index), len(everywhere.index)) == (2, 40)
+    assert everywhere.stage == "global_test"
+    assert isinstance(second.test_dataloader(), GraphLoader)
+    assert [batch.num_graphs for batch in first.train_dataloader()] == [3, 3]
+    assert all(batch.diffused.num_nodes == batch.x.size(0) for batch in second.predict_dataloader())
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(7, [3, 4]), (8, [3, 3, 2]), (9, [3, 3, 3]), (1, [1]), (2, [2]), (0, [])])
+def test_no_batch_of_one_graph_is_left_over(graphs: FlatGraphs, count: int, sizes: list[int]) -> None:
+    loader = GraphLoader(graphs, torch.arange(count), 3, shuffle=True, min_batch=2)
+    assert [batch.num_graphs for batch in loader] == sizes
+    assert len(loader) == len(sizes)
+    assert sorted(i for batch in loader for i in batch.graph_index.tolist()) == list(range(count))
+
+
+def test_one_training_graph(graphs: FlatGraphs) -> None:
+    with pytest.raises(InputError, match="two training graphs or more"):
+        ViewDataModule(graphs, (torch.tensor([0]), torch.tensor([1]), torch.tensor([2])))
+
+
+def test_settings_tell_the_data_apart(graphs: FlatGraphs) -> None:
+    data = DealtGraphFederation(graphs, 2, diffusion=Diffusion(kind="heat", time=3.0))
+    data.setup()
+    settings = data.client("client-1").settings
+    assert settings["diffusion"]["time"] == 3.0
+    assert settings["emd"] is None
+    assert data.name == "toy-iid"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"emd": -0.1}, "data.emd"),
+        ({"num_clients": 0}, "data.num_clients"),
+        ({"global_test": "last"}, "data.global_te"),
+    ],
+)
+def test_refusals(graphs: FlatGraphs, wrong: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError, match=f"Expected `{field}"):
+        DealtGraphFederation(graphs, **wrong)

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from flgraph.data import emd_shards, label_emd, read_tu, weighted_emd
+from flgraph.errors import InputError
+
+
+def labels(*counts: int) -> Tensor:
+    """So many graphs of each class, mixed."""
+    y = torch.repeat_interleave(torch.tensor(counts))
+    return y[torch.randperm(y.numel(), generator=torch.Generator().manual_seed(0))]
+
+
+def counts_of(y: Tensor, dealt: list[Tensor]) -> Tensor:
+    return torch.stack([torch.bincount(y[index], minlength=int(y.max()) + 1) for index in dealt])
+
+
+def literal(y: Tensor, dealt: list[Tensor]) -> float:
+    """FCLG's formula, client by client and class by class."""
+    total = 0.0
+    for index in dealt:
+        own = y[index].tolist()
+        distance = sum(abs(own.count(c) / len(own) - y.tolist().count(c) / y.numel()) for c in range(int(y.max()) + 1))
+        total += len(own) / y.numel() * distance
+    return total
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("sizes", "clients", "emd"),
+    [
+        ((663, 450), 6, 0.5774),
+        ((100,) * 6, 6, 1.2667),
+        ((295, 461), 6, 0.5694),
+        ((50, 30, 20), 4, 0.9),
+        ((9, 7), 2, 0.5),
+    ],
+)
+def test_reaches_the_wanted_distance(sizes: tuple[int, ...], clients: int, emd: float, seed: int) -> None:
+    y = labels(*sizes)
+    tolerance = 0.005 if sum(sizes) > 100 else 2 / sum(sizes)  # an exchange changes it by up to 4 / S
+    dealt = emd_shards(y, clients, emd, seed, tolerance)
+    assert torch.cat(dealt).sort().values.tolist() == list(range(y.numel()))
+    held = [index.numel() for index in dealt]
+    assert max(held) - min(held) <= 1
+    assert all(torch.equal(index, index.sort().values) for index in dealt)
+    assert abs(literal(y, dealt) - emd) <= tolerance
+    assert weighted_emd(counts_of(y, dealt)) == pytest.approx(literal(y, dealt), abs=1e-12)
+    again = emd_shards(y, clients, emd, seed, tolerance)
+    assert all(torch.equal(one, other) for one, other in zip(dealt, again, strict=True))
+
+
+def test_seeds_deal_differently() -> None:
+    y = labels(60, 40)
+    one, other = (emd_shards(y, 4, 0.4, seed) for seed in (0, 1))
+    assert any(not torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "printed"), [((663, 450), 0.0022), ((100,) * 6, 0.0267)], ids=["PROTEINS", "ENZYMES"]
+)
+def test_equal_shares_are_those_of_the_paper(sizes: tuple[int, ...], printed: float) -> None:
+    """FCLG, Table III: six clients of equal size, as alike as whole graphs can be."""
+    y = labels(*sizes)
+    for seed in range(3):
+        assert round(literal(y, emd_shards(y, 6, None, seed)), 4) == printed
+
+
+def test_enzymes_as_in_the_paper() -> None:
+    """Its distance, 1.2667, is that of 80 graphs of one class and 4 of each other: |.8 - 1/6| + 5 |.04 - 1/6|."""
+    y = labels(*(100,) * 6)
+    counts = counts_of(y, emd_shards(y, 6, 1.2667, 0))
+    assert counts.sort(dim=1).values.tolist() == [[4, 4, 4, 4, 4, 80]] * 6
+
+
+def test_more_skew_is_more_distance() -> None:
+    y = labels(70, 50, 30)
+    reached = [literal(y, emd_shards(y, 5, emd, 0, 0.02)) for emd in (0.0, 0.2, 0.4, 0.6, 0.8)]
+    assert reached == sorted(reached)
+
+
+def test_distances() -> None:
+    assert label_emd(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])) == 2
+    assert label_emd(torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.5])) == 0
+    assert weighted_emd(torch.tensor([[3, 1], [0, 0], [1, 3]])) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ((7, 0.5), "Expected `num_clients` to be between 1 and 5"),
+        ((2, 2.5), "Expected `emd` to be from 0 to 2"),
+        ((2, 1.2), "Expected `emd` to be at most 1.0000, which 2 clients of 10 graphs in 2 classes can reach"),
+        ((2, 0.33), "the nearest found is 0.2000"),
+    ],
+)
+def test_refusals(args: tuple[int, float], told: str) -> None:
+    with pytest.raises(InputError, match="Expected") as error:
+        emd_shards(labels(5, 5), *args, seed=0, min_size=2)
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "emd"), [("PROTEINS", 0.5774), ("ENZYMES", 1.2667), ("DHFR", 0.5694), ("NCI1", 0.5995)]
+)
+def test_data_sets_of_the_paper(data_root: Path, name: str, emd: float) -> None:
+    y = read_tu(name, data_root).y
+    assert abs(weighted_emd(counts_of(y, emd_shards(y, 6, emd, 123))) - emd) <= 0.005
