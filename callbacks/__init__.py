@@ -2,6 +2,7 @@
 
 from flgraph.callbacks.dfedgnn import DFedGNN
 from flgraph.callbacks.early_stopping import EarlyStopping
+from flgraph.callbacks.fclg import FCLG
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.callbacks.fedego import FedEgo
 from flgraph.callbacks.fedgcn import FedGCN
@@ -18,6 +19,7 @@ from flgraph.callbacks.local import Local
 from flgraph.callbacks.schemafedavg import SchemaFedAvg
 
 __all__ = [
+    "FCLG",
     "GCFL",
     "DFedGNN",
     "EarlyStopping",

@@ -1,21 +1,26 @@
 """LightningModules, one paper's model per file; no federation."""
 
 from flgraph.models.classifier import Classifier, OptimizerName
+from flgraph.models.fclg import FCLG
 from flgraph.models.fedego import EgoHead, FedEgo, MashedEgos
 from flgraph.models.fedhgn import RGCN
 from flgraph.models.fedstar import FedStar
 from flgraph.models.gcn_node import KnownNeighbours, NodeGCN
 from flgraph.models.gnn import GNN
 from flgraph.models.graph_classifier import GraphClassifier
+from flgraph.models.graph_embedding import Encoded, GraphEmbedding
 
 __all__ = [
+    "FCLG",
     "GNN",
     "RGCN",
     "Classifier",
     "EgoHead",
+    "Encoded",
     "FedEgo",
     "FedStar",
     "GraphClassifier",
+    "GraphEmbedding",
     "KnownNeighbours",
     "MashedEgos",
     "NodeGCN",

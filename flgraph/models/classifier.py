@@ -1,13 +1,12 @@
-"""What all classifiers have in common: loss, metrics, optimizer, and the checks of what users give."""
+"""What all classifiers have in common: loss, metrics, and the checks of what users give."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,17 +14,13 @@ from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from flgraph.errors import InputError, expect
-
-OptimizerName = Literal["adam", "adamw", "sgd"]
-
-_OPTIMIZERS: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+from flgraph.models.module import OptimizerName, SizedModule
 
 
-class Classifier(pl.LightningModule, ABC):
+class Classifier(SizedModule, ABC):
     """One class per graph or node: a base for modules that turn a batch into logits (:meth:`forward`).
 
-    Sizes of -1 mean "given by the data". A module with such a size is a template: it holds hyper-parameters only, has
-    no layers, and cannot be called. ``type(m)(**{**m.hparams, **sizes})`` makes a working module of it.
+    Sizes of -1 are given by the data, see :class:`~flgraph.models.module.SizedModule`.
 
     Logs ``loss``, ``accuracy`` (which is micro F1) and ``f1`` (macro) of each epoch under ``train/``, ``val/`` and
     ``test/``; of a second test loader under ``global_test/``. Evaluations have ``samples``, too, the number of graphs
@@ -42,58 +37,20 @@ class Classifier(pl.LightningModule, ABC):
         InputError: a hyper-parameter or a batch cannot be used.
     """
 
-    data_sizes: ClassVar[tuple[str, ...]] = ("in_channels", "num_classes")
-    """Names of the hyper-parameters that may be -1, "given by the data"."""
-
     test_stages: ClassVar[tuple[str, ...]] = ("test", "global_test")
     """Names of the test loaders, in their order."""
 
     def __init__(
         self, in_channels: int, num_classes: int, lr: float, weight_decay: float, optimizer: OptimizerName
     ) -> None:
-        super().__init__()
-        for name, size in (("in_channels", in_channels), ("num_classes", num_classes)):
-            expect(size == -1 or size >= 1, f"model.{name}", "a positive integer, or -1 for given by the data", size)
-        expect(0 <= lr < float("inf"), "model.lr", "a finite number, 0 or more", lr)
-        expect(0 <= weight_decay < float("inf"), "model.weight_decay", "a finite number, 0 or more", weight_decay)
-        expect(optimizer in _OPTIMIZERS, "model.optimizer", f"one of {', '.join(_OPTIMIZERS)}", optimizer)
-        self.in_channels, self.num_classes = in_channels, num_classes
-        self.lr, self.weight_decay, self.optimizer_name = lr, weight_decay, optimizer
+        super().__init__(in_channels, num_classes, lr, weight_decay, optimizer)
         self._seen: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
-
-    @property
-    def is_template(self) -> bool:
-        """Whether a size is still to be given by the data."""
-        return any(getattr(self, name) == -1 for name in self.data_sizes)
-
-    def check_sizes(self) -> None:
-        """What subclasses call first in ``forward``.
-
-        Raises:
-            InputError: the module is a template.
-        """
-        if self.is_template:
-            missing = " and ".join(f"`model.{name}`" for name in self.data_sizes if getattr(self, name) == -1)
-            raise InputError(
-                f"Expected {missing} to be given before the module is called but got -1 (given by the data)."
-            )
-
-    def reset_parameters(self) -> None:
-        """Draws new weights for all layers."""
-        _reset(self)
 
     @abstractmethod
     def forward(self, batch: Any) -> Tensor:
         """Logits ``[B, num_classes]``; what a subclass must say."""
 
     # ------------------------------------------------------------------------------------------------------ steps
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Leaves a batch as it is that was cut on its device: moving it would not leave its one-hots as such."""
-        labels = getattr(batch, "y", None)
-        if isinstance(labels, Tensor) and labels.device == device:
-            return batch
-        return super().transfer_batch_to_device(batch, device, dataloader_idx)
-
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """Cross-entropy of a training batch."""
         return self._step(batch, "train")
@@ -181,25 +138,6 @@ class Classifier(pl.LightningModule, ABC):
             values["samples"] = counts.sum().float()
         self.log_dict({f"{stage}/{name}": value for name, value in values.items()}, batch_size=1)
 
-    # -------------------------------------------------------------------------------------------------- optimizer
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The optimizer that the hyper-parameters name, over all parameters."""
-        optimizer: torch.optim.Optimizer = _OPTIMIZERS[self.optimizer_name](
-            self.parameters(), lr=self.lr, weight_decay=self.weight_decay, fused=self._may_fuse()
-        )
-        return optimizer
-
-    def _may_fuse(self) -> bool:
-        """Whether one kernel may update all parameters, which takes less than half the time."""
-        trainer = self._trainer
-        if trainer is not None:
-            # A fused optimizer undoes the scaling of float16 gradients itself, after the hooks that look at gradients,
-            # and Lightning therefore refuses to clip them under mixed precision.
-            precision = str(trainer.precision)
-            if precision == "16-mixed" or ("mixed" in precision and trainer.gradient_clip_val):
-                return False
-        return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in self.parameters())
-
 
 @lru_cache(maxsize=64)
 def epoch_metrics(num_classes: int, device: torch.device) -> MetricCollection:
@@ -221,12 +159,3 @@ def epoch_metrics(num_classes: int, device: torch.device) -> MetricCollection:
 def at_least_float32(tensor: Tensor) -> Tensor:
     """Half-precision tensors as float32, others as they are."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-
-
-def _reset(module: torch.nn.Module) -> None:
-    for child in module.children():
-        reset = getattr(child, "reset_parameters", None)
-        if callable(reset):
-            reset()
-        else:
-            _reset(child)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from flgraph.errors import InputError, expect
+from flgraph.errors import expect
+from flgraph.models import graph_batch
 from flgraph.models.classifier import Classifier, OptimizerName
 from flgraph.nn import Adjacency, Dropout, OneHot, PoolName, graph_pool
 
@@ -77,37 +78,18 @@ class GraphClassifier(Classifier):
         return logits
 
     def node_input(self, batch: Data, name: str, columns: int) -> Tensor:
-        """Tensor ``name`` of the batch in the precision of the weights, after a look at its width.
-
-        Raises:
-            InputError: the batch has no such tensor, or not ``columns`` columns.
-        """
-        tensor = batch.get(name)
-        if tensor is None:
-            raise InputError(f"Expected `batch.{name}` to be a tensor of {columns} columns but the batch has none.")
-        fits = tensor.dim() == 2 and tensor.size(1) == columns
-        expect(fits, f"batch.{name}", f"of shape [nodes, {columns}]", list(tensor.shape))
-        rows: Tensor = tensor.to(self.post.weight.dtype)
-        return rows
+        """See :func:`~flgraph.models.graph_batch.node_input`; in the precision of the weights."""
+        return graph_batch.node_input(batch, name, columns, self.post.weight.dtype)
 
     def features(self, batch: Data) -> Tensor | OneHot:
-        """The input ``x``, see :meth:`node_input`; one-hots as such, where the batch has not made a tensor of them."""
-        unmade = getattr(batch, "unmade", None)
-        rows = unmade("x") if unmade else None
-        if isinstance(rows, OneHot) and rows.width == self.in_channels:
-            return rows
-        return self.node_input(batch, "x", self.in_channels)
+        """The input ``x``, see :func:`~flgraph.models.graph_batch.features`."""
+        return graph_batch.features(batch, self.in_channels, self.post.weight.dtype)
 
     def neighbours(self, batch: Data) -> Adjacency:
         """The adjacency that the batch brings along, or a new one of its edges."""
-        adj = batch.get("adj")
-        return Adjacency.from_edges(batch.edge_index, batch.num_nodes) if adj is None else adj
+        return graph_batch.neighbours(batch)
 
     def pool_nodes(self, batch: Data, *rows: Tensor) -> list[Tensor]:
         """Each of ``rows [N, C]`` pooled to ``[B, C]``. Data without a batch vector counts as one graph."""
-        graph, count = batch.batch, 1
-        if graph is None:
-            graph = torch.zeros(batch.num_nodes, dtype=torch.long, device=rows[0].device)
-        else:
-            count = batch.num_graphs
+        graph, count = graph_batch.graph_of_nodes(batch, rows[0].device)
         return [self.pool(row, graph, count) for row in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-import flgraph
+import flgraph.models
+from flgraph.models import GraphEmbedding
 
 Call = Callable[..., Any]  # see conftest.py
 
@@ -21,6 +23,9 @@ MODELS = {
     name: yaml.safe_load((CONFIGS / f"method/{name}.yaml").read_text())["model"]["class_path"] for name in METHODS
 }
 OF_NODES = [name for name in METHODS if MODELS[name] in ("flgraph.models.FedEgo", "flgraph.models.NodeGCN")]
+OF_EMBEDDINGS = [
+    name for name in METHODS if issubclass(getattr(flgraph.models, MODELS[name].rpartition(".")[2]), GraphEmbedding)
+]
 OF_HETERO = [name for name in METHODS if MODELS[name] == "flgraph.models.RGCN"]
 
 
@@ -29,11 +34,23 @@ def test_there_are_configs() -> None:
     assert {"chem", "biochem", "biochemsn", "biosncv", "cora_label_skew", "cora_published"} <= set(DATA)
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - {*OF_NODES, *OF_HETERO}))
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {*OF_NODES, *OF_HETERO, *OF_EMBEDDINGS}))
 def test_every_method_runs(done: Call, small: list[str], tmp_path: Path, method: str) -> None:
     done("fit", "-c", f"configs/method/{method}.yaml", *small, "--trainer.rounds", "1")
     (run,) = (tmp_path / "runs").glob("*/version_0")
     assert (run / "results.json").is_file()
+
+
+@pytest.mark.parametrize("method", OF_EMBEDDINGS)
+def test_every_method_for_embeddings_runs(done: Call, tu_root: Path, tmp_path: Path, method: str) -> None:
+    data = ("--data", "flgraph.data.DealtGraphFederation", "--data.dataset", "ALPHA", "--data.root", str(tu_root))
+    split = ("--data.num_clients", "2", "--data.emd", "0.4", "--data.diffusion.sparsify", "none")
+    where = ("--trainer.default_root_dir", str(tmp_path / "runs"), "--trainer.accelerator", "cpu")
+    done("fit", "-c", f"configs/method/{method}.yaml", *data, *split, *where, "--trainer.rounds", "1")
+    (run,) = (tmp_path / "runs").glob("*/version_0")
+    results = json.loads((run / "results.json").read_text())
+    assert results["partition"]["emd"] == pytest.approx(0.4, abs=0.005)
+    assert results["final"]["mean"]["global_test/accuracy"] >= 0.5
 
 
 @pytest.mark.parametrize("method", OF_NODES)
@@ -69,7 +86,7 @@ def test_every_method_for_heterogeneous_graphs_runs(done: Call, data_root: Path,
 def test_every_data_config_parses(done: Call, data: str) -> None:
     out = done("fit", *FEDPER, "-c", f"configs/data/{data}.yaml", "--print_config").out
     shown = yaml.safe_load(out)["data"]
-    if shown["class_path"] in ("flgraph.data.NodeFederation", "flgraph.data.HeteroFederation"):
+    if "dataset" in shown["init_args"]:
         assert shown["init_args"]["dataset"].lower() == data.split("_")[0]
     else:
         assert len(shown["init_args"]["datasets"]) >= 7

@@ -1,0 +1,47 @@
+"""What models read of a batch of graphs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from flgraph.errors import InputError, expect
+from flgraph.nn import Adjacency, OneHot
+
+
+def node_input(batch: Data, name: str, columns: int, dtype: torch.dtype) -> Tensor:
+    """Tensor ``name`` of the batch as ``dtype``, after a look at its width.
+
+    Raises:
+        InputError: the batch has no such tensor, or not ``columns`` columns.
+    """
+    tensor = batch.get(name)
+    if tensor is None:
+        raise InputError(f"Expected `batch.{name}` to be a tensor of {columns} columns but the batch has none.")
+    fits = tensor.dim() == 2 and tensor.size(1) == columns
+    expect(fits, f"batch.{name}", f"of shape [nodes, {columns}]", list(tensor.shape))
+    rows: Tensor = tensor.to(dtype)
+    return rows
+
+
+def features(batch: Data, columns: int, dtype: torch.dtype) -> Tensor | OneHot:
+    """The input ``x``, see :func:`node_input`; one-hots as such, where the batch has not made a tensor of them."""
+    unmade = getattr(batch, "unmade", None)
+    rows = unmade("x") if unmade else None
+    if isinstance(rows, OneHot) and rows.width == columns:
+        return rows
+    return node_input(batch, "x", columns, dtype)
+
+
+def neighbours(batch: Data) -> Adjacency:
+    """The adjacency that the batch brings along, or a new one of its edges."""
+    adj = batch.get("adj")
+    return Adjacency.from_edges(batch.edge_index, batch.num_nodes) if adj is None else adj
+
+
+def graph_of_nodes(batch: Data, device: torch.device) -> tuple[Tensor, int]:
+    """The graph of each node ``[N]``, and how many graphs there are; data without a batch vector counts as one."""
+    if batch.batch is None:
+        return torch.zeros(batch.num_nodes, dtype=torch.long, device=device), 1
+    return batch.batch, batch.num_graphs

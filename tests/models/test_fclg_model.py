@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GINConv, global_add_pool
+
+from flgraph.data import Diffusion, FlatGraphs, ViewDataModule, diffused
+from flgraph.errors import InputError
+from flgraph.models import FCLG
+from flgraph.nn import instance_contrast
+
+
+def flat(given: list[Data], cache: Path) -> FlatGraphs:
+    graphs = FlatGraphs.from_pyg(given)
+    return graphs.with_views({"diffused": diffused(graphs, Diffusion(), cache)})
+
+
+class Reference(nn.Module):
+    """The encoder in PyG's layers; the diffused view by dense products."""
+
+    def __init__(self, net: FCLG) -> None:
+        super().__init__()
+        self.convs, self.norms = nn.ModuleList(), net.encoder.norms
+        for conv in net.encoder.convs:
+            first, second = nn.Linear(conv.in_channels, conv.hidden_channels), nn.Linear(conv.hidden_channels, 5)
+            self.convs.append(GINConv(nn.Sequential(first, nn.ReLU(), second)))  # which draws new weights
+            first.load_state_dict(conv.lin1.state_dict())
+            second.load_state_dict(conv.lin2.state_dict())
+
+    def forward(self, x: Tensor, batch: Batch, dense: Tensor | None = None) -> Tensor:
+        layers = []
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = conv(x, batch.edge_index) if dense is None else conv.nn(x + dense @ x)
+            x = norm(x.relu())
+            layers.append(x)
+        return global_add_pool(torch.cat(layers, dim=1), batch.batch)
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_equals_pyg(norm: Any, graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
+    """Embeddings of both views, the loss, and its gradients."""
+    torch.manual_seed(0)
+    given = graph_list(7)
+    graphs = flat(given, tmp_path)
+    net = FCLG(4, 2, hidden_channels=5, num_layers=2, norm=norm, temperature=0.3)
+    reference = Reference(net)
+    batch, plain = graphs.batch(), Batch.from_data_list(given)
+    dense = torch.block_diag(
+        *(graphs.views["diffused"].dense(i, g.num_nodes or 0, int(graphs.node_ptr[i])) for i, g in enumerate(given))
+    )
+    u, v = reference(plain.x, plain), reference(plain.x, plain, dense)
+    loss, encoded = net.contrast(batch)
+    torch.testing.assert_close(encoded.graphs, u, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(encoded.nodes.size(), torch.Size([plain.num_nodes, 10]))
+    expected = instance_contrast(u, v, 0.3)
+    torch.testing.assert_close(loss, expected)
+    expected.backward()
+    loss.backward()
+    for own, other in zip(net.encoder.convs, reference.convs, strict=True):
+        torch.testing.assert_close(own.lin1.weight.grad, other.nn[0].weight.grad, atol=1e-5, rtol=1e-3)
+        torch.testing.assert_close(own.lin2.bias.grad, other.nn[2].bias.grad, atol=1e-5, rtol=1e-3)
+
+
+def test_trains_alone(graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
+    """With an ordinary Trainer: the loss falls, tests cluster, predictions are embeddings."""
+    torch.manual_seed(0)
+    graphs = flat(graph_list(24), tmp_path)
+    everything = torch.arange(24)
+    data = ViewDataModule(graphs, (everything, everything[:6], everything), batch_size=8, everywhere=graphs)
+    net = FCLG(**data.model_args, hidden_channels=8, num_layers=2, lr=0.01, probe=True)
+    quiet: dict[str, Any] = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+    }
+    trainer = pl.Trainer(max_epochs=8, default_root_dir=tmp_path, **quiet)
+    before = net.contrast(graphs.batch())[0].item()
+    trainer.fit(net, datamodule=data)
+    assert net.contrast(graphs.batch())[0].item() < before - 0.1
+    assert set(trainer.callback_metrics) == {"train/loss", "val/loss"}
+    told = {key: value for part in trainer.test(net, datamodule=data, verbose=False) for key, value in part.items()}
+    names = ("accuracy", "f1", "nmi", "ari", "silhouette", "probe")
+    assert set(told) == {f"{stage}/{name}" for name in names for stage in ("test", "global_test")}
+    assert all(told[f"test/{name}"] == told[f"global_test/{name}"] for name in names)  # the same graphs
+    embeddings = trainer.predict(net, datamodule=data)
+    assert [tuple(part.shape) for part in embeddings or []] == [(24, 16)]  # type: ignore[union-attr]
+
+
+def test_batches_of_any_order_embed_alike(graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
+    graphs = flat(graph_list(6), tmp_path)
+    net = FCLG(4, 2, hidden_channels=5).eval()
+    order = torch.tensor([4, 0, 2])
+    torch.testing.assert_close(net(graphs.batch(order)), net(graphs.batch())[order])
+    torch.testing.assert_close(net(graphs.batch()).norm(dim=1), torch.ones(6))
+    raw = FCLG(4, 2, hidden_channels=5, embedding="raw").eval()
+    raw.load_state_dict(net.state_dict())
+    torch.testing.assert_close(raw(graphs.batch()), raw.encode(graphs.batch()).graphs)
+
+
+def test_a_batch_of_one_graph_has_no_loss(graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
+    graphs = flat(graph_list(3), tmp_path)
+    net = FCLG(4, 2, hidden_channels=5)
+    loss, _ = net.contrast(graphs.batch(torch.tensor([1])))
+    assert loss == 0
+
+
+def test_no_second_view(graph_list: Callable[..., list[Data]]) -> None:
+    net = FCLG(4, 2)
+    with pytest.raises(InputError, match=r"Expected `batch.diffused` to be the second view"):
+        net.contrast(Batch.from_data_list(graph_list(3)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"temperature": 0.0}, "model.temperature"),
+        ({"similarity": "none"}, "model.similarity"),
+        ({"norm": "layer"}, "model.norm"),
+        ({"num_layers": 0}, "model.num_layers"),
+        ({"embedding": "log"}, "model.embedding"),
+        ({"cluster_restarts": 0}, "model.cluster_restarts"),
+        ({"optimizer": "sgdd"}, "model.optimizer"),
+    ],
+)
+def test_refusals(wrong: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError, match=f"Expected `{field}` to be"):
+        FCLG(**wrong)
