@@ -9,10 +9,13 @@ from flgraph.models.gcn_node import KnownNeighbours, NodeGCN
 from flgraph.models.gnn import GNN
 from flgraph.models.graph_classifier import GraphClassifier
 from flgraph.models.graph_embedding import Encoded, GraphEmbedding
+from flgraph.models.infograph import InfoGraph
+from flgraph.models.mvgrl import MVGRL
 
 __all__ = [
     "FCLG",
     "GNN",
+    "MVGRL",
     "RGCN",
     "Classifier",
     "EgoHead",
@@ -21,6 +24,7 @@ __all__ = [
     "FedStar",
     "GraphClassifier",
     "GraphEmbedding",
+    "InfoGraph",
     "KnownNeighbours",
     "MashedEgos",
     "NodeGCN",
