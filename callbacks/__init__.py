@@ -2,6 +2,7 @@
 
 from flgraph.callbacks.dfedgnn import DFedGNN
 from flgraph.callbacks.early_stopping import EarlyStopping
+from flgraph.callbacks.embeddings import EmbeddingPictures
 from flgraph.callbacks.fclg import FCLG
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.callbacks.fedego import FedEgo
@@ -23,6 +24,7 @@ __all__ = [
     "GCFL",
     "DFedGNN",
     "EarlyStopping",
+    "EmbeddingPictures",
     "FedAvg",
     "FedEgo",
     "FedGCN",

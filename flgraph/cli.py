@@ -113,23 +113,27 @@ class FederatedCLI(LightningCLI):
         self.trainer.test(ckpt_path=ckpt_path or "last", **kwargs)
 
     def predict(self, ckpt_path: str | None, **kwargs: Any) -> None:
-        """Writes ``predictions/CLIENT.csv`` into the run folder: for every graph its probability of each class."""
+        """Writes ``predictions/CLIENT.csv`` into the run folder: class probabilities or embeddings of graphs."""
         predictions = self.trainer.predict(ckpt_path=ckpt_path or "last", **kwargs)
         assert self.trainer.run_dir is not None
         folder = self.trainer.run_dir / "predictions"
         folder.mkdir(exist_ok=True)
         for client, batches in predictions.items():
-            _write_predictions(_probabilities(client, batches), folder / f"{client}.csv")
+            rows, file = _rows(client, batches), folder / f"{client}.csv"
+            if getattr(self.model, "gives_embeddings", False):
+                _write_embeddings(rows, file)
+            else:
+                _write_predictions(rows, file)
         self.trainer.console.print(f"predictions in {folder}", soft_wrap=True, markup=False)
 
 
-def _probabilities(client: str, batches: list[Any]) -> torch.Tensor:
+def _rows(client: str, batches: list[Any]) -> torch.Tensor:
     if not all(isinstance(batch, torch.Tensor) and batch.dim() == 2 for batch in batches):
         got = ", ".join(
             sorted({f"{list(b.shape)}" if isinstance(b, torch.Tensor) else type(b).__name__ for b in batches})
         )
         raise InputError(
-            f"Expected `predict_step` of client `{client}` to give tensors [graphs, classes] but got {got}."
+            f"Expected `predict_step` of client `{client}` to give tensors [graphs, columns] but got {got}."
         )
     return torch.cat(batches)
 
@@ -140,6 +144,14 @@ def _write_predictions(probabilities: torch.Tensor, file: Path) -> None:
         writer.writerow(["graph", "class", *(f"p{number}" for number in range(probabilities.size(1)))])
         for number, row in enumerate(probabilities.float()):
             writer.writerow([number, int(row.argmax()), *(f"{value:.6f}" for value in row.tolist())])
+
+
+def _write_embeddings(embeddings: torch.Tensor, file: Path) -> None:
+    with open(file, "w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["graph", *(f"e{number}" for number in range(embeddings.size(1)))])
+        for number, row in enumerate(embeddings.float()):
+            writer.writerow([number, *(f"{value:.6g}" for value in row.tolist())])
 
 
 # What jsonargparse says of something that a class or a field cannot take, and the sentence that is made of it.

@@ -224,6 +224,11 @@ class FederatedTrainer(pl.Trainer):
         self._settings: dict[str, Any] = {}
         self._fitted: tuple[Model, FederatedData] | None = None
 
+    @property
+    def federated_data(self) -> FederatedData | None:
+        """The data of the run; ``None`` before the first."""
+        return None if self._fitted is None else self._fitted[1]
+
     # ------------------------------------------------------------------------------------------------- entry points
     def fit(  # type: ignore[override]
         self, model: Model, datamodule: FederatedData, ckpt_path: str | None = None

@@ -283,6 +283,40 @@ def around_center(panels: Mapping[str, Mapping[str, float]], *, width: float = 1
     return figure
 
 
+def embedding_panels(
+    panels: Mapping[str, tuple[Sequence[Sequence[float]], Sequence[int]]], *, width: float = 4.2, columns: int = 3
+) -> Figure:
+    """Points in the plane, coloured by class; a panel per title.
+
+    Args:
+        panels: title to places ``[n][2]`` and their classes ``[n]``.
+        width: inches of a panel.
+        columns: panels side by side.
+    """
+    across = min(columns, max(1, len(panels)))
+    rows = -(-len(panels) // across)
+    classes = sorted({label for _, labels in panels.values() for label in labels})
+    with _figure((width * across, 0.9 * width * rows)) as figure:
+        for number, (title, (places, labels)) in enumerate(panels.items(), start=1):
+            axes = figure.add_subplot(rows, across, number)
+            for place, label in enumerate(classes):
+                own = [point for point, kind in zip(places, labels, strict=True) if kind == label]
+                colour = COLOURS[place % len(COLOURS)]
+                axes.scatter(
+                    [x for x, _ in own],
+                    [y for _, y in own],
+                    s=7,
+                    color=colour,
+                    linewidths=0,
+                    alpha=0.8,
+                    label=str(label),
+                )
+            axes.set(title=_plain(title), xticks=[], yticks=[])
+            if number == 1:
+                axes.legend(title="class", fontsize=7, markerscale=2)
+    return figure
+
+
 # ------------------------------------------------------------------------------------------------------------- bars
 def grouped_bars(
     groups: Sequence[str],

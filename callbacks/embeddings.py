@@ -1,0 +1,123 @@
+"""Pictures of the embeddings of all clients' graphs at some rounds."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pytorch_lightning.loggers import TensorBoardLogger
+from torch import Tensor
+
+from flgraph.errors import InputError, expect
+from flgraph.federation.callback import FederatedCallback
+
+if TYPE_CHECKING:
+    from flgraph.federation.trainer import FederatedTrainer
+
+
+class EmbeddingPictures(FederatedCallback):
+    """Collects the embeddings of all clients' graphs after some rounds, and shows them in two dimensions (t-SNE).
+
+    Each client embeds its own graphs with the model it would use, the newest aggregate included, as ``predict`` does.
+    The run folder gets ``embeddings/round-N.csv`` (client, graph, label, x, y) and ``embeddings/round-N.png``;
+    TensorBoard gets the picture and, with ``projector``, the embeddings themselves for its projector. For simulations
+    only: embeddings and labels of all clients come to one place.
+
+    Args:
+        rounds: after which rounds.
+        projector: whether TensorBoard's projector gets the embeddings.
+        perplexity: of t-SNE; smaller where there are few graphs.
+        seed: of t-SNE.
+
+    Raises:
+        InputError: a value is out of range; predictions are no rows of numbers, one per graph.
+    """
+
+    def __init__(
+        self, rounds: Sequence[int] = (1, 10, 20), projector: bool = True, perplexity: float = 30.0, seed: int = 0
+    ) -> None:
+        expect(all(number >= 1 for number in rounds), "callbacks.rounds", "numbers of 1 or more", list(rounds))
+        expect(perplexity > 0, "callbacks.perplexity", "a positive number", perplexity)
+        self.rounds, self.projector = list(rounds), projector
+        self.perplexity, self.seed = perplexity, seed
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        if trainer.current_round not in self.rounds:
+            return
+        assert trainer.server is not None
+        # Where the round was not evaluated, clients have not installed its aggregate yet; they will not do so again.
+        trainer.server.evaluate(trainer.current_round, (), trainer.record)
+        names, embeddings, labels = _collect(trainer)
+        places = _tsne(embeddings, self.perplexity, self.seed)
+        assert trainer.run_dir is not None
+        folder = trainer.run_dir / "embeddings"
+        folder.mkdir(exist_ok=True)
+        self._write(folder, trainer.current_round, names, labels, places)
+        self._show(trainer, folder, labels, places, embeddings)
+
+    def _write(
+        self, folder: Path, number: int, names: Sequence[tuple[str, int]], labels: Tensor, places: Tensor
+    ) -> None:
+        with open(folder / f"round-{number}.csv", "w", newline="") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerow(["client", "graph", "label", "x", "y"])
+            for (client, graph), label, place in zip(names, labels.tolist(), places.tolist(), strict=True):
+                writer.writerow([client, graph, label, *(f"{value:.4f}" for value in place)])
+
+    def _show(
+        self, trainer: FederatedTrainer, folder: Path, labels: Tensor, places: Tensor, embeddings: Tensor
+    ) -> None:
+        from flgraph.report.charts import embedding_panels, save_png  # matplotlib loads slowly
+
+        number = trainer.current_round
+        panel = {f"round {number}": (places.tolist(), labels.tolist())}
+        save_png(embedding_panels(panel), folder / f"round-{number}.png")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_figure("embeddings/tsne", embedding_panels(panel), number)
+                if self.projector:
+                    logger.experiment.add_embedding(embeddings, [str(y) for y in labels.tolist()], global_step=number)
+
+
+def _collect(trainer: FederatedTrainer) -> tuple[list[tuple[str, int]], Tensor, Tensor]:
+    """Client and number of every graph, embeddings ``[n, C]`` and classes ``[n]``."""
+    names: list[tuple[str, int]] = []
+    rows, labels = [], []
+    for client, batches in trainer.engine.predict():
+        fits = bool(batches) and all(isinstance(part, Tensor) and part.dim() == 2 for part in batches)
+        expect(fits, f"predictions of client `{client}`", "tensors [graphs, columns]", type(batches).__name__)
+        own = torch.cat(batches).float().cpu()
+        y = _labels(trainer, client)
+        wanted = f"{y.numel()} rows, one per graph,"
+        expect(y.numel() == len(own), f"predictions of client `{client}`", wanted, len(own))
+        names += [(client, number) for number in range(len(own))]
+        rows.append(own)
+        labels.append(y)
+    return names, torch.cat(rows), torch.cat(labels)
+
+
+def _labels(trainer: FederatedTrainer, client: str) -> Tensor:
+    """Classes of a client's graphs, in the order of its prediction data."""
+    assert trainer.federated_data is not None
+    data: Any = trainer.federated_data.client(client)
+    loader = data.predict_dataloader()
+    try:
+        return torch.cat([batch.y.view(-1).cpu() for batch in loader])
+    except AttributeError as error:
+        raise InputError(f"Expected the data of client `{client}` to have classes but got {error}.") from error
+
+
+def _tsne(embeddings: Tensor, perplexity: float, seed: int) -> Tensor:
+    """Places in the plane ``[n, 2]``; on one thread, so that they are the same every time."""
+    from sklearn.manifold import TSNE  # loads slowly, too
+    from threadpoolctl import threadpool_limits
+
+    count = len(embeddings)
+    expect(count > 3, "callbacks", "for four graphs or more, which t-SNE can place,", count)
+    usable = min(perplexity, (count - 1) / 3)
+    with threadpool_limits(limits=1):
+        places = TSNE(perplexity=usable, init="pca", random_state=seed).fit_transform(embeddings.double().numpy())
+    return torch.from_numpy(places)
