@@ -23,6 +23,8 @@ def write_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) ->
     settings = list(dict.fromkeys(setting for setting, _ in done))
     if study.figure == "divergence":
         return [_divergence(done, setting, folder / f"{table}_{_plain(setting)}.png") for setting in settings]
+    if study.figure == "labels":
+        return [_labels(done, setting, folder / f"{table}_{_plain(setting)}.png") for setting in settings]
     several = len(study.metrics) > 1
     files = []
     for metric in study.metrics:
@@ -30,8 +32,8 @@ def write_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) ->
         if study.figure == "settings":
             files.append(_over_settings(study, cells, metric, folder / f"{stem}.png"))
             continue
-        for setting in settings:
-            files.append(_convergence(study, done, setting, metric, folder / f"{stem}_{_plain(setting)}.png"))
+        draw = _clients if study.figure == "clients" else _convergence
+        files += [draw(study, done, setting, metric, folder / f"{stem}_{_plain(setting)}.png") for setting in settings]
     return files
 
 
@@ -62,6 +64,34 @@ def _divergence(done: Done, setting: str, file: Path) -> Path:
                 for name in clients[0]
             }
     save_png(around_center(panels), file)
+    return file
+
+
+def _clients(study: Study, done: Done, setting: str, metric: str, file: Path) -> Path:
+    """Every client's test metric after the last round, mean and deviation over seeds."""
+    from flgraph.report.charts import grouped_bars, save_png, spread, styles_for
+
+    series = {method: results for (where, method), results in done.items() if where == setting}
+    names = list(dict.fromkeys(name for runs in series.values() for run in runs for name in run["final"]["clients"]))
+    values = {
+        method: [
+            spread([100 * number(run["final"]["clients"][name].get(logged_name(metric))) for run in runs])
+            for name in names
+        ]
+        for method, runs in series.items()
+    }
+    ylabel = f"{in_words(metric)} in percent"
+    save_png(grouped_bars(names, values, ylabel=ylabel, styles=styles_for(list(values)), width=8.0), file)
+    return file
+
+
+def _labels(done: Done, setting: str, file: Path) -> Path:
+    """Classes of every client's training data, in the partition of the first run."""
+    from flgraph.data.partition_plot import label_figure
+    from flgraph.report.charts import save_png
+
+    first = next(runs[0] for (where, _), runs in done.items() if where == setting)
+    save_png(label_figure(first["partition"]), file)
     return file
 
 

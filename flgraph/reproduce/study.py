@@ -18,9 +18,11 @@ from flgraph.packaged import find_config
 
 _HERE = Path(__file__).parent
 
-FigureKind = Literal["convergence", "settings", "divergence"]
+FigureKind = Literal["convergence", "settings", "divergence", "clients", "labels"]
 """``convergence``: test metric over rounds, a picture per setting; ``settings``: the last round's over the settings;
-``divergence``: distance of every client's weights to the server's after the last round (FedEgo, Figure 5)."""
+``divergence``: distance of every client's weights to the server's after the last round (FedEgo, Figure 5); ``clients``:
+every client's test metric after the last round, a picture per setting (FedEgo, Figure 6); ``labels``: classes of every
+client in the partition of the first run (FedEgo, Figure 7)."""
 
 
 Average = Literal["clients", "samples"]

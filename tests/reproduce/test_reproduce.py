@@ -301,6 +301,24 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
     assert "## clients: 28" in files[1].read_text()
 
 
+def test_figures_of_clients_and_of_labels(tmp_path: Path) -> None:
+    study = replace(tiny_study(rounds=1), figure="clients", paper={})
+    labels = {
+        "A": {"train": 3, "train_labels": [1, 2], "emd": 0.5},
+        "B": {"train": 1, "train_labels": [1, 0], "emd": 1},
+    }
+    for run in study.runs():
+        folder = run_folder(study, run, tmp_path) / "version_0"
+        write_results(folder, 0.6, 0.5, [0.6], partition={"clients": labels})
+        results = json.loads((folder / "results.json").read_text())
+        results["final"]["clients"] = {"A": {"test/accuracy": 0.5}, "B": {"test/accuracy": 0.7}}
+        (folder / "results.json").write_text(json.dumps(results))
+    for figure in ("clients", "labels"):
+        files = write_study(replace(study, figure=figure), tmp_path, tmp_path / figure)
+        assert [file.name for file in files[2:]] == ["table_TINY.png"]
+        assert files[2].read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_study_may_have_several_metrics(tmp_path: Path) -> None:
     base = tiny_study(rounds=1).cut(methods=["Local"], seeds=[1])
     paper = {"global_test/accuracy": {"TINY": {"Local": [40.0]}}}
