@@ -31,15 +31,17 @@ class FedHGN(FedAvg):
     .. math::
         L_{\mathrm{task}} + \lambda \sum_r \min_{r^{\prime}} \lVert \beta_r - \beta_{r^{\prime}} \rVert^2,
 
-    the minimum being over all rows received for the same layer. As in the published code a single row of zeros stands
+    the minimum being over all rows received for the same layer; where a layer has coefficients of node types and of
+    edge types, each kind has rows of its own. As in the published code a single row of zeros stands
     for them before anybody has sent any. The gradient :math:`2 \lambda (\beta_r - \beta_{r^{\ast}})` is added before
     every optimizer step, which is what automatic differentiation of the sum gives; the logged loss is the task's alone.
 
-    What the server can infer: how many relations a client has, from the number of rows, and whether a row of one round
-    continues one of the last. Names, counts per name and the order of relations are in no payload. A client learns
-    how many relations all others have together.
+    What the server can infer: how many relations (and node types, where these have coefficients) a client has, from the
+    number of rows, and whether a row of one round continues one of the last. Names, counts per name and the order of
+    relations are in no payload. A client learns how many relations all others have together.
 
-    Goes with :class:`flgraph.models.RGCN`.
+    Goes with :class:`flgraph.models.RGCN`, :class:`flgraph.models.HeteroGAT` and every other model whose parameters of
+    types are pairs ``PLACE.coefficients``, a row per type, and ``PLACE.bases``.
 
     Args:
         alignment: :math:`\lambda`; with 0 nothing is sent of the coefficients (the paper's ablation "B").
@@ -53,7 +55,7 @@ class FedHGN(FedAvg):
     def __init__(
         self,
         alignment: float = 0.5,
-        bases: Sequence[str] = ("*.bases", "*.bias", "classifier.*"),
+        bases: Sequence[str] = ("convs.*.bases", "convs.*.bias", "classifier.*"),
         weighting: Literal["samples", "uniform"] = "samples",
         optimizer_state: Literal["keep", "reset"] = "keep",
     ) -> None:

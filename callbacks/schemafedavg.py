@@ -26,8 +26,8 @@ class SchemaFedAvg(FedProx):
     so that all start alike.
 
     Goes with :class:`flgraph.models.RGCN` without bases (the paper's baselines). With bases, ``rows``
-    ``["*.coefficients"]`` and ``common`` ``["*.bases", "*.bias", "classifier.*"]`` are the paper's ablation "B+C", and
-    without ``"*.bases"`` it is "C".
+    ``["*.coefficients"]`` and ``common`` ``["convs.*.bases", "convs.*.bias", "classifier.*"]`` are the paper's ablation
+    "B+C", and without ``"convs.*.bases"`` it is "C".
 
     Args:
         mu: weight of the proximal term, see :class:`FedProx`; 0 is FedAvg, the paper's FedProx has 1.
@@ -43,7 +43,7 @@ class SchemaFedAvg(FedProx):
         self,
         mu: float = 0.0,
         rows: Sequence[str] = ("convs.*.weight",),
-        common: Sequence[str] = ("*.bias", "classifier.*"),
+        common: Sequence[str] = ("convs.*.bias", "classifier.*"),
         weighting: Literal["samples", "uniform"] = "samples",
         optimizer_state: Literal["keep", "reset"] = "keep",
     ) -> None:

@@ -9,6 +9,7 @@ from flgraph.data.flat import FlatGraphs
 from flgraph.data.hetero import HeteroBatch, HeteroClients, HeteroDataModule, HeteroFederation, HeteroLoader
 from flgraph.data.hetero_datasets import read_hetero, read_hetero_clients
 from flgraph.data.hetero_graph import HeteroGraph
+from flgraph.data.hetero_links import HeteroLinkDataModule, LinkBatch, LinkLoader
 from flgraph.data.hetero_partition import (
     HeteroPartition,
     hetero_statistics,
@@ -50,8 +51,11 @@ __all__ = [
     "HeteroDataModule",
     "HeteroFederation",
     "HeteroGraph",
+    "HeteroLinkDataModule",
     "HeteroLoader",
     "HeteroPartition",
+    "LinkBatch",
+    "LinkLoader",
     "NodeDataModule",
     "NodeFederation",
     "NodeGraph",

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flgraph.data.hetero_datasets import read_hetero, read_hetero_clients
 from flgraph.data.hetero_graph import HeteroGraph
+from flgraph.data.hetero_links import HeteroLinkDataModule
 from flgraph.data.hetero_partition import (
     HeteroPartition,
     hetero_statistics,
@@ -24,6 +25,9 @@ from flgraph.errors import expect
 from flgraph.nn.relations import Relations
 
 HeteroPartitionName = Literal["random_edges", "random_edge_types", "authors", "none"]
+HeteroTask = Literal["nodes", "links"]
+"""Classes of nodes, or links, are predicted."""
+
 _PARTITIONERS = {"random_edges": random_edges, "random_edge_types": random_edge_types}
 
 
@@ -158,6 +162,22 @@ class HeteroDataModule(pl.LightningDataModule):
         return self._loaders[stage]
 
 
+def _client_data(
+    task: HeteroTask,
+    graph: HeteroGraph,
+    tie_names: bool,
+    settings: Mapping[str, Any] | None,
+    links: Mapping[str, Any] | None,
+) -> HeteroDataModule | HeteroLinkDataModule:
+    if task == "nodes":
+        return HeteroDataModule(graph, tie_names, settings)
+    return HeteroLinkDataModule(graph, tie_names=tie_names, settings=settings, **(links or {}))
+
+
+def _check_task(task: str) -> None:
+    expect(task in get_args(HeteroTask), "data.task", f"one of {', '.join(get_args(HeteroTask))}", task)
+
+
 class HeteroClients(pl.LightningDataModule):
     """Clients that have heterogeneous graphs of their own, each with its own schema.
 
@@ -168,6 +188,8 @@ class HeteroClients(pl.LightningDataModule):
         graphs: client to its graph, for example of :meth:`HeteroGraph.from_pyg`.
         tie_names: see :meth:`HeteroGraph.relations`.
         name: how runs on this data are called.
+        task: ``"nodes"`` to classify nodes, ``"links"`` to predict links.
+        links: further arguments of :class:`HeteroLinkDataModule`, for links.
 
     Raises:
         InputError: there is no client, or one has nothing to train on or another number of classes than the first.
@@ -175,22 +197,32 @@ class HeteroClients(pl.LightningDataModule):
 
     name: str  # Lightning's own may be None; the trainer needs one
 
-    def __init__(self, graphs: Mapping[str, HeteroGraph], tie_names: bool = False, name: str = "hetero") -> None:
+    def __init__(
+        self,
+        graphs: Mapping[str, HeteroGraph],
+        tie_names: bool = False,
+        name: str = "hetero",
+        task: HeteroTask = "nodes",
+        links: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__()
+        _check_task(task)
         expect(len(graphs) > 0, "data.graphs", "at least one client's", "none")
         classes = next(iter(graphs.values())).num_classes
         for client, graph in graphs.items():
             wanted = f"{classes} in client `{client}`, as in the first"
-            expect(graph.num_classes == classes, "num_classes", wanted, graph.num_classes)
+            expect(task == "links" or graph.num_classes == classes, "num_classes", wanted, graph.num_classes)
         self.name = name
-        self._clients = {client: HeteroDataModule(graph.canonical(), tie_names) for client, graph in graphs.items()}
+        self._clients = {
+            client: _client_data(task, graph.canonical(), tie_names, None, links) for client, graph in graphs.items()
+        }
 
     @property
     def clients(self) -> list[str]:
         """Names of the clients."""
         return list(self._clients)
 
-    def client(self, name: str) -> HeteroDataModule:
+    def client(self, name: str) -> HeteroDataModule | HeteroLinkDataModule:
         """A client's data."""
         return self._clients[name]
 
@@ -225,6 +257,8 @@ class HeteroFederation(pl.LightningDataModule):
         tie_names: whether relations of the same name between other node types share their weights, as in the published
             code; in the paper each has its own.
         name: how runs on this data are called; data set and partition when ``None``.
+        task: ``"nodes"`` to classify nodes, ``"links"`` to predict links.
+        num_others: for links, what each held-back one competes with.
 
     Raises:
         InputError: data cannot be had, a setting cannot be used, or a client would have nothing to train on.
@@ -245,8 +279,11 @@ class HeteroFederation(pl.LightningDataModule):
         reverse: bool = True,
         tie_names: bool = False,
         name: str | None = None,
+        task: HeteroTask = "nodes",
+        num_others: int = 50,
     ) -> None:
         super().__init__()
+        _check_task(task)
         kinds = get_args(HeteroPartitionName)
         expect(partition in kinds, "data.partition", f"one of {', '.join(kinds)}", partition)
         expect(split in _PARTITIONERS, "data.split", f"one of {', '.join(_PARTITIONERS)}", split)
@@ -263,8 +300,8 @@ class HeteroFederation(pl.LightningDataModule):
             dataset, root, num_clients, partition, split
         )  # fmt: skip
         self.partition_seed, self.manifest, self.val_fraction = partition_seed, manifest, val_fraction
-        self.reverse, self.tie_names = reverse, tie_names
-        self._clients: dict[str, HeteroDataModule] = {}
+        self.reverse, self.tie_names, self.task, self.num_others = reverse, tie_names, task, num_others
+        self._clients: dict[str, HeteroDataModule | HeteroLinkDataModule] = {}
         self._statistics: dict[str, Any] = {}
 
     @property
@@ -272,7 +309,7 @@ class HeteroFederation(pl.LightningDataModule):
         """Names of the clients; known after ``setup``."""
         return list(self._clients)
 
-    def client(self, name: str) -> HeteroDataModule:
+    def client(self, name: str) -> HeteroDataModule | HeteroLinkDataModule:
         """A client's data; known after ``setup``."""
         return self._clients[name]
 
@@ -290,7 +327,10 @@ class HeteroFederation(pl.LightningDataModule):
         graphs = {f"client-{number}": part.canonical() for number, part in enumerate(parts, start=1)}
         self._statistics = hetero_statistics(graphs) | {"digest": dealt.digest}
         settings = dealt.settings | {"digest": dealt.digest[:16], "reverse": self.reverse}
-        self._clients = {name: HeteroDataModule(part, self.tie_names, settings) for name, part in graphs.items()}
+        links = {"num_others": self.num_others, "seed": self.partition_seed, "reverse": self.reverse}
+        self._clients = {
+            name: _client_data(self.task, part, self.tie_names, settings, links) for name, part in graphs.items()
+        }
 
     def deal(self) -> tuple[HeteroGraph, HeteroPartition]:
         """The whole graph without reverse relations, and which edges of it are whose."""

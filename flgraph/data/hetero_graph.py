@@ -145,9 +145,11 @@ class HeteroGraph:
 
     @classmethod
     def from_pyg(
-        cls, data: HeteroData, target: str, name: str = "graph", num_classes: int | None = None
+        cls, data: HeteroData, target: str | None, name: str = "graph", num_classes: int | None = None
     ) -> HeteroGraph:
         """From any :class:`~torch_geometric.data.HeteroData` with one class per node of the type ``target`` in ``y``.
+
+        With ``None`` for the target no labels are looked for: a graph for link prediction.
 
         Splits are taken from ``train_mask`` or ``train_idx`` of that type, and so on; where ``y`` is missing, from
         ``train_y`` and ``test_y`` (as PyG's ``Entities`` have it). Nodes of class -1 are unlabelled.
@@ -156,6 +158,8 @@ class HeteroGraph:
             InputError: ``data`` lacks a field or holds values that cannot be used.
         """
         types, kinds = data.metadata()
+        unlabelled = target is None
+        target = types[0] if target is None else target
         expect(target in types, "target", f"one of {', '.join(map(str, types))}", target)
         store, own = data[target], {kind: data[kind] for kind in kinds}
         counts = {kind: int(data[kind].num_nodes or 0) for kind in types}
@@ -164,6 +168,10 @@ class HeteroGraph:
                 raise InputError(
                     f"Expected relation `{kind[1]}` of graph `{name}` to have `edge_index` but it has none."
                 )
+        x = {kind: data[kind].x.float() for kind in types if data[kind].get("x") is not None}
+        edges_of = {kind: edges.edge_index for kind, edges in own.items()}
+        if unlabelled:
+            return cls.from_edges(counts, edges_of, target, torch.full((counts[target],), -1), x=x, name=name)
         y = store.get("y")
         if y is None and "train_y" in store:
             y = torch.full((counts[target],), -1)
@@ -173,8 +181,6 @@ class HeteroGraph:
             raise InputError(f"Expected node type `{target}` of graph `{name}` to have `y` but it has none.")
         expect(y.dim() == 1, f"{name}.y", "of shape [N], one class per node,", list(y.shape))
         train, val, test = (store.get(f"{part}_mask", store.get(f"{part}_idx")) for part in ("train", "val", "test"))
-        x = {kind: data[kind].x.float() for kind in types if data[kind].get("x") is not None}
-        edges_of = {kind: edges.edge_index for kind, edges in own.items()}
         return cls.from_edges(counts, edges_of, target, y.long(), train, val, test, num_classes, x, name)
 
     @classmethod

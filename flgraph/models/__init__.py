@@ -9,6 +9,8 @@ from flgraph.models.gcn_node import KnownNeighbours, NodeGCN
 from flgraph.models.gnn import GNN
 from flgraph.models.graph_classifier import GraphClassifier
 from flgraph.models.graph_embedding import Encoded, GraphEmbedding
+from flgraph.models.hetero_gat import HeteroGAT
+from flgraph.models.hetero_links import LinkPredictor
 from flgraph.models.infograph import InfoGraph
 from flgraph.models.mvgrl import MVGRL
 
@@ -24,8 +26,10 @@ __all__ = [
     "FedStar",
     "GraphClassifier",
     "GraphEmbedding",
+    "HeteroGAT",
     "InfoGraph",
     "KnownNeighbours",
+    "LinkPredictor",
     "MashedEgos",
     "NodeGCN",
     "OptimizerName",

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from flgraph.errors import InputError, expect
+from flgraph.errors import expect
 from flgraph.models.classifier import Classifier, OptimizerName
+from flgraph.models.hetero_inputs import HeteroInputs
 from flgraph.nn import BasisRGCNConv, RelationMean, RGCNConv
 
 
-class RGCN(Classifier):
+class RGCN(Classifier, HeteroInputs):
     r"""Node classification on a heterogeneous graph, with weights that do not tell the graph's schema.
 
     `"FedHGN: A Federated Framework for Heterogeneous Graph Neural Networks" <https://arxiv.org/abs/2305.09729>`_,
@@ -77,17 +76,10 @@ class RGCN(Classifier):
         expect(num_layers >= 2, "model.num_layers", "2 or more", num_layers)
         expect(num_bases >= 0, "model.num_bases", "0 or more", num_bases)
         self.num_nodes, self.num_relations, self.num_features = num_nodes, num_relations, num_features
-        if isinstance(num_nodes, int) or isinstance(num_features, int) or self.is_template:
-            for field, size in (("num_nodes", num_nodes), ("num_features", num_features)):
-                wanted = "a list with a number for each node type, or -1 for given by the data"
-                expect(not isinstance(size, int) or size == -1, f"model.{field}", wanted, size)
+        self._check_types()
+        if self.is_template:
             return
-        _check_types(num_nodes, num_features)
-        embedded = sum(count for count, width in zip(num_nodes, num_features, strict=True) if not width)
-        self.embedding = torch.nn.Embedding(embedded, hidden_channels)
-        self.inputs = torch.nn.ModuleDict(
-            {str(t): torch.nn.Linear(width, hidden_channels) for t, width in enumerate(num_features) if width}
-        )
+        self._make_inputs(hidden_channels)
         sizes = (hidden_channels, hidden_channels, num_relations)
         weighted = [BasisRGCNConv(*sizes, num_bases) if num_bases else RGCNConv(*sizes) for _ in range(num_layers - 1)]
         self.convs = torch.nn.ModuleList([RelationMean(hidden_channels), *weighted])
@@ -104,32 +96,3 @@ class RGCN(Classifier):
             h = torch.relu(conv(h, batch.relations))
         logits: Tensor = self.classifier(torch.relu(self.convs[-1](h, batch.last)))
         return logits
-
-    def _embed(self, x: Sequence[Tensor | None]) -> Tensor:
-        """What the first layer gets, ``[N, hidden_channels]``, type after type."""
-        assert not isinstance(self.num_nodes, int)
-        assert not isinstance(self.num_features, int)
-        if not len(self.inputs):
-            return self.embedding.weight
-        sizes = [0 if width else count for count, width in zip(self.num_nodes, self.num_features, strict=True)]
-        ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
-        parts = []
-        for t, ((start, end), count, width) in enumerate(
-            zip(pairwise(ends), self.num_nodes, self.num_features, strict=True)
-        ):
-            if not width:
-                parts.append(self.embedding.weight[start:end])
-                continue
-            given = x[t] if t < len(x) else None
-            shape = None if given is None else list(given.shape)
-            if given is None or shape != [count, width]:
-                raise InputError(f"Expected `batch.x[{t}]` to be of shape [{count}, {width}] but got {shape}.")
-            parts.append(self.inputs[str(t)](given))
-        return torch.cat(parts)
-
-
-def _check_types(num_nodes: Sequence[int], num_features: Sequence[int]) -> None:
-    fits = len(num_nodes) > 0 and all(count >= 0 for count in num_nodes)
-    expect(fits, "model.num_nodes", "numbers of 0 or more", list(num_nodes))
-    fits = len(num_features) == len(num_nodes) and all(width >= 0 for width in num_features)
-    expect(fits, "model.num_features", f"{len(num_nodes)} numbers of 0 or more", list(num_features))

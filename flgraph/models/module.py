@@ -12,7 +12,8 @@ from flgraph.errors import InputError, expect
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 
-_OPTIMIZERS: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+OPTIMIZERS: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+"""Name to class."""
 
 
 class SizedModule(pl.LightningModule):
@@ -43,7 +44,7 @@ class SizedModule(pl.LightningModule):
             expect(size == -1 or size >= 1, f"model.{name}", "a positive integer, or -1 for given by the data", size)
         expect(0 <= lr < float("inf"), "model.lr", "a finite number, 0 or more", lr)
         expect(0 <= weight_decay < float("inf"), "model.weight_decay", "a finite number, 0 or more", weight_decay)
-        expect(optimizer in _OPTIMIZERS, "model.optimizer", f"one of {', '.join(_OPTIMIZERS)}", optimizer)
+        expect(optimizer in OPTIMIZERS, "model.optimizer", f"one of {', '.join(OPTIMIZERS)}", optimizer)
         self.in_channels, self.num_classes = in_channels, num_classes
         self.lr, self.weight_decay, self.optimizer_name = lr, weight_decay, optimizer
 
@@ -77,7 +78,7 @@ class SizedModule(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimizer that the hyper-parameters name, over all parameters."""
-        optimizer: torch.optim.Optimizer = _OPTIMIZERS[self.optimizer_name](
+        optimizer: torch.optim.Optimizer = OPTIMIZERS[self.optimizer_name](
             self.parameters(), lr=self.lr, weight_decay=self.weight_decay, fused=self._may_fuse()
         )
         return optimizer

@@ -24,11 +24,13 @@ from flgraph.nn.sparse import SparseLinear, sparse_matmul, transpose_csr
 from flgraph.nn.structure import degree_one_hot, random_walk_return, structure_embedding
 from flgraph.nn.tanh import tanh
 from flgraph.nn.twins import TwinAdjacency
+from flgraph.nn.typed import BasisWeights, TypedAttentionConv, typed_linear
 from flgraph.nn.weighted import WeightedAdjacency
 
 __all__ = [
     "Adjacency",
     "BasisRGCNConv",
+    "BasisWeights",
     "ConcatLinear",
     "ConvName",
     "Dropout",
@@ -47,6 +49,7 @@ __all__ = [
     "Similarity",
     "SparseLinear",
     "TwinAdjacency",
+    "TypedAttentionConv",
     "WeightedAdjacency",
     "basis_product",
     "check_conv",
@@ -72,4 +75,5 @@ __all__ = [
     "structure_embedding",
     "tanh",
     "transpose_csr",
+    "typed_linear",
 ]

@@ -1,0 +1,78 @@
+"""What networks on heterogeneous graphs begin with: an embedding for each node, or a map of its type's features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from flgraph.errors import InputError, expect
+
+
+class HeteroInputs(torch.nn.Module):
+    """A base for modules whose first layer gets a row per node, type after type.
+
+    Nodes of types without features have learned embeddings (``embedding.weight``), those of type number ``T`` with
+    features a linear map of these (``inputs.T.*``).
+    """
+
+    num_nodes: list[int] | int
+    num_features: list[int] | int
+    embedding: torch.nn.Embedding
+    inputs: torch.nn.ModuleDict
+
+    def _check_types(self) -> None:
+        """Both sizes are lists, or left to the data.
+
+        Raises:
+            InputError: they are neither, or contradict each other.
+        """
+        for field, size in (("num_nodes", self.num_nodes), ("num_features", self.num_features)):
+            wanted = "a list with a number for each node type, or -1 for given by the data"
+            expect(not isinstance(size, int) or size == -1, f"model.{field}", wanted, size)
+        if isinstance(self.num_nodes, int) or isinstance(self.num_features, int):
+            return
+        fits = len(self.num_nodes) > 0 and all(count >= 0 for count in self.num_nodes)
+        expect(fits, "model.num_nodes", "numbers of 0 or more", list(self.num_nodes))
+        fits = len(self.num_features) == len(self.num_nodes) and all(width >= 0 for width in self.num_features)
+        expect(fits, "model.num_features", f"{len(self.num_nodes)} numbers of 0 or more", list(self.num_features))
+
+    def _make_inputs(self, channels: int) -> None:
+        """Makes the embedding and the maps, once both sizes are known."""
+        assert not isinstance(self.num_nodes, int)
+        assert not isinstance(self.num_features, int)
+        embedded = sum(count for count, width in zip(self.num_nodes, self.num_features, strict=True) if not width)
+        self.embedding = torch.nn.Embedding(embedded, channels)
+        self.inputs = torch.nn.ModuleDict(
+            {str(t): torch.nn.Linear(width, channels) for t, width in enumerate(self.num_features) if width}
+        )
+
+    def _embed(self, x: Sequence[Tensor | None]) -> Tensor:
+        """What the first layer gets, ``[N, channels]``, type after type."""
+        assert not isinstance(self.num_nodes, int)
+        assert not isinstance(self.num_features, int)
+        if not len(self.inputs):
+            return self.embedding.weight
+        sizes = [0 if width else count for count, width in zip(self.num_nodes, self.num_features, strict=True)]
+        ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
+        parts = []
+        for t, ((start, end), count, width) in enumerate(
+            zip(pairwise(ends), self.num_nodes, self.num_features, strict=True)
+        ):
+            if not width:
+                parts.append(self.embedding.weight[start:end])
+                continue
+            given = x[t] if t < len(x) else None
+            shape = None if given is None else list(given.shape)
+            if given is None or shape != [count, width]:
+                raise InputError(f"Expected `batch.x[{t}]` to be of shape [{count}, {width}] but got {shape}.")
+            parts.append(self.inputs[str(t)](given))
+        return torch.cat(parts)
+
+    def _kinds(self) -> Tensor:
+        """The type of each node ``[N]``."""
+        assert not isinstance(self.num_nodes, int)
+        counts = torch.tensor(self.num_nodes, device=self.embedding.weight.device)
+        return torch.repeat_interleave(counts, output_size=sum(self.num_nodes))
