@@ -32,8 +32,9 @@ class FedHGN(FedAvg):
         L_{\mathrm{task}} + \lambda \sum_r \min_{r^{\prime}} \lVert \beta_r - \beta_{r^{\prime}} \rVert^2,
 
     the minimum being over all rows received for the same layer; where a layer has coefficients of node types and of
-    edge types, each kind has rows of its own. As in the published code a single row of zeros stands
-    for them before anybody has sent any. The gradient :math:`2 \lambda (\beta_r - \beta_{r^{\ast}})` is added before
+    edge types, each kind has rows of its own. As in the published code a row of zeros stands for
+    those who have not sent any yet; who takes no part in a round (``client_fraction``) is present with the rows of its
+    last one. The gradient :math:`2 \lambda (\beta_r - \beta_{r^{\ast}})` is added before
     every optimizer step, which is what automatic differentiation of the sum gives; the logged loss is the task's alone.
 
     What the server can infer: how many relations (and node types, where these have coefficients) a client has, from the
@@ -92,7 +93,8 @@ class FedHGN(FedAvg):
                 continue
             layer = _ROWS + name.removesuffix(_BASES)
             sent = [self._rows[other][layer] for other in sorted(self._rows) if other != client]
-            rows = torch.cat(sent) if sent else bases.new_zeros(min(1, len(self.holders) - 1), bases.size(0))
+            silent = len(sent) < len(self.holders) - 1
+            rows = torch.cat([*sent, bases.new_zeros(int(silent), bases.size(0))])
             generator = torch.Generator().manual_seed(derive_seed(self.seed, "rows", client, self._round, layer))
             result[layer] = rows[torch.randperm(rows.size(0), generator=generator)]
         return result

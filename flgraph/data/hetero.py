@@ -74,12 +74,16 @@ class HeteroLoader:
 
     def __iter__(self) -> Iterator[HeteroBatch]:
         if self._batch is None and len(self):
-            graph, index = self.graph, self.index + self.graph.target_start
-            x = tuple(graph.x.get(kind) for kind in graph.node_types)
-            relations = graph.relations(self.tie_names)
-            self._batch = HeteroBatch(x, relations, relations.into(index), index, graph.y[self.index])
+            with torch.inference_mode(False):  # an evaluation may come first, and training uses the same relations
+                self._batch = self._make()
         if self._batch is not None:
             yield self._batch
+
+    def _make(self) -> HeteroBatch:
+        graph, index = self.graph, self.index + self.graph.target_start
+        x = tuple(graph.x.get(kind) for kind in graph.node_types)
+        relations = graph.relations(self.tie_names)
+        return HeteroBatch(x, relations, relations.into(index), index, graph.y[self.index])
 
 
 class HeteroDataModule(pl.LightningDataModule):

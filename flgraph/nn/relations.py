@@ -29,14 +29,16 @@ class SparseMap:
     def matrix(self, values: Tensor) -> Tensor:
         """The matrix with these values ``[E]`` as sparse CSR."""
         if self._forward is None:
-            self._forward = (_compressed(self.row, self.shape[0]), self.col.int())
+            with _lasting():
+                self._forward = (_compressed(self.row, self.shape[0]), self.col.int())
         return torch.sparse_csr_tensor(*self._forward, values, self.shape, check_invariants=False)
 
     def transposed(self, values: Tensor) -> Tensor:
         """The transpose of the matrix with these values ``[E]`` as sparse CSR."""
         if self._backward is None:
-            order = self.col.argsort(stable=True)
-            self._backward = (_compressed(self.col[order], self.shape[1]), self.row[order].int(), order)
+            with _lasting():
+                order = self.col.argsort(stable=True)
+                self._backward = (_compressed(self.col[order], self.shape[1]), self.row[order].int(), order)
         rowptr, col, order = self._backward
         moved = values.index_select(0, order)
         return torch.sparse_csr_tensor(rowptr, col, moved, self.shape[::-1], check_invariants=False)
@@ -150,7 +152,8 @@ class Relations:
     def shares(self, dtype: torch.dtype) -> Tensor:
         """What each edge's message is multiplied by for the mean, ``[E]``."""
         if dtype not in self._shares:
-            self._shares[dtype] = self.count.to(dtype).reciprocal_()
+            with _lasting():
+                self._shares[dtype] = self.count.to(dtype).reciprocal_()
         return self._shares[dtype]
 
     def mean_sum(self, x: Tensor) -> Tensor:
@@ -162,30 +165,37 @@ class Relations:
     def row_sum(self, values: Tensor) -> Tensor:
         """The sum of ``values [E, k]`` over the edges of each weight, times their shares: ``[num_rows, k]``."""
         if self._by_row is None or self._row_order is None:
-            self._row_order = self.row.argsort(stable=True)
-            self._by_row = SparseMap(self.row[self._row_order], self._row_order, (self.num_rows, self.num_edges))
+            with _lasting():
+                self._row_order = self.row.argsort(stable=True)
+                self._by_row = SparseMap(self.row[self._row_order], self._row_order, (self.num_rows, self.num_edges))
         shares = self.shares(values.dtype).index_select(0, self._row_order)
         return sparse_times(self._by_row.matrix(shares), values)
 
     def stacked(self, k: int) -> Stacked:
         """A matrix of ``k`` rows per target, see :class:`Stacked`; made when first asked for."""
         if k not in self._stacked:
-            self._stacked[k] = Stacked(self, k)
+            with _lasting():
+                self._stacked[k] = Stacked(self, k)
         return self._stacked[k]
 
     def beside(self, k: int) -> SparseMap:
         """A matrix of ``k`` columns per source, each edge with a value for each: ``[num_targets, k num_sources]``."""
         if k not in self._beside:
-            col = self.source.unsqueeze(1) * k + torch.arange(k, device=self.source.device)
-            row = self.target.repeat_interleave(k)
-            self._beside[k] = SparseMap(row, col.flatten(), (self.num_targets, self.num_sources * k))
+            with _lasting():
+                self._beside[k] = self._make_beside(k)
         return self._beside[k]
+
+    def _make_beside(self, k: int) -> SparseMap:
+        col = self.source.unsqueeze(1) * k + torch.arange(k, device=self.source.device)
+        shape = (self.num_targets, self.num_sources * k)
+        return SparseMap(self.target.repeat_interleave(k), col.flatten(), shape)
 
     @property
     def pairs(self) -> Pairs:
         """All (weight, target) between which there is an edge, made when first read."""
         if self._pairs is None:
-            self._pairs = Pairs(self)
+            with _lasting():
+                self._pairs = Pairs(self)
         return self._pairs
 
     def __repr__(self) -> str:
@@ -284,3 +294,8 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return sparse_times(ctx.places.transposed(ctx.values), grad.contiguous()), None, None
+
+
+def _lasting() -> torch.inference_mode:
+    """What is made during an evaluation is used in later training steps, which take no tensors of inference mode."""
+    return torch.inference_mode(False)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from flgraph.callbacks import FedAvg, FedHGN
 from flgraph.data import HeteroClients, HeteroFederation, HeteroGraph
 from flgraph.errors import InputError
-from flgraph.federation import FederatedTrainer
+from flgraph.federation import FederatedTrainer, Payload
 from flgraph.models import RGCN
 
 NAMES = ("writes", "cites", "treats", "owes")
@@ -225,3 +225,86 @@ def test_bad_input(federate: Federate) -> None:
         FedHGN(alignment=-1.0)
     with pytest.raises(InputError, match=r"pattern `\*.coefficients` to match a tensor of client `client-1`"):
         federate(FedHGN(), rounds=1).fit(net(num_bases=0), data())
+
+
+def test_sampled_clients(federate: Federate, recorder: Any) -> None:
+    """Means are of who took part; others are present with the rows they sent last, with zeros until they have."""
+    trainer: Any = federate(FedHGN(), rounds=6, engine=recorder, client_fraction=0.5, seed=4)
+    trainer.fit(net(), data())
+    sent: dict[str, Tensor] = {}
+    kinds = set()
+    for number in range(1, 7):
+        ups = {
+            name: Payload.from_bytes(a) for name, t, a in recorder.crossed if (t.round, t.exchange) == (number, "train")
+        }
+        assert len(ups) == 2
+        for name, upload in ups.items():
+            sent[name] = upload.tensors["rows.convs.1"]
+        counts = {name: float(upload.scalars["num_samples"]) for name, upload in ups.items()}
+        mean = sum(ups[name].tensors["convs.1.bases"] * count for name, count in counts.items()) / sum(counts.values())
+        # What the aggregation gave is installed with the evaluation that follows it.
+        downs = {name: p for name, t, p in recorder.downloads() if (t.round, t.exchange) == (number, "evaluate")}
+        assert set(downs) == set(trainer.engine.clients)
+        for name, down in downs.items():
+            torch.testing.assert_close(down.tensors["convs.1.bases"], mean)
+            others = [sent[other] for other in downs if other != name and other in sent]
+            if len(others) < 2:
+                others.append(torch.zeros(1, 3))
+            kinds.add(len(others))
+            assert sorted(down.tensors["rows.convs.1"].tolist()) == sorted(torch.cat(others).tolist())
+    assert len(sent) == 3  # in the end all have
+
+
+def odd(**changes: Any) -> HeteroGraph:
+    given: dict[str, Any] = {
+        "num_nodes": {"a": 4, "b": 3},
+        "edges": {("a", "r", "b"): torch.tensor([[0, 1, 2, 3], [0, 1, 2, 0]])},
+        "target": "a",
+        "y": torch.tensor([0, 1, 0, 1]),
+        "train": torch.tensor([0, 1]),
+        "test": torch.tensor([2, 3]),
+        "name": "odd",
+    }
+    return HeteroGraph.from_edges(**{**given, **changes})
+
+
+def test_a_relation_without_edges_is_aligned_like_any_other(federate: Federate) -> None:
+    empty = {("b", "none", "a"): torch.empty(2, 0, dtype=torch.long)}
+    edges = {("a", "r", "b"): torch.tensor([[0, 1, 2, 3], [0, 1, 2, 0]])}
+    graphs = {"x": odd(edges={**edges, **empty}).with_reverse(), "y": odd(train=torch.tensor([1])).with_reverse()}
+    trainer: Any = federate(FedHGN(), rounds=3)
+    results = trainer.fit(net(), HeteroClients(graphs))
+    assert results["final"]["clients"]["x"]["test/samples"] == 2
+    for state in states(trainer):
+        assert all(torch.isfinite(tensor).all() for tensor in state.values())
+
+
+def test_graphs_that_cannot_be_used(federate: Federate) -> None:
+    with pytest.raises(InputError, match=r"`target` to be one of a, b but got 'paper'"):
+        odd(target="paper")  # a client without the type
+    with pytest.raises(
+        InputError, match=r"`odd, client-1` to be a graph with nodes of the target type 'a' but got one"
+    ):
+        odd(num_nodes={"a": 4, "b": 3, "c": 2}, edges={("b", "r", "c"): torch.tensor([[0], [1]])}).cut(
+            torch.tensor([0]), "odd, client-1"
+        )
+    with pytest.raises(InputError, match=r"`odd.node_types` to be strings but got 3"):
+        odd(num_nodes={"a": 4, 3: 3}, edges={})
+    with pytest.raises(
+        InputError, match=r"`odd.edge_types` to be \(source type, name, target type\), three strings, but"
+    ):
+        odd(edges={("a", 7, "b"): torch.tensor([[0], [0]])})
+    with pytest.raises(InputError, match=r"`data.graphs` to be at least one client's but got 'none'"):
+        HeteroClients({})
+    with pytest.raises(InputError, match=r"`num_classes` to be 2 in client `y`, as in the first but got 3"):
+        HeteroClients({"x": odd(), "y": odd(num_classes=3)})
+    with pytest.raises(InputError, match=r"`aggregator.alignment` to be 0 or more but got nan"):
+        FedHGN(alignment=float("nan"))
+
+
+def test_features_and_their_maps_stay(federate: Federate, recorder: Any) -> None:
+    """Node types have numbers of their own in each client; which of them have features is not told either."""
+    graphs = {"x": own_graph(0, 9), "y": own_graph(1, 7).renamed({"drug": "pill"}, {})}
+    federate(FedHGN(), rounds=2, engine=recorder).fit(net(), HeteroClients(graphs))
+    names = {name for _, upload in recorder.uploads() for name in upload.tensors}
+    assert not any("inputs" in name or "embedding" in name for name in names)
