@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from flgraph.callbacks import FedAvg, FedHGN
 from flgraph.data import HeteroClients, HeteroFederation, HeteroGraph
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer, Payload
-from flgraph.models import RGCN
+from flgraph.models import RGCN, HeteroGAT
 
 NAMES = ("writes", "cites", "treats", "owes")
 KINDS = ("surgeon", "patient")
@@ -308,3 +309,24 @@ def test_features_and_their_maps_stay(federate: Federate, recorder: Any) -> None
     federate(FedHGN(), rounds=2, engine=recorder).fit(net(), HeteroClients(graphs))
     names = {name for _, upload in recorder.uploads() for name in upload.tensors}
     assert not any("inputs" in name or "embedding" in name for name in names)
+
+
+@pytest.mark.parametrize("network", ["RGCN", "HeteroGAT"])
+def test_no_name_of_aifb_crosses(network: str, data_root: Path, federate: Federate, recorder: Any) -> None:
+    """All bytes of two rounds on a real graph, looked through for each of its types' names."""
+    if not (data_root / "entities" / "aifb.npz").is_file():
+        pytest.skip("needs AIFB in entities/")
+    federation = HeteroFederation("AIFB", root=str(data_root), num_clients=3, partition="random_edge_types")
+    extra = {"bases": ["convs.*.bases", "convs.*.bias", "convs.*.attention", "classifier.*"]}
+    aggregator = FedHGN(**(extra if network == "HeteroGAT" else {}))
+    model = {"RGCN": RGCN, "HeteroGAT": HeteroGAT}[network](hidden_channels=4, num_bases=2)
+    federate(aggregator, rounds=2, engine=recorder).fit(model, federation)
+    graphs = [federation.client(name).graph for name in federation.clients]
+    words = {word for graph in graphs for kind in graph.edge_types for word in kind}
+    words |= {word for graph in graphs for word in graph.node_types}
+    assert len(words) > 50
+    crossed = [part for _, turn, answer in recorder.crossed for part in (answer, turn.download) if part]
+    assert sum(map(len, crossed)) > 10_000
+    for word in words:
+        assert len(word) >= 4  # too long to be there by chance
+        assert not any(word.encode() in part for part in crossed)
