@@ -36,7 +36,8 @@ class FCLG(GraphEmbedding):
         lr: learning rate.
         weight_decay: weight decay.
         optimizer: ``adamw``, as in the paper, ``adam`` or ``sgd``.
-        embedding: ``unit``, the direction of :math:`\mathbf{u}`, or ``raw``, :math:`\mathbf{u}` itself.
+        embedding: ``unit``, the direction of :math:`\mathbf{u}`; ``raw``, :math:`\mathbf{u}` itself; or ``log``, see
+            :func:`~flgraph.models.graph_embedding.embedded`.
         cluster_seed: see :class:`GraphEmbedding`.
         cluster_restarts: see there.
         probe: see there.
@@ -83,15 +84,16 @@ class FCLG(GraphEmbedding):
 
     def encode(self, batch: Data) -> Encoded:
         """Representations on the graphs' own edges."""
-        return self._encode(batch, graph_batch.neighbours(batch))
+        return self.encode_with(batch, graph_batch.neighbours(batch))
 
     def contrast(self, batch: Data) -> tuple[Tensor, Encoded]:
         """The intra-contrast (Eq. 6) of the graphs and their diffusion."""
         own = self.encode(batch)
-        other = self._encode(batch, self.view(batch))
+        other = self.encode_with(batch, self.view(batch))
         return instance_contrast(own.graphs, other.graphs, self.temperature, self.similarity), own
 
-    def _encode(self, batch: Data, adj: Adjacency) -> Encoded:
+    def encode_with(self, batch: Data, adj: Adjacency) -> Encoded:
+        """Representations with neighbours as in ``adj``: the graphs' own edges, or another view."""
         self.check_sizes()
         x = graph_batch.features(batch, self.in_channels, self.encoder.dtype)
         nodes = self.encoder(x, adj)

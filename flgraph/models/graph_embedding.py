@@ -19,7 +19,20 @@ from flgraph.models.clustering import clustering_metrics, probe_accuracy
 from flgraph.models.module import OptimizerName, SizedModule
 from flgraph.nn import WeightedAdjacency
 
-EmbeddingName = Literal["raw", "unit"]
+EmbeddingName = Literal["raw", "unit", "log"]
+
+
+def embedded(graphs: Tensor, kind: EmbeddingName) -> Tensor:
+    r"""Embeddings made of representations ``[B, C]``.
+
+    Args:
+        graphs: sums over nodes.
+        kind: ``raw``, the sums; ``unit``, their direction; ``log``, :math:`\mathrm{sign}(u) \log(1 + |u|)`, because sums
+            grow with the graphs: K-means on a heavy-tailed ``raw`` tells a few large graphs from all others.
+    """
+    if kind == "unit":
+        return F.normalize(graphs, dim=1)
+    return graphs.sign() * graphs.abs().log1p() if kind == "log" else graphs
 
 
 class Encoded(NamedTuple):
@@ -47,7 +60,7 @@ class GraphEmbedding(SizedModule, ABC):
         lr: learning rate.
         weight_decay: weight decay (an L2 penalty, except with ``adamw``).
         optimizer: ``adam``, ``adamw`` or ``sgd``.
-        embedding: of a graph: its representation as it is (``raw``), or scaled to length 1 (``unit``).
+        embedding: what is made of a graph's representation, see :func:`embedded`.
         cluster_seed: of K-means.
         cluster_restarts: how often K-means begins anew in a test.
         probe: whether tests also log ``probe``, the accuracy of logistic regression on the embeddings over five folds.
@@ -78,7 +91,7 @@ class GraphEmbedding(SizedModule, ABC):
         probe: bool = False,
     ) -> None:
         super().__init__(in_channels, num_classes, lr, weight_decay, optimizer)
-        expect(embedding in get_args(EmbeddingName), "model.embedding", "raw or unit", embedding)
+        expect(embedding in get_args(EmbeddingName), "model.embedding", "raw, unit or log", embedding)
         self.embedding = embedding
         expect(cluster_restarts >= 1, "model.cluster_restarts", "1 or more", cluster_restarts)
         self.cluster_seed, self.cluster_restarts, self.probe = cluster_seed, cluster_restarts, probe
@@ -97,8 +110,7 @@ class GraphEmbedding(SizedModule, ABC):
     # ------------------------------------------------------------------------------------------------------ steps
     def forward(self, batch: Data) -> Tensor:
         """Embeddings ``[B, C]``."""
-        graphs = self.encode(batch).graphs
-        return F.normalize(graphs, dim=1) if self.embedding == "unit" else graphs
+        return embedded(self.encode(batch).graphs, self.embedding)
 
     def training_step(self, batch: Data, batch_idx: int = 0) -> Tensor:
         """The module's own loss, and :attr:`further_loss` if there is one."""

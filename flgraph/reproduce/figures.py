@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import statistics
 from collections.abc import Sequence
@@ -25,6 +26,9 @@ def write_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) ->
         return [_divergence(done, setting, folder / f"{table}_{_plain(setting)}.png") for setting in settings]
     if study.figure == "labels":
         return [_labels(done, setting, folder / f"{table}_{_plain(setting)}.png") for setting in settings]
+    if study.figure == "embeddings":
+        drawn = [_embeddings(done, setting, folder / f"{table}_{_plain(setting)}.png") for setting in settings]
+        return [file for file in drawn if file is not None]
     several = len(study.metrics) > 1
     files = []
     for metric in study.metrics:
@@ -92,6 +96,26 @@ def _labels(done: Done, setting: str, file: Path) -> Path:
 
     first = next(runs[0] for (where, _), runs in done.items() if where == setting)
     save_png(label_figure(first["partition"]), file)
+    return file
+
+
+def _embeddings(done: Done, setting: str, file: Path) -> Path | None:
+    """The places of all graphs after some rounds, in the order of the rounds, of every method's first run."""
+    from flgraph.report.charts import embedding_panels, save_png
+
+    panels = {}
+    methods = [method for where, method in done if where == setting]
+    for method in methods:
+        folder = Path(done[setting, method][0]["folder"]) / "embeddings"
+        for written in sorted(folder.glob("round-*.csv"), key=lambda path: int(path.stem.removeprefix("round-"))):
+            with open(written, newline="") as stream:
+                rows = list(csv.DictReader(stream))
+            title = written.stem.replace("-", " ")
+            places = [[float(row["x"]), float(row["y"])] for row in rows]
+            panels[title if len(methods) == 1 else f"{method}, {title}"] = (places, [int(row["label"]) for row in rows])
+    if not panels:
+        return None
+    save_png(embedding_panels(panels), file)
     return file
 
 

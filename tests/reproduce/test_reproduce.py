@@ -319,6 +319,21 @@ def test_figures_of_clients_and_of_labels(tmp_path: Path) -> None:
         assert files[2].read_bytes().startswith(b"\x89PNG")
 
 
+def test_embeddings_are_drawn(tmp_path: Path) -> None:
+    """One picture of all rounds that were written; none where nothing was."""
+    study = replace(tiny_study(rounds=1).cut(methods=["Local"], seeds=[1]), figure="embeddings")
+    version = run_folder(study, next(iter(study.runs())), tmp_path) / "version_0"
+    write_results(version, 0.8, 0.5, [0.8])
+    assert [file.suffix for file in write_study(study, tmp_path, tmp_path / "out")] == [".csv", ".md"]
+    (version / "embeddings").mkdir()
+    for number in (10, 1):
+        lines = ["client,graph,label,x,y", *(f"A,{graph},{graph % 2},{graph}.5,{-graph}" for graph in range(6))]
+        (version / "embeddings" / f"round-{number}.csv").write_text("\n".join(lines) + "\n")
+    files = write_study(study, tmp_path, tmp_path / "out")
+    assert [file.name for file in files] == ["table.csv", "table.md", "table_TINY.png"]
+    assert files[2].read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_study_may_have_several_metrics(tmp_path: Path) -> None:
     base = tiny_study(rounds=1).cut(methods=["Local"], seeds=[1])
     paper = {"global_test/accuracy": {"TINY": {"Local": [40.0]}}}
