@@ -3,8 +3,8 @@
 Every candidate trains on nine tenths of each client's graphs. It is judged by the contrastive loss (Eq. 6, with a fixed
 temperature of 0.5, so that candidates with different ones can be compared) of the global model on the rest, of all
 clients together. The accuracy of K-means on each kind of embedding is written down beside it and decides nothing; what
-would have been best by it is shown, too, because the paper tuned on it. Candidates are drawn from a grid with a fixed seed, so a
-longer search begins with a shorter one, and what is in the CSV file is not run again.
+would have been best by it is shown, too, because the paper tuned on it. Candidates are drawn from a grid with a fixed
+seed, so a longer search begins with a shorter one, and what is in the CSV file is not run again.
 """
 
 from __future__ import annotations

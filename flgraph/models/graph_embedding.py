@@ -27,8 +27,8 @@ def embedded(graphs: Tensor, kind: EmbeddingName) -> Tensor:
 
     Args:
         graphs: sums over nodes.
-        kind: ``raw``, the sums; ``unit``, their direction; ``log``, :math:`\mathrm{sign}(u) \log(1 + |u|)`, because sums
-            grow with the graphs: K-means on a heavy-tailed ``raw`` tells a few large graphs from all others.
+        kind: ``raw``, the sums; ``unit``, their direction; ``log``, :math:`\mathrm{sign}(u) \log(1 + |u|)`: sums grow
+            with the graphs, and K-means on them tells a few large graphs from all others.
     """
     if kind == "unit":
         return F.normalize(graphs, dim=1)
