@@ -84,17 +84,15 @@ class FCLG(GraphEmbedding):
 
     def encode(self, batch: Data) -> Encoded:
         """Representations on the graphs' own edges."""
-        return self.encode_with(batch, graph_batch.neighbours(batch))
+        return self.encode_views(batch, graph_batch.neighbours(batch))[0]
 
     def contrast(self, batch: Data) -> tuple[Tensor, Encoded]:
         """The intra-contrast (Eq. 6) of the graphs and their diffusion."""
-        own = self.encode(batch)
-        other = self.encode_with(batch, self.view(batch))
+        own, other = self.encode_views(batch, graph_batch.neighbours(batch), self.view(batch))
         return instance_contrast(own.graphs, other.graphs, self.temperature, self.similarity), own
 
-    def encode_with(self, batch: Data, adj: Adjacency) -> Encoded:
-        """Representations with neighbours as in ``adj``: the graphs' own edges, or another view."""
+    def encode_views(self, batch: Data, *adjacencies: Adjacency) -> list[Encoded]:
+        """Representations with each of some neighbourhoods: the graphs' own edges, or another view."""
         self.check_sizes()
         x = graph_batch.features(batch, self.in_channels, self.encoder.dtype)
-        nodes = self.encoder(x, adj)
-        return Encoded(nodes, self.pooled(batch, nodes))
+        return [Encoded(nodes, self.pooled(batch, nodes)) for nodes in self.encoder.views(x, adjacencies)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -55,7 +56,19 @@ class GINEncoder(torch.nn.Module):
 
     def forward(self, x: Tensor | OneHot, adj: Adjacency) -> Tensor:
         """Representations of all nodes."""
-        layers: list[Tensor] = []
+        return self.views(x, [adj])[0]
+
+    def views(self, x: Tensor | OneHot, adjacencies: Sequence[Adjacency]) -> list[Tensor]:
+        """Representations of all nodes with each of several neighbourhoods.
+
+        Batch normalisation takes its statistics over all views together: in training, therefore, every view is
+        normalised as the running statistics will do it afterwards.
+        """
+        layers: list[list[Tensor]] = []
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            layers.append(norm(torch.relu(conv(layers[-1] if layers else x, adj))))
-        return torch.cat(layers, dim=1)
+            given = layers[-1] if layers else [x] * len(adjacencies)
+            rows = [torch.relu(conv(own, adj)) for own, adj in zip(given, adjacencies, strict=True)]
+            if not isinstance(norm, torch.nn.Identity):
+                rows = list(norm(torch.cat(rows)).chunk(len(rows)))
+            layers.append(rows)
+        return [torch.cat(view, dim=1) for view in zip(*layers, strict=True)]
