@@ -196,6 +196,23 @@ def test_what_leaves_a_client(data: Callable[..., Any], federate: Federate, reco
         assert set(upload.scalars) == {"num_samples"}
 
 
+def test_few_and_odd_graphs(graph_list: Callable[..., list[Data]], federate: Federate) -> None:
+    """Fewer graphs than clients times classes, a graph without edges, one in two parts, one of a single node."""
+    given = graph_list(8)
+    for number, graph in enumerate(given):
+        graph.y = torch.tensor([number % 5])
+    given[0].edge_index = torch.zeros(2, 0, dtype=torch.long)
+    given[1].edge_index = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
+    given[2] = Data(x=torch.ones(1, 4), edge_index=torch.zeros(2, 0, dtype=torch.long), y=torch.tensor([2]))
+    data = DealtGraphFederation(FlatGraphs.from_pyg(given, "odd"), 3, batch_size=2)
+    for level in ("graph", "node"):
+        aggregator = FCLG(level=level)  # type: ignore[arg-type]
+        trainer: Any = federate(aggregator, rounds=2, local_epochs=2, monitor="train/loss")
+        results = trainer.fit(net(), data)
+        assert all(math.isfinite(value) for value in results["final"]["mean"].values())
+    assert [client["graphs"] for client in data.statistics["clients"].values()] in ([3, 3, 2], [3, 2, 3], [2, 3, 3])
+
+
 def test_names() -> None:
     variants = [FCLG(), FCLG(level="node"), FCLG("none"), FCLG("kl"), FCLG("mse")]
     assert [v.name for v in variants] == ["fclg", "fclg-h", "intra-fedavg", "intra-kl", "intra-mse"]

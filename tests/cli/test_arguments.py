@@ -53,6 +53,21 @@ def test_every_method_for_embeddings_runs(done: Call, tu_root: Path, tmp_path: P
     assert results["final"]["mean"]["global_test/accuracy"] >= 0.5
 
 
+def test_embeddings_are_written(done: Call, tu_root: Path, tmp_path: Path) -> None:
+    args = ("-c", "configs/method/fclg.yaml", "--data", "flgraph.data.DealtGraphFederation", "--data.dataset", "ALPHA")
+    args += ("--data.root", str(tu_root), "--data.num_clients", "2", "--model.hidden_channels", "4")
+    args += ("--trainer.default_root_dir", str(tmp_path / "runs"), "--trainer.accelerator", "cpu")
+    done("fit", *args, "--trainer.rounds", "1")
+    done("predict", *args)
+    (folder,) = (tmp_path / "runs").glob("*/version_0/predictions")
+    for client in ("client-1", "client-2"):
+        lines = (folder / f"{client}.csv").read_text().splitlines()
+        assert lines[0] == "graph," + ",".join(f"e{number}" for number in range(12))
+        assert len(lines) == 1 + 20
+        row = [float(value) for value in lines[1].split(",")[1:]]
+        assert sum(value**2 for value in row) == pytest.approx(1, abs=1e-4)
+
+
 @pytest.mark.parametrize("method", OF_NODES)
 def test_every_method_for_nodes_parses(done: Call, method: str) -> None:
     files = ("-c", "configs/data/cora_label_skew.yaml", "-c", f"configs/method/{method}.yaml")
