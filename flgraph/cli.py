@@ -6,6 +6,7 @@ import csv
 import re
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +21,9 @@ import flgraph.callbacks
 import flgraph.data
 import flgraph.models  # noqa: F401
 from flgraph.errors import InputError
-from flgraph.federation import ClientError, FederatedTrainer
+from flgraph.federation import EngineError, FederatedTrainer, ProcessGroup
+from flgraph.federation.engines import launcher, wire
+from flgraph.federation.engines.place import Place
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.packaged import find_config
 from flgraph.report.cli import main as report
@@ -50,6 +53,7 @@ class FederatedCLI(LightningCLI):
     trainer: FederatedTrainer
 
     def __init__(self, args: Sequence[str] | None = None) -> None:
+        self._given = list(sys.argv[1:] if args is None else args)
         super().__init__(
             model_class=pl.LightningModule,
             datamodule_class=pl.LightningDataModule,
@@ -84,6 +88,17 @@ class FederatedCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Nothing to do: a checkpoint is a folder, and does not change the configuration."""
 
+    def before_instantiate_classes(self) -> None:
+        """Starts the processes that the engine asks for, if this is not one of them, and ends when they have ended."""
+        engine = self._get(self.config, "trainer.engine")
+        if engine is None or Place.here().launched:
+            return
+        module, _, name = engine.class_path.rpartition(".")
+        kind = getattr(import_module(module), name)
+        if issubclass(kind, ProcessGroup):
+            wanted = kind(**engine.init_args.as_dict()).processes
+            raise SystemExit(launcher.launch([sys.executable, *_as_module(), *self._given], wanted))
+
     def instantiate_classes(self) -> None:
         """Brings out what a class said of its arguments; the parser wraps it into several lines of its own."""
         try:
@@ -115,6 +130,8 @@ class FederatedCLI(LightningCLI):
     def predict(self, ckpt_path: str | None, **kwargs: Any) -> None:
         """Writes ``predictions/CLIENT.csv`` into the run folder: class probabilities or embeddings of graphs."""
         predictions = self.trainer.predict(ckpt_path=ckpt_path or "last", **kwargs)
+        if not self.trainer.engine.leads:
+            return
         assert self.trainer.run_dir is not None
         folder = self.trainer.run_dir / "predictions"
         folder.mkdir(exist_ok=True)
@@ -198,9 +215,17 @@ def _clear(message: str) -> str:
 
 
 def exit_with(message: str, code: int) -> NoReturn:
-    """Prints one line to standard error and exits."""
-    print(f"flgraph: error: {' '.join(message.split())}", file=sys.stderr)
+    """Prints one line to standard error and exits; of several processes one prints."""
+    sentence = " ".join(message.split())
+    if not launcher.say(sentence, code) and Place.here().rank == 0:
+        print(f"flgraph: error: {sentence}", file=sys.stderr)
+    wire.exit_code = code
     raise SystemExit(code)
+
+
+def _as_module() -> list[str]:
+    """Python's options to run this package again, found in the same place."""
+    return ["-m", "flgraph"] if sys.path[0] in ("", str(Path.cwd())) else ["-P", "-m", "flgraph"]
 
 
 def with_packaged_configs(args: Sequence[str]) -> list[str]:
@@ -240,7 +265,8 @@ def _names_data(config: str) -> bool:
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point of ``flgraph`` and ``python -m flgraph``.
 
-    Exit codes: 0 done; 1 a client's turn failed; 2 something the user gave cannot be used; 130 interrupted.
+    Exit codes: 0 done; 1 a client's turn failed, or a process is gone; 2 something the user gave cannot be used; 130
+    interrupted.
     """
     given = list(sys.argv[1:] if args is None else args)
     sys.argv = [sys.argv[0]]  # LightningCLI warns of arguments in two places
@@ -251,7 +277,10 @@ def main(args: Sequence[str] | None = None) -> None:
         FederatedCLI(with_default_data(with_packaged_configs(given)))
     except InputError as error:
         exit_with(str(error), 2)
-    except ClientError as error:
+    except EngineError as error:
         exit_with("; ".join([str(error).removesuffix("."), *getattr(error, "__notes__", [])]) + ".", 1)
     except KeyboardInterrupt:
         exit_with("interrupted.", 130)
+    except SystemExit as error:
+        wire.exit_code = error.code if isinstance(error.code, int) else 1
+        raise

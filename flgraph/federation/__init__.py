@@ -3,7 +3,7 @@
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.callback import FederatedCallback
 from flgraph.federation.client import Client, Turn
-from flgraph.federation.engines import ClientError, Engine, Sequential
+from flgraph.federation.engines import ClientError, Engine, EngineError, ProcessGroup, Sequential
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route, RouteKind, collected, personal, shared
 from flgraph.federation.trainer import FederatedTrainer
@@ -13,9 +13,11 @@ __all__ = [
     "Client",
     "ClientError",
     "Engine",
+    "EngineError",
     "FederatedCallback",
     "FederatedTrainer",
     "Payload",
+    "ProcessGroup",
     "Route",
     "RouteKind",
     "Sequential",

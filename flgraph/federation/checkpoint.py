@@ -224,9 +224,18 @@ def write_file(data: bytes | memoryview, file: Path) -> None:
 
 def save_file(state: Mapping[str, Any], file: Path) -> None:
     """``torch.save``, flushed to disk."""
-    buffer = io.BytesIO()  # torch's writer turns an error of the disk into one of its own
+    write_file(_buffer(state), file)  # torch's writer turns an error of the disk into one of its own
+
+
+def state_bytes(state: Mapping[str, Any]) -> bytes:
+    """What :func:`save_file` writes."""
+    return bytes(_buffer(state))
+
+
+def _buffer(state: Mapping[str, Any]) -> memoryview:
+    buffer = io.BytesIO()
     torch.save(state, buffer)
-    write_file(buffer.getbuffer(), file)
+    return buffer.getbuffer()
 
 
 def readable(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,12 +261,19 @@ def load_file(file: Path) -> dict[str, Any]:
     Raises:
         InputError: the file holds something else or is broken.
     """
+    return _load(file, f"{file} to be a client's checkpoint")
+
+
+def load_bytes(data: bytes, what: str) -> dict[str, Any]:
+    """As :func:`load_file`, from what :func:`state_bytes` returned; ``what`` names it in the error."""
+    return _load(io.BytesIO(data), f"{what} to be tensors and plain values")
+
+
+def _load(source: Path | io.BytesIO, expected: str) -> dict[str, Any]:
     try:
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        state: dict[str, Any] = torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a broken file
-        raise InputError(
-            f"Expected {file} to be a client's checkpoint but got {type(error).__name__}: {error}."
-        ) from error
+        raise InputError(f"Expected {expected} but got {type(error).__name__}: {error}.") from error
     return state
 
 

@@ -182,6 +182,17 @@ class Client:
         sizes = {name: parameter.numel() for name, parameter in self.module.named_parameters()}
         return {"total": sum(sizes.values()), "shared": sum(sizes.get(name, 0) for name in self.routing.shared)}
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """Plain values for results and for comparing runs.
+
+        ``data`` describes the data, ``parameters`` is :attr:`num_parameters`, ``routes`` the routing table's
+        lines.
+        """
+        settings = dict(getattr(self.data, "settings", {}))
+        data = {"num_train_samples": self.num_samples, **dict(self.data.model_args), **settings}
+        return {"data": data, "parameters": self.num_parameters, "routes": self.routing.lines}
+
     def shared_tensors(self) -> dict[str, Tensor]:
         """The model's shared tensors by name (not copied)."""
         return {name: self._tensor(name) for name in self.routing.shared}

@@ -24,6 +24,7 @@ def lasting_trainer(callbacks: Sequence[pl.Callback], arguments: Mapping[str, An
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
+        inference_mode=False,  # who is evaluated before training may keep tensors, and must be able to train with them
     )
 
 

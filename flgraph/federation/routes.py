@@ -137,6 +137,11 @@ class RoutingTable:
         """Names of shared tensors, after the agreement among clients, in the model's order."""
         return [name for name in self.rows if self.kind(name) == RouteKind.SHARED]
 
+    @property
+    def lines(self) -> list[tuple[str, str, str]]:
+        """Name, form and kind of every tensor, the agreement among clients included."""
+        return [(name, row.form, str(self.kind(name))) for name, row in self.rows.items()]
+
     def signature(self) -> dict[str, str]:
         """Name to form of the tensors that the rules would share: all that a client tells of its model."""
         return {name: self.rows[name].form for name in self.names(RouteKind.SHARED)}
@@ -217,15 +222,19 @@ def agree(signatures: Mapping[str, Mapping[str, str]], routes: Sequence[Route]) 
     return agreed
 
 
-def describe_routes(tables: Mapping[str, RoutingTable]) -> list[tuple[str, str, str]]:
-    """The routing table of a federation as rows (tensor, shape, route), equal rows of several clients merged."""
-    rows: dict[tuple[str, RouteKind], dict[str, int]] = {}
-    for table in tables.values():
-        for name, row in table.rows.items():
-            forms = rows.setdefault((name, table.kind(name)), {})
-            forms[row.form] = forms.get(row.form, 0) + 1
+def describe_routes(tables: Iterable[Iterable[tuple[str, str, str]]]) -> list[tuple[str, str, str]]:
+    """The routing table of a federation as rows (tensor, shape, route), equal rows of several clients merged.
+
+    Args:
+        tables: :attr:`RoutingTable.lines` of every client.
+    """
+    rows: dict[tuple[str, str], dict[str, int]] = {}
+    for table in tables:
+        for name, form, kind in table:
+            forms = rows.setdefault((name, kind), {})
+            forms[form] = forms.get(form, 0) + 1
     return [
-        (name, form if len(forms) == 1 else f"{len(forms)} shapes, first {form}", str(kind))
+        (name, form if len(forms) == 1 else f"{len(forms)} shapes, first {form}", kind)
         for (name, kind), forms in rows.items()
         for form in [next(iter(forms))]
     ]

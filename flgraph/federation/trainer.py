@@ -19,7 +19,7 @@ from rich.console import Console
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.aggregator import Aggregator
-from flgraph.federation.callback import FederatedCallback
+from flgraph.federation.callback import FederatedCallback, acts_in_clients
 from flgraph.federation.checkpoint import (
     CLIENTS,
     SERVER,
@@ -36,7 +36,7 @@ from flgraph.federation.display import (
     quiet_lightning,
     routes_table,
 )
-from flgraph.federation.engines import ClientError, Engine, Sequential
+from flgraph.federation.engines import Engine, EngineError, Sequential
 from flgraph.federation.records import (
     History,
     Metrics,
@@ -47,6 +47,7 @@ from flgraph.federation.records import (
     write_text,
     writing,
 )
+from flgraph.federation.routes import describe_routes
 from flgraph.federation.run_log import RunLog
 from flgraph.federation.server import EvaluatedModel, Server
 from flgraph.federation.signals import stop_on_signals
@@ -59,7 +60,9 @@ class FederatedData(Protocol):
     """What the trainer needs of a federated datamodule.
 
     One may also have ``statistics``, plain values about how data was dealt that go into ``results.json`` as
-    ``partition``, and ``figures()``, tag to matplotlib figure, which TensorBoard shows.
+    ``partition``; ``figures()``, tag to matplotlib figure, which TensorBoard shows; and ``release(name)``, which lets
+    go of the data of a client that has moved to another process. Where there are several processes, each asks for the
+    data of its own clients only.
     """
 
     @property
@@ -168,7 +171,8 @@ class FederatedTrainer(pl.Trainer):
         expect(monitor_mode in ("max", "min"), "trainer.monitor_mode", "max or min", monitor_mode)
         expect(name is None or _is_file_name(name), "trainer.name", "the name of a folder, without /", name)
         expect(isinstance(aggregator, Aggregator), "trainer.aggregator", "an Aggregator", type(aggregator).__name__)
-        self._client_args: dict[str, Any] = {
+        self.engine = engine or Sequential()
+        given: dict[str, Any] = {
             "accelerator": accelerator,
             "devices": devices,
             "strategy": strategy,
@@ -182,10 +186,11 @@ class FederatedTrainer(pl.Trainer):
             "limit_test_batches": limit_test_batches,
             "detect_anomaly": detect_anomaly,
         }
+        self._client_args = self.engine.lightning(given)
         expect(accumulate_grad_batches >= 1, "trainer.accumulate_grad_batches", "1 or more", accumulate_grad_batches)
         clips = gradient_clip_val is None or gradient_clip_val >= 0
         expect(clips, "trainer.gradient_clip_val", "0 or more", gradient_clip_val)
-        with quiet_lightning():
+        with quiet_lightning(), self.engine.alone():
             try:
                 super().__init__(
                     **self._client_args,
@@ -198,15 +203,16 @@ class FederatedTrainer(pl.Trainer):
                     enable_model_summary=False,
                 )
             except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
-                raise _refused_by_lightning(self._client_args, error) from error
+                raise _refused_by_lightning(given, error) from error
         expect(self.world_size == 1, "trainer.devices", "one device, which all clients of a process share,", devices)
-        self.aggregator, self.engine = aggregator, engine or Sequential()
+        self.aggregator = aggregator
         self.rounds, self.local_epochs, self.client_fraction = rounds, local_epochs, client_fraction
         self.evaluate_every, self.evaluate_model = evaluate_every, evaluate_model
         self.monitor, self.monitor_mode = monitor, monitor_mode
         self.seed, self.name, self.max_logged_clients = seed, name, max_logged_clients
         self.write_checkpoints, self.checkpoint_every = enable_checkpointing, checkpoint_every
-        self.keep_checkpoints, self.console = keep_checkpoints, Console(quiet=not enable_progress_bar)
+        shows = enable_progress_bar and self.engine.leads
+        self.keep_checkpoints, self.console = keep_checkpoints, Console(quiet=not shows)
         self.given_callbacks: list[pl.Callback] = list(self.callbacks)  # type: ignore[attr-defined]
         self.round_callbacks = [c for c in self.given_callbacks if isinstance(c, FederatedCallback)]
         self.round_callbacks.append(RoundProgress(self.console))
@@ -249,8 +255,13 @@ class FederatedTrainer(pl.Trainer):
         Raises:
             InputError: data, model, routes, or checkpoint cannot be used.
             ClientError: a client's turn failed; the run can be resumed from the last whole round.
+            EngineError: a process that runs clients is gone; the same holds.
         """
-        with stop_on_signals(), quiet_lightning():
+        with self._session():
+            if not self.engine.leads:
+                self._serve(model, datamodule, "fit")
+                self._fitted = (model, datamodule)
+                return {}
             status = "failed"
             try:
                 server = self._prepare(model, datamodule, ckpt_path, "fit")
@@ -259,12 +270,11 @@ class FederatedTrainer(pl.Trainer):
                 status = "success"
                 return results
             except BaseException as error:
-                if isinstance(error, ClientError):
+                if isinstance(error, EngineError):
                     self._explain(error)
                 self._call("on_federation_exception", error)
                 raise
             finally:
-                self.engine.teardown()
                 if self.run_log is not None:
                     self.run_log.finish(status)
 
@@ -283,75 +293,74 @@ class FederatedTrainer(pl.Trainer):
     def predict(  # type: ignore[override]
         self, model: Model | None = None, datamodule: FederatedData | None = None, ckpt_path: str | None = None
     ) -> dict[str, list[Any]]:
-        """Every client's predictions, one entry per batch, as its model's ``predict_step`` returns them."""
-        with stop_on_signals(), quiet_lightning():
-            self._ready(model, datamodule, ckpt_path, "predict")
+        """Every client's predictions, one entry per batch, as its model's ``predict_step`` returns them.
+
+        From another process they come only if they are made of tensors and plain values.
+        """
+        with self._session():
+            if self._ready(model, datamodule, ckpt_path, "predict") is None:
+                return {}
             return dict(self.engine.predict())
 
     def _evaluate_only(
         self, split: str, model: Model | None, datamodule: FederatedData | None, ckpt_path: str | None
     ) -> Metrics:
-        with stop_on_signals(), quiet_lightning():
+        with self._session():
             server = self._ready(model, datamodule, ckpt_path, "validate" if split == "val" else "test")
+            if server is None:
+                return {}
             metrics = server.evaluate(self.current_round, (split,), RoundRecord(self.current_round))
         self.console.print(metrics_table(metrics, f"{split}, round {self.current_round}"))
         return metrics
 
     def _ready(
         self, model: Model | None, datamodule: FederatedData | None, ckpt_path: str | None, stage: str
-    ) -> Server:
-        """The server of the last ``fit`` for what was fitted; else a new one, from the checkpoint if given."""
+    ) -> Server | None:
+        """The server of the last ``fit`` for what was fitted; else a new one, from the checkpoint if given.
+
+        Where another process leads, serves it instead and returns nothing.
+        """
         given = (model is not None) + (datamodule is not None)
         expect(given != 1, "model", "given together with a datamodule, or neither of them", model)
         if model is None or datamodule is None:
             expect(self._fitted is not None, "model", "given with a datamodule, or fit before", model)
             assert self._fitted is not None
             model, datamodule = self._fitted
-        if ckpt_path is None and self.server is not None and self._fitted == (model, datamodule):
+        fitted = ckpt_path is None and self._fitted == (model, datamodule)
+        if not self.engine.leads:
+            self._serve(None if fitted else model, datamodule, stage)
+            return None
+        if fitted and self.server is not None:
             return self.server
         server = self._prepare(model, datamodule, ckpt_path, stage)
         if ckpt_path is None:
             server.begin()
         return server
 
+    @contextmanager
+    def _session(self) -> Iterator[None]:
+        with stop_on_signals(), quiet_lightning(), self.engine.session():
+            yield
+
     # ---------------------------------------------------------------------------------------------------- preparing
+    def _serve(self, model: Model | None, datamodule: FederatedData, stage: str) -> None:
+        """What a process does that does not lead; without a model its clients are there."""
+
+        def prepare() -> None:
+            assert model is not None
+            self._make_clients(model, datamodule, self._names(datamodule, stage), stage)
+
+        self.engine.serve(None if model is None else prepare)
+
     def _prepare(self, model: Model, datamodule: FederatedData, ckpt_path: str | None, stage: str) -> Server:
         """Makes clients and server, in the state of the checkpoint if there is one."""
-        datamodule.prepare_data()
-        datamodule.setup(stage)
-        names = list(datamodule.clients)
-        expect(len(names) > 0, "data.clients", "at least one client", "none")
-        expect(len(set(names)) == len(names), "data.clients", "different names", names)
-        for name in names:
-            fits = _is_file_name(name) and name != "mean"
-            expect(fits, "data.clients", "names that can be file names, and none of them `mean`,", name)
-            data = datamodule.client(name)
-            if isinstance(data, pl.LightningDataModule):
-                data.prepare_data()
-                data.setup(stage)
+        names = self._names(datamodule, stage)
         runs = Path(self.default_root_dir) / (self.name or f"{self.aggregator.name}-{datamodule.name}")
         checkpoint = None if ckpt_path is None else find_checkpoint(ckpt_path, runs)
-        self._settings = self._describe(model, datamodule, names)
+        manifest = None if checkpoint is None else read_manifest(checkpoint)
+        self._make_clients(model, datamodule, names, stage)
+        self._settings = self._describe(model)
         self.history, self.current_round, self.should_stop = History(self.monitor, self.monitor_mode), 0, False
-        if checkpoint is not None:
-            manifest = read_manifest(checkpoint)
-            check_settings(manifest["settings"], self._settings, checkpoint)
-
-        def build(name: str) -> Client:
-            data = datamodule.client(name)
-            return Client(
-                name,
-                client_module(model, data, self.seed, name),
-                data,
-                self.aggregator,
-                self.given_callbacks,
-                seed=self.seed,
-                local_epochs=self.local_epochs,
-                trainer_args=self._client_args,
-                device=self.strategy.root_device,
-            )
-
-        self.engine.setup(build, names)
         server = self.server = Server(
             copy.deepcopy(self.aggregator),
             self.engine,
@@ -360,9 +369,10 @@ class FederatedTrainer(pl.Trainer):
             client_fraction=self.client_fraction,
             evaluate_model=self.evaluate_model,
         )
-        if checkpoint is None:
+        if checkpoint is None or manifest is None:
             self.run_dir = runs
         else:
+            check_settings(manifest["settings"], self._settings, checkpoint)
             self.run_dir = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
             self.engine.load(checkpoint / CLIENTS)
             saved = server.load_state((checkpoint / SERVER).read_bytes())
@@ -373,7 +383,44 @@ class FederatedTrainer(pl.Trainer):
                     callback.load_state_dict(saved["callbacks"][callback.state_key])
         return server
 
-    def _describe(self, model: Model, datamodule: FederatedData, names: Sequence[str]) -> dict[str, Any]:
+    def _names(self, datamodule: FederatedData, stage: str) -> list[str]:
+        """The clients' names, once the data is there."""
+        with self.engine.first_here() as first:
+            if first:
+                datamodule.prepare_data()
+        datamodule.setup(stage)
+        names = list(datamodule.clients)
+        expect(len(names) > 0, "data.clients", "at least one client", "none")
+        expect(len(set(names)) == len(names), "data.clients", "different names", names)
+        for name in names:
+            fits = _is_file_name(name) and name != "mean"
+            expect(fits, "data.clients", "names that can be file names, and none of them `mean`,", name)
+        return names
+
+    def _make_clients(self, model: Model, datamodule: FederatedData, names: Sequence[str], stage: str) -> None:
+        """Has the engine make the clients; it may make some of them later, which must be like the others."""
+        callbacks = copy.deepcopy([callback for callback in self.given_callbacks if acts_in_clients(callback)])
+
+        def build(name: str) -> Client:
+            data = datamodule.client(name)
+            if isinstance(data, pl.LightningDataModule):
+                data.prepare_data()
+                data.setup(stage)
+            return Client(
+                name,
+                client_module(model, data, self.seed, name),
+                data,
+                self.aggregator,
+                callbacks,
+                seed=self.seed,
+                local_epochs=self.local_epochs,
+                trainer_args=self._client_args,
+                device=self.strategy.root_device,
+            )
+
+        self.engine.setup(build, names, getattr(datamodule, "release", None))
+
+    def _describe(self, model: Model) -> dict[str, Any]:
         """What a run must share to continue from its checkpoints, under the names that users know."""
         aggregator = {"class": type(self.aggregator).__name__, **self.aggregator.hyperparameters()}
         trainer = {
@@ -386,10 +433,10 @@ class FederatedTrainer(pl.Trainer):
             **{
                 key: value
                 for key, value in self._client_args.items()
-                if key not in ("accelerator", "devices", "strategy")
+                if key not in ("accelerator", "devices", "strategy", "plugins")
             },
         }
-        data = {name: _data_settings(datamodule.client(name)) for name in names}
+        data = {name: about["data"] for name, about in self.engine.about().items()}
         return {"seed": self.seed, "trainer": trainer, "model": model_settings(model), "data": data}
 
     # ------------------------------------------------------------------------------------------------------ the loop
@@ -419,7 +466,8 @@ class FederatedTrainer(pl.Trainer):
                 write_text(self.config_text, self.run_dir / "config.yaml")
             self.run_log = RunLog(self.run_dir, self._logger_choice, self.current_round, self.max_logged_clients)
             self.loggers = self.run_log.loggers
-            routes = self.engine.routes()
+            about = self.engine.about()
+            routes = describe_routes(client["routes"] for client in about.values())
             figures = datamodule.figures() if hasattr(datamodule, "figures") else {}
             self.run_log.describe(routes, self.config_text or str(self._settings), figures)
         self.console.print(routes_table(routes))
@@ -432,7 +480,7 @@ class FederatedTrainer(pl.Trainer):
             "stopped_early": self.should_stop,
             "setup_bytes": {"up": server.setup_record.bytes_up, "down": server.setup_record.bytes_down},
             "aggregator": server.aggregator.summary(),
-            "parameters": self.engine.parameters(),
+            "parameters": {name: client["parameters"] for name, client in about.items()},
             "data": self._settings["data"],
             **({"partition": datamodule.statistics} if hasattr(datamodule, "statistics") else {}),
             "seed": self.seed,
@@ -477,7 +525,7 @@ class FederatedTrainer(pl.Trainer):
         known = not metrics or unmeasured or self.monitor in metrics
         expect(known, "trainer.monitor", f"one of {', '.join(metrics)}", self.monitor)
 
-    def _explain(self, error: ClientError) -> None:
+    def _explain(self, error: EngineError) -> None:
         """Keeps the traceback, which the command line leaves out, and says how to go on."""
         if self.run_dir is None or not self.run_dir.is_dir():
             return
@@ -540,11 +588,6 @@ def _refused_by_lightning(arguments: Mapping[str, Any], error: Exception) -> Inp
 def _is_file_name(name: str) -> bool:
     fits = len(f"{name}.ckpt".encode()) <= 255  # what file systems take
     return fits and bool(re.fullmatch(r"[^/\\\0]+", name)) and name not in (".", "..")
-
-
-def _data_settings(data: ClientData) -> dict[str, Any]:
-    further = dict(getattr(data, "settings", {}))
-    return {"num_train_samples": data.num_train_samples, **dict(data.model_args), **further}
 
 
 def _new_version(runs: Path) -> Path:

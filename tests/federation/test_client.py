@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from flgraph.callbacks import FedAvg, Local
 from flgraph.data import GraphFederation
-from flgraph.federation import Aggregator, FederatedCallback, FederatedTrainer, Payload, Turn
+from flgraph.federation import Aggregator, Client, FederatedCallback, FederatedTrainer, Payload, Turn
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.template import client_module
 from flgraph.models import GNN
@@ -220,8 +220,9 @@ def test_hooks_fire_where_they_belong(fit: Fit) -> None:
     given.living.clear()
     fit(FedAvg(), local_epochs=2, rounds=2, callbacks=[given])
     assert given.calls == ["start", "round 1 of 2", "round end", "round 2 of 2", "round end", "end"]
-    assert len(given.living) == 2, "a copy for each client"
-    for copied in given.living:
+    at_work = [copied for copied in given.living if copied.calls]
+    assert len(at_work) == 2, "a copy for each client"
+    for copied in at_work:
         turn = ["fit", *(2 * ["batch", "batch", "batch", "epoch"]), "validation"]
         assert copied.calls == turn + turn
 
@@ -378,3 +379,21 @@ def test_a_client_is_an_ordinary_lightning_checkpoint(
     plain = pl.Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu")
     metrics = plain.test(module, dataloaders=data.client("A").test_dataloader(), verbose=False)[0]
     assert metrics == {k: v for k, v in trainer.history.last["clients"]["A"].items() if k.startswith("test/")}
+
+
+def test_trains_with_what_evaluation_kept(toy_module: Any, toy_data: Callable[..., Any]) -> None:
+    """A client that sits out the first round is evaluated before it trains."""
+
+    class Keeping(toy_module):  # type: ignore[misc]
+        kept: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.kept is None:
+                self.kept = torch.ones(x.size(1))
+            logits: torch.Tensor = super().forward(x * self.kept)
+            return logits
+
+    client = Client("A", Keeping(4), toy_data(6), FedAvg(), trainer_args={"accelerator": "cpu"})
+    client.evaluate(("val",))
+    client.fit(1)
+    assert client.trainer.global_step == 1

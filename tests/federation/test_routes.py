@@ -203,7 +203,7 @@ def test_describe_merges_clients() -> None:
     names = agree({name: one.signature() for name, one in tables.items()}, routes)
     for name, one in tables.items():
         one.agree(names[name])
-    assert describe_routes(tables) == [
+    assert describe_routes(one.lines for one in tables.values()) == [
         ("convs.0.weight", "2 shapes, first 3x2 float32", "personal"),
         ("convs.0.bias", "3 float32", "shared"),
         ("convs.1.weight", "3x3 float32", "shared"),
@@ -217,5 +217,5 @@ def test_describe_tells_holders_from_the_others() -> None:
     routes = shared("*", mismatch="holders")
     one, other = table(routes), table(routes)
     other.agree(name for name in MODEL if name != "head.weight")
-    rows = [row for row in describe_routes({"A": one, "B": other}) if row[0] == "head.weight"]
+    rows = [row for row in describe_routes([one.lines, other.lines]) if row[0] == "head.weight"]
     assert rows == [("head.weight", "2x3 float32", "shared"), ("head.weight", "2x3 float32", "personal")]

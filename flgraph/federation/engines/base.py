@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from flgraph.federation.client import Client, Turn
 
 
-class ClientError(RuntimeError):
+class EngineError(RuntimeError):
+    """A run cannot go on because of something where clients run; it can be resumed from its last whole round."""
+
+
+class ClientError(EngineError):
     """A client's turn failed; names the client, the round and the exchange, and keeps the cause."""
 
     def __init__(self, client: str, turn: Turn, cause: BaseException) -> None:
@@ -22,13 +27,51 @@ class ClientError(RuntimeError):
 class Engine(ABC):
     """Runs the turns of clients, somewhere; algorithms, models and data know nothing of it.
 
-    The trainer calls :meth:`setup` once per run, then :meth:`run` for every exchange. Requests and answers are bytes of
-    payloads.
+    The trainer opens a :meth:`session`, calls :meth:`setup` once per run, then :meth:`run` for every exchange. Requests
+    and answers are bytes of payloads. Where several processes run the same program, one of them leads: the server is
+    there, and it alone calls :meth:`run` and what follows it; the others call :meth:`serve`.
     """
 
+    @property
+    def leads(self) -> bool:
+        """Whether the server is in this process."""
+        return True
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Inside, Lightning sees a process of its own, whatever processes there are."""
+        return nullcontext()
+
+    def session(self) -> AbstractContextManager[None]:
+        """Inside, the other methods may be called; :meth:`alone` is part of it."""
+        return nullcontext()
+
+    def first_here(self) -> AbstractContextManager[bool]:
+        """Lets one process per machine go first, the others after it; tells whether this is that one."""
+        return nullcontext(True)
+
+    def lightning(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of Lightning's Trainer as they are to be in this process."""
+        return dict(arguments)
+
     @abstractmethod
-    def setup(self, build: Callable[[str], Client], names: Sequence[str]) -> None:
-        """Makes the clients ``names`` with ``build``, wherever they are to live."""
+    def setup(
+        self, build: Callable[[str], Client], names: Sequence[str], release: Callable[[str], None] | None = None
+    ) -> None:
+        """Makes the clients ``names`` with ``build``, wherever they are to live.
+
+        Args:
+            build: makes a client, and loads its data.
+            names: all clients of the federation.
+            release: lets go of what ``build`` loaded for a client that has moved elsewhere.
+        """
+
+    def serve(self, prepare: Callable[[], None] | None = None) -> None:
+        """Answers the leading process until it ends the session.
+
+        Args:
+            prepare: calls :meth:`setup`, where the leading process does so, too; its errors are told there.
+        """
+        raise NotImplementedError("only engines of several processes have some that serve")
 
     @abstractmethod
     def run(self, turns: Mapping[str, Turn]) -> dict[str, bytes]:
@@ -36,6 +79,7 @@ class Engine(ABC):
 
         Raises:
             ClientError: a client's turn failed.
+            EngineError: clients are gone.
         """
 
     @abstractmethod
@@ -56,12 +100,5 @@ class Engine(ABC):
         """Client and its predictions, a batch at a time, one client after another."""
 
     @abstractmethod
-    def routes(self) -> list[tuple[str, str, str]]:
-        """The routing table of the clients, as rows of tensor, shape and route."""
-
-    def parameters(self) -> dict[str, dict[str, int]]:
-        """Client to its model's numbers of parameters, ``total`` and ``shared``; nothing of clients elsewhere."""
-        return {}
-
-    def teardown(self) -> None:
-        """Lets go of whatever :meth:`setup` took."""
+    def about(self) -> dict[str, dict[str, Any]]:
+        """What clients tell of themselves (:attr:`Client.about`), by name; as much as they want known."""

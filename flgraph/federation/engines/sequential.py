@@ -10,7 +10,6 @@ from flgraph.errors import InputError
 from flgraph.federation.checkpoint import link_or_copy, load_file, save_file
 from flgraph.federation.client import Client, Turn
 from flgraph.federation.engines.base import ClientError, Engine
-from flgraph.federation.routes import describe_routes
 
 
 class Sequential(Engine):
@@ -19,7 +18,9 @@ class Sequential(Engine):
     def __init__(self) -> None:
         self.clients: dict[str, Client] = {}
 
-    def setup(self, build: Callable[[str], Client], names: Sequence[str]) -> None:
+    def setup(
+        self, build: Callable[[str], Client], names: Sequence[str], release: Callable[[str], None] | None = None
+    ) -> None:
         self.clients = {name: build(name) for name in names}
 
     def run(self, turns: Mapping[str, Turn]) -> dict[str, bytes]:
@@ -45,11 +46,8 @@ class Sequential(Engine):
             client.load_state(load_file(folder / f"{name}.ckpt"))
             client.changed = False
 
-    def routes(self) -> list[tuple[str, str, str]]:
-        return describe_routes({name: client.routing for name, client in self.clients.items()})
-
-    def parameters(self) -> dict[str, dict[str, int]]:
-        return {name: client.num_parameters for name, client in self.clients.items()}
+    def about(self) -> dict[str, dict[str, Any]]:
+        return {name: client.about for name, client in self.clients.items()}
 
     def predict(self) -> Iterator[tuple[str, list[Any]]]:
         for name, client in self.clients.items():

@@ -1,0 +1,217 @@
+"""Which process is which, who gets which clients, and what a process group does in one process."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+from flgraph.callbacks import FedAvg
+from flgraph.errors import InputError
+from flgraph.federation import FederatedTrainer, ProcessGroup
+from flgraph.federation.client import Turn
+from flgraph.federation.engines.base import ClientError, EngineError
+from flgraph.federation.engines.dealing import deal, deal_again, makespan
+from flgraph.federation.engines.place import Place, alone, device_of
+from flgraph.federation.engines.process_group import _error, _order, _told, _turns
+from flgraph.federation.engines.wire import Message
+
+TORCHRUN = {
+    "RANK": "5",
+    "LOCAL_RANK": "1",
+    "GROUP_RANK": "1",
+    "WORLD_SIZE": "8",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "1",
+    "TORCHELASTIC_RUN_ID": "job",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+
+
+@pytest.fixture
+def torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if torchrun had started this process."""
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+
+
+# ----------------------------------------------------------------------------------------------------------- dealing
+def test_dearest_first() -> None:
+    """By hand: 5 | 4 | 3, then 3 joins the 3 (6), 2 the 4 (6), 1 the 5 (6)."""
+    owners = deal({"a": 1, "b": 2, "c": 3, "d": 5, "e": 4, "f": 3}, 3)
+    assert owners == {"a": 0, "b": 1, "c": 2, "d": 0, "e": 1, "f": 2}
+    assert makespan({"a": 1, "b": 2, "c": 3, "d": 5, "e": 4, "f": 3}, owners) == 6
+
+
+def test_equal_costs_go_in_turns() -> None:
+    assert list(deal(dict.fromkeys("abcdefg", 1.0), 3).values()) == [0, 1, 2, 0, 1, 2, 0]
+    assert list(deal(dict.fromkeys("abc", 0.0), 2).values()) == [0, 1, 0]
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_close_to_the_best_dealing(processes: int) -> None:
+    """Within 4/3 - 1/(3 m) of the best of all dealings (Graham, 1969)."""
+    chance = random.Random(processes)
+    for _ in range(20):
+        costs = {str(n): chance.uniform(0, 1) ** 2 for n in range(7)}
+        every = (dict(zip(costs, owners, strict=True)) for owners in product(range(processes), repeat=len(costs)))
+        best = min(makespan(costs, owners) for owners in every)
+        assert best <= makespan(costs, deal(costs, processes)) <= best * (4 / 3 - 1 / (3 * processes)) + 1e-12
+
+
+def test_clients_move_only_if_it_pays() -> None:
+    costs = {"a": 1.0, "b": 1.0, "c": 0.1, "d": 0.1}
+    lopsided = {"a": 0, "b": 0, "c": 1, "d": 1}
+    assert makespan(costs, deal_again(costs, lopsided, 2)) == pytest.approx(1.1)
+    nearly = {"a": 0, "b": 1, "c": 0, "d": 0}  # 1.2 against 1.1 saves a twelfth
+    assert deal_again(costs, nearly, 2) == nearly
+
+
+# ------------------------------------------------------------------------------------------------------------- place
+def test_place() -> None:
+    assert Place.here({}) == Place(0, 1, 0, 1, 0, False)
+    assert Place.here(TORCHRUN) == Place(5, 8, 1, 4, 1, True)
+    assert Place.here({"RANK": "1", "WORLD_SIZE": "2"}) == Place(1, 2, 1, 2, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("devices", "count", "dealt"),
+    [
+        (1, 2, [0, 1, 0, 1]),
+        ("auto", 3, [0, 1, 2, 0]),
+        (-1, 4, [0, 1, 2, 3]),
+        (2, 4, [0, 1, 0, 1]),
+        ([3, 1], 4, [3, 1, 3, 1]),
+        ("2,0", 4, [2, 0, 2, 0]),
+        ("all of them", 4, None),
+    ],
+)
+def test_processes_share_gpus(devices: Any, count: int, dealt: list[int] | None) -> None:
+    found = [device_of(Place(rank, 4, rank, 4, 0, True), devices, count) for rank in range(4)]
+    assert found == ([None] * 4 if dealt is None else [[device] for device in dealt])
+
+
+@pytest.mark.usefixtures("torchrun")
+def test_lightning_sees_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_zero_only, "rank", 5)
+    assert TorchElasticEnvironment.detect()
+    before = dict(os.environ)
+    with alone():
+        assert not TorchElasticEnvironment.detect()
+        assert not set(TORCHRUN) & set(os.environ)
+        assert rank_zero_only.rank == 0
+    assert dict(os.environ) == before
+    assert rank_zero_only.rank == 5
+
+
+@pytest.mark.usefixtures("torchrun")
+@pytest.mark.parametrize("strategy", ["auto", "ddp"])
+def test_trainers_of_a_process_are_alone(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither torchrun's variables nor Slurm's, which say another number of tasks, are Lightning's business."""
+    for name, value in {"SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4", "SLURM_JOB_NAME": "job"}.items():
+        monkeypatch.setenv(name, value)
+    trainer = FederatedTrainer(FedAvg(), engine=ProcessGroup(), accelerator="cpu", strategy=strategy)
+    assert (trainer.world_size, trainer.global_rank, trainer.is_global_zero) == (1, 0, True)
+    environment = trainer._accelerator_connector.cluster_environment
+    assert type(environment) is LightningEnvironment
+    assert not trainer.engine.leads
+    assert trainer.console.quiet
+    assert "RANK" in os.environ
+
+
+# ------------------------------------------------------------------------------------------------------------- input
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"processes": 0}, "`trainer.engine.processes` to be a whole number of 1 or more but got 0"),
+        ({"processes": -2}, "`trainer.engine.processes` to be a whole number of 1 or more but got -2"),
+        ({"threads": 0}, "`trainer.engine.threads` to be a whole number of 1 or more but got 0"),
+        ({"patience": 0}, "`trainer.engine.patience` to be above 0 but got 0"),
+    ],
+)
+def test_numbers_out_of_range(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        ProcessGroup(**arguments)
+
+
+@pytest.mark.usefixtures("torchrun")
+def test_torchrun_decides_the_number() -> None:
+    assert ProcessGroup().place.world == ProcessGroup(8).place.world == 8
+    with pytest.raises(InputError, match=r"processes` to be 8, as were started, or left out, but got 4"):
+        ProcessGroup(4)
+
+
+def test_a_script_needs_torchrun(toy_federation: Callable[..., Any], toy_module: Any, federate: Any) -> None:
+    with pytest.raises(InputError, match=r"processes` to be 1 where nothing started more .* but got 2"):
+        federate(FedAvg(), engine=ProcessGroup(2), rounds=1).fit(toy_module(), toy_federation(6, 8))
+
+
+def test_one_process_needs_no_launch(
+    toy_federation: Callable[..., Any], toy_module: Any, federate: Any, assert_same: Callable[..., None]
+) -> None:
+    model, states = toy_module(dropout=0.5, optimizer="adam"), []
+    for engine in (None, ProcessGroup()):
+        trainer = federate(FedAvg(), engine=engine, rounds=4)
+        trainer.fit(model, toy_federation(6, 8, batch_size=3))
+        states.append([client.state() for client in trainer.engine.clients.values()])
+        assert set(trainer.validate()) == {"A", "B"}
+        assert len(trainer.predict(Predicting(), toy_federation(6, 8))["B"]) == 1
+    assert_same(*states)
+
+
+class Predicting(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def predict_step(self, batch: Any) -> Any:
+        return self.layer(batch[0])
+
+
+# ---------------------------------------------------------------------------------------------------------- messages
+@pytest.mark.parametrize("pieces", [[], [b""], [b"one", b"", bytes(range(256)) * 40]])
+def test_messages_arrive_as_they_left(pieces: list[bytes]) -> None:
+    header = {"text": "ä", "list": [1, None], "nan": 0.1}
+    arrived = Message.from_block(memoryview(Message(header, pieces).to_block()))
+    assert (arrived.header, arrived.pieces) == (header, pieces)
+
+
+def test_a_common_download_travels_once() -> None:
+    common, own = b"x" * 1000, b"y" * 500
+    turns = {
+        "A": Turn(3, "train", common),
+        "B": Turn(3, "train", bytes(common)),
+        "C": Turn(3, "train", own),
+        "D": Turn(3, "evaluate", None, ("val", "test")),
+    }
+    order = _order(turns)
+    assert order.pieces == [common, own]
+    assert _turns(Message.from_block(memoryview(order.to_block()))) == turns
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (InputError("Expected `a` to be b but got c."), InputError, "Expected `a` to be b but got c."),
+        (
+            ClientError("A", Turn(3, "train"), ValueError("no")),
+            ClientError,
+            r"Client `A` failed in round 3 \(train\): ValueError: no",
+        ),
+        (EngineError("Process 0 ended the run"), EngineError, "Process 0 ended the run"),
+        (OSError(28, "No space left on device"), OSError, "No space left on device"),
+        (KeyError("x"), EngineError, "KeyError: 'x'"),
+    ],
+)
+def test_errors_of_other_processes(error: Exception, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        raise _error(_told(error))

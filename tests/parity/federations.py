@@ -1,0 +1,85 @@
+"""Small data of three kinds, by class names that a command line can give."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+from torch_geometric.data import Data
+
+from flgraph.data import GraphFederation, HeteroFederation, HeteroGraph, NodeFederation, NodeGraph, WholeGraphFederation
+
+
+class Graphs(GraphFederation):
+    """Four clients with graphs of 4 to 6 nodes, of different numbers and widths."""
+
+    def __init__(self) -> None:
+        given = {name: _graphs(12 + 4 * n, 4, n) for n, name in enumerate("ABCD")}
+        super().__init__(given, batch_size=8, dse_dim=3, rwse_dim=3)
+
+
+class Nodes(NodeFederation):
+    """Four clients of a graph of 120 nodes with a global test graph."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            _nodes(120),
+            num_clients=4,
+            partition="dirichlet",
+            alpha=5.0,
+            global_fraction=0.2,
+            batch_size=8,
+            fanouts=(2, 2),
+        )
+
+
+class Whole(WholeGraphFederation):
+    """The same four clients, for full-batch methods."""
+
+    def __init__(self) -> None:
+        super().__init__(_nodes(120), num_clients=4, partition="dirichlet", alpha=5.0, global_fraction=0.2)
+
+
+class Relations(HeteroFederation):
+    """Four clients of a graph with four relations between two types of nodes."""
+
+    def __init__(self) -> None:
+        super().__init__(_relations(), num_clients=4, partition="random_edges", partition_seed=3)
+
+
+def _graphs(count: int, features: int, seed: int) -> list[Data]:
+    generator = torch.Generator().manual_seed(seed)
+    graphs = []
+    for number in range(count):
+        nodes = 4 + number % 3
+        edges = torch.randint(0, nodes, (2, 5), generator=generator)
+        edges = torch.cat([edges, edges.flip(0)], dim=1).unique(dim=1)
+        x = torch.randn(nodes, features, generator=generator)
+        graphs.append(Data(x=x, edge_index=edges, y=torch.tensor([number % 2])))
+    return graphs
+
+
+def _nodes(count: int) -> NodeGraph:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(count) % 3
+    ends = torch.randint(count, (2, 3 * count), generator=generator)
+    both = torch.cat([ends, ends.flip(0)], dim=1)
+    edges = both[:, both[0] != both[1]].unique(dim=1)
+    x = (torch.rand(count, 6, generator=generator) + F.one_hot(y, 6)).floor()
+    return NodeGraph(x.to_sparse_csr(), edges, y, 3, "toy")
+
+
+def _relations() -> HeteroGraph:
+    generator = torch.Generator().manual_seed(0)
+    ends = {"writes": ("a", "b"), "cites": ("b", "a"), "treats": ("a", "a"), "owes": ("b", "b")}
+    given = {
+        (source, name, target): torch.randint(0, 30, (2, 60), generator=generator).unique(dim=1)
+        for name, (source, target) in ends.items()
+    }
+    y = torch.arange(30) % 3
+    return HeteroGraph.from_edges(
+        {"a": 30, "b": 30}, given, "a", y, torch.arange(0, 20), None, torch.arange(20, 30), name="Toy"
+    )
+
+
+KINDS = {"FedEgo": Nodes, "NodeGCN": Whole, "RGCN": Relations}
+"""Which data a model takes; graphs, where it is not named here."""
