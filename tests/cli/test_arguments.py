@@ -26,7 +26,8 @@ OF_NODES = [name for name in METHODS if MODELS[name] in ("flgraph.models.FedEgo"
 OF_EMBEDDINGS = [
     name for name in METHODS if issubclass(getattr(flgraph.models, MODELS[name].rpartition(".")[2]), GraphEmbedding)
 ]
-OF_HETERO = [name for name in METHODS if MODELS[name] == "flgraph.models.RGCN"]
+HETERO = ("flgraph.models.RGCN", "flgraph.models.HeteroGAT", "flgraph.models.LinkPredictor")
+OF_HETERO = [name for name in METHODS if MODELS[name] in HETERO]
 
 
 def test_there_are_configs() -> None:
@@ -92,7 +93,8 @@ def test_every_method_for_nodes_runs(done: Call, data_root: Path, tmp_path: Path
 def test_every_method_for_heterogeneous_graphs_runs(done: Call, data_root: Path, tmp_path: Path, method: str) -> None:
     files = ("-c", "configs/data/aifb_re3.yaml", "-c", f"configs/method/{method}.yaml")
     where = ("--trainer.default_root_dir", str(tmp_path / "runs"), "--trainer.accelerator", "cpu")
-    done("fit", *files, *where, "--trainer.rounds", "1", "--data.root", str(data_root))
+    task = "links" if MODELS[method] == "flgraph.models.LinkPredictor" else "nodes"
+    done("fit", *files, *where, "--trainer.rounds", "1", "--data.root", str(data_root), "--data.task", task)
     (run,) = (tmp_path / "runs").glob("*/version_0")
     assert (run / "results.json").is_file()
 
