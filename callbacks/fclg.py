@@ -73,8 +73,9 @@ class FCLG(FedAvg):
         expect(temperature > 0, "aggregator.temperature", "a positive number", temperature)
         expect(weight >= 0, "aggregator.weight", "0 or more", weight)
         self.inter, self.level, self.temperature, self.weight = inter, level, temperature, weight
-        # Client half: representations of all its graphs, by the global model and by the model one epoch ago.
-        self._graphs: Any = None
+        # Client half, in a turn: batches of all its graphs, and what the global model and that of an epoch ago make of
+        # them.
+        self._graphs: list[Any] | None = None
         self._global: Tensor | None = None
         self._previous: Tensor | None = None
         self._node_ptr = torch.zeros(1, dtype=torch.long)
@@ -91,7 +92,7 @@ class FCLG(FedAvg):
         expect(fits, "model", "a GraphEmbedding, such as flgraph.models.FCLG,", type(client.module).__name__)
         if self.inter == "contrast" and client.local_epochs < 2:
             _warn_once()
-        self._graphs = client.data.predict_dataloader() if self.inter != "none" else None
+        self._graphs = None if self.inter == "none" else list(client.data.predict_dataloader())
         super().local_update(client, round, exchange)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -143,7 +144,7 @@ class FCLG(FedAvg):
         """A row for each of the client's graphs, or nodes, in the order of its data."""
         assert isinstance(module, GraphEmbedding)
         module.eval()
-        batches = list(self._graphs)
+        batches = self._graphs or []
         known = all(batch.get("graph_index") is not None for batch in batches)
         expect(known, "batch.graph_index", "the numbers of its graphs in the client's data", None)
         parts = [module.encode(batch) for batch in batches]
