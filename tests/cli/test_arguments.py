@@ -56,7 +56,7 @@ def test_every_method_for_embeddings_runs(done: Call, tu_root: Path, tmp_path: P
 
 def test_embeddings_are_written(done: Call, tu_root: Path, tmp_path: Path) -> None:
     args = ("-c", "configs/method/fclg.yaml", "--data", "flgraph.data.DealtGraphFederation", "--data.dataset", "ALPHA")
-    args += ("--data.root", str(tu_root), "--data.num_clients", "2", "--model.hidden_channels", "4")
+    args += ("--data.root", str(tu_root), "--data.num_clients", "2", "--model.hidden_channels", "6")
     args += ("--trainer.default_root_dir", str(tmp_path / "runs"), "--trainer.accelerator", "cpu")
     done("fit", *args, "--trainer.rounds", "1")
     done("predict", *args)
