@@ -168,20 +168,41 @@ class GraphFederation(pl.LightningDataModule):
         self.batch_size, self.eval_batch_size, self.cache_dir = batch_size, eval_batch_size, cache_dir
         self._given, self._num_classes = graphs, num_classes
         self._clients: dict[str, GraphDataModule] = {}
+        self._names: list[str] = []
 
     @property
     def clients(self) -> list[str]:
         """Names of the clients; known after ``setup``."""
-        return list(self._clients)
+        return list(self._names)
 
     def client(self, name: str) -> GraphDataModule:
         """A client's data; known after ``setup``."""
+        if name not in self._clients and name in self._names:
+            graphs, classes = self.load_client(name)
+            self._clients[name] = self._make(name, graphs, classes)
         return self._clients[name]
 
+    def release(self, name: str) -> None:
+        """Lets go of a client's data, if it can be loaded again."""
+        if self.names():
+            self._clients.pop(name, None)
+
     def setup(self, stage: str | None = None) -> None:
-        """Makes every client's data ready, once."""
-        if not self._clients:
+        """Makes every client's data ready, once; where their names are known before, each when it is asked for."""
+        if self._names:
+            return
+        self._names = self.names()
+        if not self._names:
             self._clients = {name: self._make(name, graphs, classes) for name, graphs, classes in self.load()}
+            self._names = list(self._clients)
+
+    def names(self) -> list[str]:
+        """Names of the clients, where :meth:`load_client` can load one without the others; else none."""
+        return []
+
+    def load_client(self, name: str) -> tuple[FlatGraphs, int]:
+        """Graphs and number of classes of one client, where there are :meth:`names`."""
+        raise NotImplementedError
 
     def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
         """Client name, graphs and number of classes of every client, one after another."""
@@ -283,14 +304,31 @@ class TUFederation(GraphFederation):
         )
         self.datasets, self.shards, self.features, self.root = list(datasets), shards, features, root
 
+        self._read: tuple[str, FlatGraphs] | None = None  # the last data set, which has further shards
+
+    def names(self) -> list[str]:
+        """Data sets, or their shards."""
+        return [name for dataset in self.datasets for name in self._shards(dataset)]
+
+    def _shards(self, dataset: str) -> list[str]:
+        return [dataset] if self.shards == 1 else [f"{dataset}-{number + 1}" for number in range(self.shards)]
+
+    def load_client(self, name: str) -> tuple[FlatGraphs, int]:
+        """Reads the client's data set, and cuts its shard from it."""
+        dataset = next(dataset for dataset in self.datasets if name in self._shards(dataset))
+        if self._read is None or self._read[0] != dataset:
+            self._read = None  # before the next one is read
+            self._read = dataset, self.embed(read_tu(dataset, self.root, self.features, self.cache_dir))
+        graphs = self._read[1]
+        if self.shards == 1:
+            self._read = None
+            return graphs, graphs.num_classes
+        enough = self.shards <= len(graphs)
+        expect(enough, "data.shards", f"at most {len(graphs)}, the number of graphs of {dataset},", self.shards)
+        index = make_shards(len(graphs), self.shards, self.split_seed)[self._shards(dataset).index(name)]
+        return graphs.select(index), graphs.num_classes
+
     def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
-        """Reads one data set after another."""
-        for dataset in self.datasets:
-            graphs = self.embed(read_tu(dataset, self.root, self.features, self.cache_dir))
-            if self.shards == 1:
-                yield dataset, graphs, graphs.num_classes
-                continue
-            enough = self.shards <= len(graphs)
-            expect(enough, "data.shards", f"at most {len(graphs)}, the number of graphs of {dataset},", self.shards)
-            for number, index in enumerate(make_shards(len(graphs), self.shards, self.split_seed), start=1):
-                yield f"{dataset}-{number}", graphs.select(index), graphs.num_classes
+        """Reads one client after another."""
+        for name in self.names():
+            yield name, *self.load_client(name)

@@ -31,8 +31,12 @@ class Run:
 
     def signal(self, signum: int) -> None:
         """May be too late, if the process has ended: until :meth:`wait` nobody else can have its number."""
+        self.kill(self.pid, signum)
+
+    def kill(self, pid: int, signum: int) -> None:
+        """A signal to a process that this one started."""
         try:
-            os.kill(self.pid, signum)
+            os.kill(pid, signum)
         except ProcessLookupError:
             return
 

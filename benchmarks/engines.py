@@ -1,0 +1,206 @@
+"""Rounds on one process and on several: seconds of a round of FedStar, and what an engine costs per turn.
+
+See README.md beside this file for what each figure means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from flgraph.callbacks import FedAvg
+from flgraph.federation import Client, FederatedTrainer, Payload, ProcessGroup
+from flgraph.federation.aggregation import weighted_mean
+from flgraph.federation.engines.launcher import launch
+from flgraph.federation.records import read_records
+
+WARM = 6
+"""Rounds before the first that counts: clients have moved by then."""
+
+WAYS = {
+    "sequential, 2 threads": ("2", ()),
+    "1 process, 1 thread": ("1", (1, 1)),
+    "2 processes, 1 thread": ("1", (2, 1)),
+}
+
+
+# --------------------------------------------------------------------------------------------------------- real rounds
+def real(shards: int, rounds: int, repeats: int) -> list[str]:
+    """Lines about seconds per round of FedStar on CHEM, the ways taking turns."""
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    for _ in range(repeats):
+        for way in WAYS:
+            found[way] += _fit(way, shards, rounds)
+    base = statistics.median(found["sequential, 2 threads"])
+    lines = [f"FedStar on CHEM, {7 * shards} clients, {rounds} rounds, {repeats} times each: seconds of a round"]
+    for way, seconds in found.items():
+        middle = statistics.median(seconds)
+        lines.append(f"  {way:24s} median {middle:6.3f}  least {min(seconds):6.3f}  ratio {middle / base:5.2f}")
+    return lines
+
+
+def _fit(way: str, shards: int, rounds: int) -> list[float]:
+    threads, group = WAYS[way]
+    engine = "--trainer.engine"
+    options = (
+        [engine, "ProcessGroup", f"{engine}.processes", str(group[0]), f"{engine}.threads", str(group[1])]
+        if group
+        else []
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(
+                sys.executable,
+                "-m",
+                "flgraph",
+                "fit",
+                "-c",
+                "configs/data/chem.yaml",
+                "-c",
+                "configs/method/fedstar.yaml",
+            ),
+            *(
+                "--data.shards",
+                str(shards),
+                "--trainer.rounds",
+                str(WARM + rounds),
+                "--trainer.default_root_dir",
+                folder,
+            ),
+            *("--trainer.name", "run", "--trainer.logger", "false", "--trainer.enable_checkpointing", "false"),
+            *("--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", *options),
+        ]
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": threads}, stdout=subprocess.DEVNULL)
+        records = read_records(Path(folder) / "run" / "version_0" / "history.jsonl")
+    return [record["seconds"] for record in records[WARM:]]
+
+
+# --------------------------------------------------------------------------------------------------------- idle rounds
+class Idle(FedAvg):
+    """Sends and takes weights, and does nothing with them."""
+
+    def local_update(self, client: Client, round: int, exchange: str) -> None:
+        """Nothing."""
+
+
+class Weights(pl.LightningModule):
+    """Weights that nothing is done with."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.weight = torch.nn.Parameter(torch.zeros(size))
+
+    def configure_optimizers(self) -> Any:
+        """Never called."""
+
+
+class Nothing:
+    """A client without data."""
+
+    num_train_samples = 1
+    model_args: Mapping[str, Any] = {}
+
+    def train_dataloader(self) -> None:
+        """None."""
+
+    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+
+
+class Crowd:
+    """Many clients without data."""
+
+    name = "crowd"
+
+    def __init__(self, count: int) -> None:
+        self.clients = [f"client-{number:05d}" for number in range(count)]
+
+    def client(self, name: str) -> Nothing:
+        """The same for all."""
+        return Nothing()
+
+    def prepare_data(self) -> None:
+        """Nothing."""
+
+    def setup(self, stage: str) -> None:
+        """Nothing."""
+
+
+def idle_rounds(engine: ProcessGroup | None, size: int, clients: int, rounds: int) -> list[float]:
+    """Seconds of rounds in which nothing is done, evaluation (which installs) included."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = FederatedTrainer(
+            Idle(),
+            engine=engine,
+            rounds=WARM + rounds,
+            default_root_dir=folder,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            accelerator="cpu",
+        )
+        trainer.fit(Weights(size), Crowd(clients))
+        if trainer.run_dir is None:
+            return []
+        return [record["seconds"] for record in read_records(trainer.run_dir / "history.jsonl")][WARM:]
+
+
+def idle(size: int, clients: int, rounds: int, processes: Sequence[int]) -> list[str]:
+    """Lines about what an engine costs per turn."""
+    lines = [
+        f"{clients} clients with {size} parameters ({4 * size / 1e3:.0f} kB) that do no work: ms per client and round"
+    ]
+    alone = 1e3 * statistics.median(idle_rounds(None, size, clients, rounds)) / clients
+    lines.append(f"  sequential               {alone:6.3f}")
+    for count in processes:
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "seconds.json"
+            worker = ["--worker", str(out), "--size", str(size), "--clients", str(clients), "--rounds", str(rounds)]
+            assert launch([sys.executable, __file__, *worker], count) == 0
+            each = 1e3 * statistics.median(json.loads(out.read_text())) / clients
+        turn = count * each  # every process has a share, and does one turn after another
+        lines.append(f"  {count} processes              {each:6.3f}, {turn:.3f} per turn: engine {turn - alone:+.3f}")
+    payload = {str(n): Payload({"weight": torch.rand(size)}, {"num_samples": 1}) for n in range(clients)}
+    began = time.perf_counter()
+    weighted_mean(payload, dict.fromkeys(payload, 1.0))
+    lines.append(f"  weighted mean            {1e3 * (time.perf_counter() - began) / clients:6.3f} per upload")
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=60_000, help="parameters of clients that do no work")
+    parser.add_argument("--clients", type=int, default=64, help="clients that do no work")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds that count")
+    parser.add_argument("--repeats", type=int, default=2, help="turns of each way on CHEM")
+    parser.add_argument("--shards", type=int, nargs="*", default=[1, 4], help="clients per data set of CHEM")
+    parser.add_argument("--processes", type=int, nargs="*", default=[2], help="of clients that do no work")
+    parser.add_argument("--worker", metavar="FILE", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    if options.worker:
+        seconds = idle_rounds(ProcessGroup(threads=1), options.size, options.clients, options.rounds)
+        if seconds:
+            Path(options.worker).write_text(json.dumps(seconds))
+        return 0
+    print("\n".join(idle(options.size, options.clients, options.rounds, options.processes)), flush=True)
+    for shards in options.shards:
+        print("\n".join(real(shards, options.rounds, options.repeats)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

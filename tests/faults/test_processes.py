@@ -1,0 +1,117 @@
+"""Processes that die, hang or fail end the run in one sentence, and it goes on with any number of processes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flgraph.cli import main
+from flgraph.federation import checkpoint
+from flgraph.federation.records import read_records
+
+Start = Callable[..., Any]  # see conftest.py
+
+ROUNDS = 60
+PATIENCE = "3"
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
+
+
+@pytest.fixture
+def fit(options: list[str]) -> list[str]:
+    """Three clients, so that every process of two has one at least."""
+    return [
+        *("fit", *options, "--trainer.rounds", str(ROUNDS), "--trainer.logger", "false"),
+        *("--trainer.enable_progress_bar", "false", "--data.shards", "2"),
+    ]
+
+
+def on_processes(count: int) -> list[str]:
+    engine = "--trainer.engine"
+    return [engine, "ProcessGroup", f"{engine}.processes", str(count), f"{engine}.patience", PATIENCE]
+
+
+def process(parent: int, rank: int) -> int:
+    """Number of the process of that rank which ``parent`` started."""
+    for folder in Path("/proc").iterdir():
+        try:
+            environment = (folder / "environ").read_bytes().split(b"\0")
+            above = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            continue  # no process, or one that has just ended
+        if above == parent and f"RANK={rank}".encode() in environment:
+            return int(folder.name)
+    raise AssertionError(f"no process of rank {rank}")
+
+
+def begun(run: Any, folder: Path, rounds: int) -> None:
+    history = folder / "history.jsonl"
+    run.wait_for(lambda: history.exists() and history.read_text().count("\n") >= rounds)
+
+
+def told(run: Any) -> str:
+    (line,) = run.stderr.read_text().splitlines()
+    assert line.startswith("flgraph: error: ")
+    return line.removeprefix("flgraph: error: ")
+
+
+def test_killed_then_hung_then_finished_in_one_process(
+    start: Start, fit: list[str], tmp_path: Path, assert_same: Callable[..., None]
+) -> None:
+    folder = tmp_path / "runs" / "run" / "version_0"
+    run = start(*fit, *on_processes(2))
+    begun(run, folder, 2)
+    run.kill(process(run.pid, 1), signal.SIGKILL)
+    assert run.wait() == 1
+    sentence = told(run)
+    assert sentence.startswith("Process 1 ")
+    assert "continue with --ckpt_path last" in sentence
+    done = len(read_records(folder / "history.jsonl"))
+    assert done < ROUNDS
+
+    run = start(*fit, *on_processes(3), "--ckpt_path", "last")
+    begun(run, folder, done + 2)
+    run.kill(process(run.pid, 2), signal.SIGSTOP)
+    began = time.monotonic()
+    assert run.wait() == 1
+    assert time.monotonic() - began < 60
+    assert f"gave no sign of life for {PATIENCE} s" in told(run)
+    assert "Process 2 (client" in told(run)
+    assert len(read_records(folder / "history.jsonl")) < ROUNDS
+
+    main([*fit, "--ckpt_path", "last"])
+    main([*fit, "--trainer.name", "whole"])
+    folders = [tmp_path / "runs" / name / "version_0" / "checkpoints" / "last" / "clients" for name in ("run", "whole")]
+    resumed, whole = ({f.name: checkpoint.load_file(f) for f in sorted(path.iterdir())} for path in folders)
+    assert len(whole) == 4
+    assert_same(resumed, whole)
+
+
+def test_asked_to_stop(start: Start, fit: list[str], tmp_path: Path) -> None:
+    """All processes end, without a word but for an interruption from the keyboard."""
+    folder = tmp_path / "runs" / "run" / "version_0"
+    run = start(*fit, *on_processes(2))
+    begun(run, folder, 1)
+    other = process(run.pid, 1)
+    run.signal(signal.SIGINT)
+    assert run.wait() == 130
+    assert told(run) == "interrupted."
+    assert not Path(f"/proc/{other}").exists()
+    assert not (folder / "results.json").exists()
+
+
+def test_a_client_of_another_process_fails(start: Start, fit: list[str], tmp_path: Path) -> None:
+    """The sentence is that of one process: the first of the clients, in their order, that failed."""
+    run = start(*fit, *on_processes(3), "--model", "tests.faults.failing.Failing", "--model.hidden_channels", "8")
+    assert run.wait() == 1
+    folder = tmp_path / "runs" / "run" / "version_0"
+    assert told(run) == (
+        "Client `TWO-1` failed in round 2 (train): RuntimeError: out of luck; "
+        f"its traceback is in {folder}/error.txt; continue with --ckpt_path last."
+    )
+    assert "in training_step" in (folder / "error.txt").read_text()
