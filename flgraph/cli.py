@@ -130,7 +130,7 @@ class FederatedCLI(LightningCLI):
     def predict(self, ckpt_path: str | None, **kwargs: Any) -> None:
         """Writes ``predictions/CLIENT.csv`` into the run folder: class probabilities or embeddings of graphs."""
         predictions = self.trainer.predict(ckpt_path=ckpt_path or "last", **kwargs)
-        if not self.trainer.engine.leads:
+        if not (self.trainer.engine.leads and self.trainer.is_global_zero):
             return
         assert self.trainer.run_dir is not None
         folder = self.trainer.run_dir / "predictions"

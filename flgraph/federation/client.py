@@ -226,7 +226,8 @@ class Client:
     def fit(self, epochs: int | None = None) -> None:
         """Trains for ``epochs`` (default: the local epochs) more, with the client's own Trainer."""
         epochs = self.local_epochs if epochs is None else epochs
-        self._train_metrics = fit_more(self.trainer, self.module, self._loader("train"), epochs)
+        metrics = fit_more(self.trainer, self.module, self._loader("train"), epochs)
+        self._train_metrics = self._same_everywhere(metrics)
 
     def evaluate(self, splits: Sequence[str] = ("train", "val", "test")) -> dict[str, float]:
         """Metrics as the module logs them; ``train`` gives those logged during the last local training.
@@ -241,7 +242,7 @@ class Client:
             loader = self._loader(split) if split in splits and is_overridden(step, self.module) else None
             if loader is not None and not _is_empty(loader):
                 for result in run(self.module, dataloaders=loader, verbose=False):
-                    metrics.update(result)
+                    metrics.update(self._same_everywhere(result))
         return metrics
 
     def keep(self) -> None:
@@ -257,6 +258,14 @@ class Client:
             kept = self._kept
             self.keep()
             self.module.load_state_dict(kept)
+
+    def _same_everywhere(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Means over the processes of the client's Trainer, where it has several (``ddp``), each with its data."""
+        if self.trainer.world_size == 1:
+            return dict(metrics)
+        values = torch.tensor(list(metrics.values()), dtype=torch.float32, device=self.trainer.strategy.root_device)
+        means = self.trainer.strategy.reduce(values, reduce_op="mean")
+        return dict(zip(metrics, torch.as_tensor(means).tolist(), strict=True))
 
     def report(self, name: str, value: float) -> None:
         """Adds a number to the metrics that the client sends with every evaluation; a new value replaces the old.

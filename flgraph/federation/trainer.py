@@ -36,7 +36,8 @@ from flgraph.federation.display import (
     quiet_lightning,
     routes_table,
 )
-from flgraph.federation.engines import Engine, EngineError, Sequential
+from flgraph.federation.engines import Engine, EngineError, ProcessGroup, Sequential
+from flgraph.federation.engines.place import Place
 from flgraph.federation.records import (
     History,
     Metrics,
@@ -114,7 +115,8 @@ class FederatedTrainer(pl.Trainer):
         enable_progress_bar: whether to show progress, the routing table and the final table.
         accelerator: see :class:`pytorch_lightning.Trainer`, as for all that follow; they hold per client.
         devices: see there.
-        strategy: see there.
+        strategy: see there. One of several processes, such as ``"ddp"``, needs torchrun, which starts them, and the
+            sequential engine: every process then runs the whole federation, and each client's Trainer spans them all.
         precision: see there. Aggregation is done in float64 whatever the precision.
         gradient_clip_val: see there.
         gradient_clip_algorithm: see there.
@@ -204,14 +206,15 @@ class FederatedTrainer(pl.Trainer):
                 )
             except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
                 raise _refused_by_lightning(given, error) from error
-        expect(self.world_size == 1, "trainer.devices", "one device, which all clients of a process share,", devices)
+        self._check_processes(devices)
         self.aggregator = aggregator
         self.rounds, self.local_epochs, self.client_fraction = rounds, local_epochs, client_fraction
         self.evaluate_every, self.evaluate_model = evaluate_every, evaluate_model
         self.monitor, self.monitor_mode = monitor, monitor_mode
         self.seed, self.name, self.max_logged_clients = seed, name, max_logged_clients
         self.write_checkpoints, self.checkpoint_every = enable_checkpointing, checkpoint_every
-        shows = enable_progress_bar and self.engine.leads
+        self._writes = self.engine.leads and self.is_global_zero
+        shows = enable_progress_bar and self._writes
         self.keep_checkpoints, self.console = keep_checkpoints, Console(quiet=not shows)
         self.given_callbacks: list[pl.Callback] = list(self.callbacks)  # type: ignore[attr-defined]
         self.round_callbacks = [c for c in self.given_callbacks if isinstance(c, FederatedCallback)]
@@ -234,6 +237,18 @@ class FederatedTrainer(pl.Trainer):
     def federated_data(self) -> FederatedData | None:
         """The data of the run; ``None`` before the first."""
         return None if self._fitted is None else self._fitted[1]
+
+    def _check_processes(self, devices: Any) -> None:
+        """One device per process; several processes belong to the engine, or to Lightning's strategy under torchrun."""
+        place = Place.here()
+        if isinstance(self.engine, ProcessGroup) or not place.launched or place.world == 1:
+            expect(
+                self.world_size == 1, "trainer.devices", "one device, which all clients of a process share,", devices
+            )
+            return
+        given = f"{type(self.engine).__name__} with a strategy of {self.world_size} processes"
+        what = f"ProcessGroup, or the strategy to be one of {place.world} processes, as torchrun started,"
+        expect(self.world_size == place.world, "trainer.engine", what, given)
 
     # ------------------------------------------------------------------------------------------------- entry points
     def fit(  # type: ignore[override]
@@ -451,25 +466,19 @@ class FederatedTrainer(pl.Trainer):
                 f"{self.current_round} or more, as done",
                 self.rounds,
             )
-            with writing(self.run_dir):
-                self._store.discard_after(self.current_round)
-                truncate_records(self.run_dir / "history.jsonl", self.current_round)
+            if self._writes:
+                with writing(self.run_dir):
+                    self._store.discard_after(self.current_round)
+                    truncate_records(self.run_dir / "history.jsonl", self.current_round)
             self.console.print(
                 f"continuing {self.run_dir} after round {self.current_round}", soft_wrap=True, markup=False
             )
         else:
             server.begin()
-            with writing(self.run_dir):
-                self.run_dir = _new_version(self.run_dir)
-        with writing(self.run_dir):
-            if self.config_text:
-                write_text(self.config_text, self.run_dir / "config.yaml")
-            self.run_log = RunLog(self.run_dir, self._logger_choice, self.current_round, self.max_logged_clients)
-            self.loggers = self.run_log.loggers
-            about = self.engine.about()
-            routes = describe_routes(client["routes"] for client in about.values())
-            figures = datamodule.figures() if hasattr(datamodule, "figures") else {}
-            self.run_log.describe(routes, self.config_text or str(self._settings), figures)
+        about = self.engine.about()
+        routes = describe_routes(client["routes"] for client in about.values())
+        if self._writes:
+            self._begin_folder(datamodule, routes, resumed)
         self.console.print(routes_table(routes))
         self._call("on_federation_start")
         with quick_garbage_collection():
@@ -487,15 +496,30 @@ class FederatedTrainer(pl.Trainer):
             "versions": versions(),
             "config": self.config or self._settings,
         }
-        with writing(self.run_dir):
-            write_json(results, self.run_dir / "results.json")
+        if self._writes:
+            with writing(self.run_dir):
+                write_json(results, self.run_dir / "results.json")
+        self.strategy.barrier()  # where Lightning has several processes, none goes on before the files are written
         self._call("on_federation_end")
         self.console.print(final_table(self.history.final or self.history.last, self.history.best, self.monitor))
         self.console.print(f"results in {self.run_dir}", soft_wrap=True, markup=False)
         return results
 
+    def _begin_folder(self, datamodule: FederatedData, routes: list[tuple[str, str, str]], resumed: bool) -> None:
+        """Makes the run folder, if it is a new one, and begins to log."""
+        assert self.run_dir is not None
+        if not resumed:
+            with writing(self.run_dir):
+                self.run_dir = _new_version(self.run_dir)
+        with writing(self.run_dir):
+            if self.config_text:
+                write_text(self.config_text, self.run_dir / "config.yaml")
+            self.run_log = RunLog(self.run_dir, self._logger_choice, self.current_round, self.max_logged_clients)
+            self.loggers = self.run_log.loggers
+            figures = datamodule.figures() if hasattr(datamodule, "figures") else {}
+            self.run_log.describe(routes, self.config_text or str(self._settings), figures)
+
     def _round(self, server: Server) -> None:
-        assert self.run_log is not None
         began = time.perf_counter()
         self.current_round += 1
         self.record = RoundRecord(self.current_round)
@@ -511,11 +535,13 @@ class FederatedTrainer(pl.Trainer):
             self._evaluate(server)
         self.record.seconds = time.perf_counter() - began
         self.history.add(self.record)
-        self.run_log.add(self.record)
+        if self.run_log is not None:
+            self.run_log.add(self.record)
         if last:
             self._call("on_last_round_end")
         best = self.history.best.get("round") == self.current_round
-        if self.write_checkpoints and (last or best or self.current_round % self.checkpoint_every == 0):
+        due = last or best or self.current_round % self.checkpoint_every == 0
+        if self.write_checkpoints and self._writes and due:
             self._checkpoint(server)
 
     def _check_monitor(self, metrics: list[str]) -> None:
@@ -527,7 +553,7 @@ class FederatedTrainer(pl.Trainer):
 
     def _explain(self, error: EngineError) -> None:
         """Keeps the traceback, which the command line leaves out, and says how to go on."""
-        if self.run_dir is None or not self.run_dir.is_dir():
+        if not self._writes or self.run_dir is None or not self.run_dir.is_dir():
             return
         file = self.run_dir / "error.txt"
         write_text("".join(traceback.format_exception(error)), file)

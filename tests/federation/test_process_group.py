@@ -150,6 +150,13 @@ def test_torchrun_decides_the_number() -> None:
         ProcessGroup(4)
 
 
+@pytest.mark.usefixtures("torchrun")
+def test_one_process_of_many_is_not_the_whole_run() -> None:
+    """Each would do the whole run, and write where the others do."""
+    with pytest.raises(InputError, match=r"`trainer.engine` to be ProcessGroup, .* 8 processes, as torchrun started"):
+        FederatedTrainer(FedAvg(), accelerator="cpu")
+
+
 def test_a_script_needs_torchrun(toy_federation: Callable[..., Any], toy_module: Any, federate: Any) -> None:
     with pytest.raises(InputError, match=r"processes` to be 1 where nothing started more .* but got 2"):
         federate(FedAvg(), engine=ProcessGroup(2), rounds=1).fit(toy_module(), toy_federation(6, 8))

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -47,14 +47,19 @@ def runs(methods: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     code = launch([sys.executable, str(HERE / "program.py"), str(root), json.dumps(jobs)], 2)
     assert code == 0
     jobs = [[name, "three", rounds] for name in names] + [[name, "one-then-three", rounds, *last] for name in names]
-    torchrun(3, str(HERE / "program.py"), str(root), json.dumps(jobs))
+    _torchrun(3, str(HERE / "program.py"), str(root), json.dumps(jobs))
     for name in names:
         methods.run(name, root / "two-then-one", rounds, *last)
     return root
 
 
-def torchrun(processes: int, *command: str) -> None:
-    """What the command of that name does, on the loopback interface."""
+@pytest.fixture(scope="session")
+def torchrun(methods: Any) -> Callable[..., None]:
+    """What the command of that name does, on the loopback interface: number of processes, program, arguments."""
+    return _torchrun
+
+
+def _torchrun(processes: int, *command: str) -> None:
     options = ["--nproc-per-node", str(processes), "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
     subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *options, "--local-addr", "127.0.0.1", *command],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 try:
@@ -26,3 +29,20 @@ def test_same_bits(
     one, other = measured(runs / "one" / method / "version_0"), measured(folders[0])
     assert len(one["clients"]) == 4
     assert_same(other, one)
+
+
+def test_ddp_inside_of_clients(torchrun: Callable[..., None], methods: Any, tmp_path: Path) -> None:
+    """Two processes with half of every batch each train as one with all of it; one of them writes, and resumes."""
+    torchrun(2, str(Path(__file__).with_name("ddp.py")), str(tmp_path / "two"))
+    import_module("ddp").fit(str(tmp_path / "one"), 1)
+    folders = [tmp_path / where / "run" for where in ("one", "two")]
+    assert [sorted(path.name for path in folder.iterdir()) for folder in folders] == [["version_0"], ["version_0"]]
+    one, two = (json.loads((folder / "version_0" / "results.json").read_text()) for folder in folders)
+    assert one["rounds"] == two["rounds"] == 3
+    for client, metrics in one["final"]["clients"].items():
+        assert two["final"]["clients"][client] == pytest.approx(metrics, rel=1e-5)
+    assert one["bytes_per_round"] == two["bytes_per_round"]
+    for client in "AB":
+        files = [folder / "version_0" / "checkpoints" / "last" / "clients" / f"{client}.ckpt" for folder in folders]
+        a, b = (torch.load(file, weights_only=True)["state_dict"] for file in files)
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
