@@ -6,7 +6,16 @@ import torch
 from torch.nn import functional as F
 from torch_geometric.data import Data
 
-from flgraph.data import GraphFederation, HeteroFederation, HeteroGraph, NodeFederation, NodeGraph, WholeGraphFederation
+from flgraph.data import (
+    DealtGraphFederation,
+    FlatGraphs,
+    GraphFederation,
+    HeteroFederation,
+    HeteroGraph,
+    NodeFederation,
+    NodeGraph,
+    WholeGraphFederation,
+)
 
 
 class Graphs(GraphFederation):
@@ -15,6 +24,13 @@ class Graphs(GraphFederation):
     def __init__(self) -> None:
         given = {name: _graphs(12 + 4 * n, 4, n) for n, name in enumerate("ABCD")}
         super().__init__(given, batch_size=8, dse_dim=3, rwse_dim=3)
+
+
+class Views(DealtGraphFederation):
+    """Four clients' shares of graphs with their diffusion as a second view."""
+
+    def __init__(self) -> None:
+        super().__init__(FlatGraphs.from_pyg(_graphs(48, 4, 0), "views"), num_clients=4, batch_size=8)
 
 
 class Nodes(NodeFederation):
@@ -81,5 +97,5 @@ def _relations() -> HeteroGraph:
     )
 
 
-KINDS = {"FedEgo": Nodes, "NodeGCN": Whole, "RGCN": Relations}
+KINDS = {"FCLG": Views, "InfoGraph": Views, "MVGRL": Views, "FedEgo": Nodes, "NodeGCN": Whole, "RGCN": Relations}
 """Which data a model takes; graphs, where it is not named here."""

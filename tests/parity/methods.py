@@ -12,7 +12,7 @@ from flgraph.cli import main
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "method"
 
-METHODS = ["fedavg", "fedstar", "fedego", "fedhgn", "gcflplus_chem", "graphfl", "fedgcn"]
+METHODS = ["fedavg", "fedstar", "fedego", "fedhgn", "gcflplus_chem", "graphfl", "fedgcn", "fclg"]
 
 ROUNDS = 4
 CUT = 2
