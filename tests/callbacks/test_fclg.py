@@ -213,6 +213,21 @@ def test_few_and_odd_graphs(graph_list: Callable[..., list[Data]], federate: Fed
     assert [client["graphs"] for client in data.statistics["clients"].values()] in ([3, 3, 2], [3, 2, 3], [2, 3, 3])
 
 
+def test_goes_on_with_the_same_bits(
+    data: Callable[..., Any], federate: Federate, assert_same: Callable[..., None]
+) -> None:
+    """What is compared is made anew in every turn, so nothing of it has to be kept."""
+    states = []
+    for stops in ((3,), (1, 3)):
+        for number, rounds in enumerate(stops):
+            trainer: Any = federate(
+                FCLG(), rounds=rounds, local_epochs=2, monitor="train/loss", name=f"run{len(stops)}"
+            )
+            trainer.fit(net(norm="batch"), data(), ckpt_path="last" if number else None)
+        states.append([client.state()["state_dict"] for client in trainer.engine.clients.values()])
+    assert_same(*states)
+
+
 def test_names() -> None:
     variants = [FCLG(), FCLG(level="node"), FCLG("none"), FCLG("kl"), FCLG("mse")]
     assert [v.name for v in variants] == ["fclg", "fclg-h", "intra-fedavg", "intra-kl", "intra-mse"]
