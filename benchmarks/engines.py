@@ -6,14 +6,16 @@ See README.md beside this file for what each figure means.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +181,51 @@ def idle(size: int, clients: int, rounds: int, processes: Sequence[int]) -> list
     return lines
 
 
+# ------------------------------------------------------------------------------------------------------------ on paper
+def paper(size: int, clients: int, turn: float, network: float) -> list[str]:
+    """Lines with what a round of many clients would take, from what its parts take here."""
+    weights = Payload({f"{n}": torch.rand(size // 10) for n in range(10)}, {"num_samples": 1})
+    data, count = weights.to_bytes(), 50
+    arrived = {str(n): Payload.from_bytes(data) for n in range(count)}
+    read = _busy(lambda: Payload.from_bytes(data), count)
+    mean = _busy(lambda: weighted_mean(arrived, dict.fromkeys(arrived, 1.0)), 5) / count
+    thread = _busy(_threads, 5) / 100
+    digest = _busy(lambda: hashlib.sha256(data).digest(), count) * 3  # a client's file: weights and Adam's two moments
+    lines = [
+        f"assumed: {1e3 * turn:.0f} ms a turn, {network / 1e9:.2f} GB/s; an upload is {len(data) / 1e3:.0f} kB",
+        f"process 0: {1e3 * read:.3f} ms to read an upload, {1e3 * mean:.3f} to add it, "
+        f"{1e3 * digest:.3f} to digest a file, {1e3 * thread:.3f} per process and message",
+        f"{clients:,} clients, seconds of: processes, turns, network, reading and adding, threads; digests",
+    ]
+    for processes in (8, 64, 512):
+        parts = (
+            clients * turn / processes,
+            clients * len(data) / network,
+            clients * (read + mean),
+            2 * processes * thread,
+        )
+        told = "".join(f"{seconds:9.2f}" for seconds in (*parts, clients * digest))
+        lines.append(f"  {processes:4d}{told}")
+    return lines
+
+
+def _busy(work: Callable[[], Any], times: int) -> float:
+    """Seconds of processor time of one call."""
+    work()
+    began = time.process_time()
+    for _ in range(times):
+        work()
+    return (time.process_time() - began) / times
+
+
+def _threads() -> None:
+    threads = [threading.Thread(target=int) for _ in range(100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -188,6 +235,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=2, help="turns of each way on CHEM")
     parser.add_argument("--shards", type=int, nargs="*", default=[1, 4], help="clients per data set of CHEM")
     parser.add_argument("--processes", type=int, nargs="*", default=[2], help="of clients that do no work")
+    parser.add_argument("--paper", action="store_true", help="instead: a round of 10,000 clients, on paper")
+    parser.add_argument("--turn", type=float, default=0.05, help="seconds of a client's turn, on paper")
+    parser.add_argument("--network", type=float, default=1.25e9, help="bytes per second into process 0, on paper")
     parser.add_argument("--worker", metavar="FILE", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -195,6 +245,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds = idle_rounds(ProcessGroup(threads=1), options.size, options.clients, options.rounds)
         if seconds:
             Path(options.worker).write_text(json.dumps(seconds))
+        return 0
+    if options.paper:
+        print("\n".join(paper(options.size, 10_000, options.turn, options.network)))
         return 0
     print("\n".join(idle(options.size, options.clients, options.rounds, options.processes)), flush=True)
     for shards in options.shards:
