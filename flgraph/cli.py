@@ -29,8 +29,20 @@ from flgraph.packaged import find_config
 from flgraph.report.cli import main as report
 from flgraph.reproduce.cli import main as reproduce
 
-DESCRIPTION = "Federated learning on graphs. There are also `flgraph report --help` and `flgraph reproduce --help`."
-OTHERS = {"report": report, "reproduce": reproduce}
+DESCRIPTION = (
+    "Federated learning on graphs. There are also `flgraph report --help`, `flgraph reproduce --help` and "
+    "`flgraph flare --help`."
+)
+
+
+def flare(args: Sequence[str]) -> None:
+    """``flgraph flare``, imported when it is called: it needs the extra of that name."""
+    from flgraph.flare.cli import main
+
+    main(args)
+
+
+OTHERS = {"flare": flare, "report": report, "reproduce": reproduce}
 """Commands with parsers of their own: they take no model and no data."""
 
 
@@ -48,11 +60,16 @@ class Parser(LightningArgumentParser):
 
 
 class FederatedCLI(LightningCLI):
-    """``fit``, ``validate``, ``test`` and ``predict`` for :class:`FederatedTrainer`."""
+    """``fit``, ``validate``, ``test`` and ``predict`` for :class:`FederatedTrainer`.
+
+    Args:
+        args: the command line; that of the process when ``None``.
+        run: whether it begins with a subcommand, which is run; otherwise model, data and trainer are only made.
+    """
 
     trainer: FederatedTrainer
 
-    def __init__(self, args: Sequence[str] | None = None) -> None:
+    def __init__(self, args: Sequence[str] | None = None, run: bool = True) -> None:
         self._given = list(sys.argv[1:] if args is None else args)
         super().__init__(
             model_class=pl.LightningModule,
@@ -66,6 +83,7 @@ class FederatedCLI(LightningCLI):
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             args=None if args is None else list(args),
+            run=run,
         )
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

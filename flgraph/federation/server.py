@@ -87,7 +87,7 @@ class Server:
         """Runs all exchanges of a round with the clients drawn for it."""
         record.clients = self.participants(number)
         for exchange in self.aggregator.exchanges(number):
-            self._exchange(number, exchange, record.clients, record)
+            record.clients = self._exchange(number, exchange, record.clients, record)
 
     def participants(self, number: int) -> list[str]:
         """The clients of a round, in the order of the federation; depends on the seed and the round alone.
@@ -110,8 +110,7 @@ class Server:
         turns = {name: Turn(number, EVALUATE, downloads[name], splits) for name in self.clients}
         if not splits:
             turns = {name: turn for name, turn in turns.items() if turn.download is not None}
-        arrived = self.engine.run(turns)
-        answers = {name: Payload.from_bytes(arrived[name]) for name in turns}
+        answers = {name: Payload.from_bytes(answer) for name, answer in self._run(turns).items()}
         record.metric_bytes += sum(answer.nbytes for answer in answers.values())
         return {name: {key: float(value) for key, value in answer.scalars.items()} for name, answer in answers.items()}
 
@@ -123,15 +122,26 @@ class Server:
         """Lets clients exchange their models and the copies that they kept (:meth:`Client.swap`)."""
         self.engine.run({name: Turn(number, SWAP) for name in clients})
 
-    def _exchange(self, number: int, exchange: str, clients: Sequence[str], record: RoundRecord) -> None:
+    def _exchange(self, number: int, exchange: str, clients: Sequence[str], record: RoundRecord) -> list[str]:
+        """Returns who took part: an engine may leave out clients that do not answer in time."""
         turns = {name: Turn(number, exchange, self._download(name, number, exchange, record)) for name in clients}
-        self.aggregator.aggregate(self._ask(turns, record), number, exchange)
+        uploads = self._ask(turns, record)
+        self.aggregator.aggregate(uploads, number, exchange)
         self.version += 1
+        return list(uploads)
 
     def _ask(self, turns: dict[str, Turn], record: RoundRecord) -> dict[str, Payload]:
-        answers = self.engine.run(turns)
+        answers = self._run(turns)
         record.bytes_up += sum(map(len, answers.values()))
-        return {name: Payload.from_bytes(answers[name]) if answers[name] else Payload() for name in turns}
+        return {name: Payload.from_bytes(answer) if answer else Payload() for name, answer in answers.items()}
+
+    def _run(self, turns: dict[str, Turn]) -> dict[str, bytes]:
+        """Answers in the order of ``turns``; what those have who did not answer is not known."""
+        answers = self.engine.run(turns)
+        for name in turns:
+            if name not in answers:
+                self.installed.pop(name, None)
+        return {name: answers[name] for name in turns if name in answers}
 
     def _download(self, name: str, number: int, exchange: str, record: RoundRecord) -> bytes | None:
         if self.installed.get(name) == self.version:

@@ -317,6 +317,26 @@ class FederatedTrainer(pl.Trainer):
                 return {}
             return dict(self.engine.predict())
 
+    def host(self, model: Model, datamodule: FederatedData, clients: Sequence[str] | None = None) -> dict[str, Client]:
+        """Makes clients in this process, for a server elsewhere.
+
+        Args:
+            model: see :meth:`fit`.
+            datamodule: see there.
+            clients: names of those that are here; all of the datamodule's when ``None``.
+
+        Raises:
+            InputError: a name is not the datamodule's, or as :meth:`fit`.
+        """
+        engine = Sequential()
+        self.engine = engine
+        with quiet_lightning(), engine.session():
+            names = self._names(datamodule, "fit")
+            for name in clients or ():
+                expect(name in names, "clients", f"among those of the data, {', '.join(names)},", name)
+            self._make_clients(model, datamodule, clients or names, "fit")
+        return engine.clients
+
     def _evaluate_only(
         self, split: str, model: Model | None, datamodule: FederatedData | None, ckpt_path: str | None
     ) -> Metrics:
@@ -389,8 +409,10 @@ class FederatedTrainer(pl.Trainer):
         else:
             check_settings(manifest["settings"], self._settings, checkpoint)
             self.run_dir = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
-            self.engine.load(checkpoint / CLIENTS)
+            behind = self.engine.load(checkpoint / CLIENTS)
             saved = server.load_state((checkpoint / SERVER).read_bytes())
+            for name in behind:
+                server.installed.pop(name, None)
             self.current_round = saved["round"]
             self.history.load_state(saved["history"])
             for callback in self.round_callbacks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ class Engine(ABC):
 
     @abstractmethod
     def run(self, turns: Mapping[str, Turn]) -> dict[str, bytes]:
-        """Client to upload for every client in ``turns``.
+        """Client to upload for every client in ``turns``, or for those that answered in time.
 
         Raises:
             ClientError: a client's turn failed.
@@ -92,8 +92,12 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def load(self, folder: Path) -> None:
-        """Puts the clients into the states that :meth:`save` wrote."""
+    def load(self, folder: Path) -> Collection[str]:
+        """Puts the clients into the states that :meth:`save` wrote.
+
+        Returns:
+            Clients whose states are older than the checkpoint, because they were away when it was written.
+        """
 
     @abstractmethod
     def predict(self) -> Iterator[tuple[str, list[Any]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -197,12 +197,13 @@ class ProcessGroup(Sequential):
         everywhere = "on a file system that all processes see"
         expect(not missing, "trainer.default_root_dir", everywhere, f"no file of `{missing[0]}`" if missing else "")
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path) -> Collection[str]:
         self._ask(dict.fromkeys(self._others, Message({"do": "load", "folder": str(folder.absolute())})))
         try:
             super().load(folder)
         finally:
             self._answers(self._others)
+        return ()
 
     def about(self) -> dict[str, dict[str, Any]]:
         self._ask(dict.fromkeys(self._others, Message({"do": "about"})))

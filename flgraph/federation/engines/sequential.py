@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,11 @@ class Sequential(Engine):
                 save_file(client.state(), file)
             client.changed = False
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path) -> Collection[str]:
         for name, client in self.clients.items():
             client.load_state(load_file(folder / f"{name}.ckpt"))
             client.changed = False
+        return ()
 
     def about(self) -> dict[str, dict[str, Any]]:
         return {name: client.about for name, client in self.clients.items()}

@@ -1,0 +1,157 @@
+"""Start-up kits: what each organisation needs to take part."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flgraph.errors import expect
+from flgraph.flare.settings import FILE
+
+ADMIN = "admin@flgraph.org"
+CLASSES = ["flgraph.flare.controller.FederationController", "flgraph.flare.executor.SiteExecutor"]
+
+_SITE = """\
+# The data of this organisation, as in any configuration of `flgraph fit`.
+data:
+  class_path: flgraph.data.TUFederation
+  init_args:
+    datasets: [MUTAG]
+    root: /path/to/data
+# Which of its clients are here; all of them if empty.
+clients: []
+"""
+
+
+def provision(sites: Sequence[str], server: str, port: int, out: Path, data: Path | None = None) -> list[Path]:
+    """Makes the kits of a server, its sites and an administrator, with certificates of a new authority.
+
+    Kits refuse jobs that bring code, and load no class for a job but the two halves of flgraph's own.
+
+    Args:
+        sites: their names.
+        server: host name under which sites and administrator reach the server.
+        port: of the server, for all of them.
+        out: folder for the kits; must not exist or be empty.
+        data: folder with ``SITE.yaml`` for some sites, which become their ``local/flgraph.yaml``.
+
+    Returns:
+        The kits: ``out/server``, ``out/SITE`` for each site, ``out/admin``; and ``out/authority`` with the root key,
+        which stays where it is.
+
+    Raises:
+        InputError: a name or the folder cannot be used.
+    """
+    expect(len(sites) > 0 and len(set(sites)) == len(sites), "--sites", "one name or more, all different", list(sites))
+    taken = {"server", "admin", "authority"} & set(sites)
+    expect(not taken, "--sites", "names other than server, admin and authority", list(sites))
+    expect(not out.exists() or not any(out.iterdir()), "--out", "a folder that does not exist yet, or is empty", out)
+    made = _provision(sites, server, port, out / "authority")
+    kits = []
+    for source, name in [(server, "server"), *((site, site) for site in sites), (ADMIN, "admin")]:
+        kit = out / name
+        shutil.move(made / source, kit)
+        if name != "admin":
+            _restrict(kit)
+        kits.append(kit)
+    for site in sites:
+        given = None if data is None else data / f"{site}.yaml"
+        text = given.read_text() if given is not None and given.is_file() else _SITE
+        (out / site / "local" / FILE).write_text(text)
+    return [*kits, out / "authority"]
+
+
+def start(kit: Path) -> int:
+    """Runs a kit's server or site until it ends or is told to stop; returns the exit code.
+
+    FLARE's own script watches over the process and starts it again when it dies.
+    """
+    script = kit / "startup" / "sub_start.sh"
+    expect(script.is_file(), "kit", "the folder of a server's or a site's start-up kit", kit)
+    for left in ("pid.fl", "daemon_pid.fl", "shutdown.fl", "restart.fl"):
+        (kit / left).unlink(missing_ok=True)
+    _keep_jobs_in(kit)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    with open(kit / "flgraph.log", "a") as log:
+        process = subprocess.Popen(
+            ["bash", str(script)],
+            env={**os.environ, "PATH": path},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+        def stop(signum: int, frame: Any) -> None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
+        return process.wait()
+
+
+def _provision(sites: Sequence[str], server: str, port: int, workspace: Path) -> Path:
+    from nvflare.lighter.prov_utils import prepare_builders, prepare_packager
+    from nvflare.lighter.provision import prepare_project
+    from nvflare.lighter.provisioner import Provisioner
+
+    people = [
+        {"name": server, "type": "server", "org": "flgraph", "fed_learn_port": port},
+        *({"name": site, "type": "client", "org": "flgraph"} for site in sites),
+        {"name": ADMIN, "type": "admin", "org": "flgraph", "role": "project_admin"},
+    ]
+    builders: dict[str, dict[str, Any]] = {
+        "workspace.WorkspaceBuilder": {},
+        "static_file.StaticFileBuilder": {"config_folder": "config", "scheme": "grpc"},
+        "cert.CertBuilder": {},
+        "signature.SignatureBuilder": {},
+    }
+    project = {
+        "api_version": 3,
+        "name": "flgraph",
+        "description": "made by flgraph flare provision",
+        "participants": people,
+        "builders": [{"path": f"nvflare.lighter.impl.{name}", "args": args} for name, args in builders.items()],
+    }
+    workspace.mkdir(parents=True)
+    whole = prepare_project(project)
+    Provisioner(str(workspace), prepare_builders(project), prepare_packager(project)).provision(whole)
+    made: Path = workspace / "flgraph" / "prod_00"
+    return made
+
+
+def _keep_jobs_in(kit: Path) -> None:
+    """A server keeps its jobs in its kit, wherever that lies now; FLARE's default is the temporary folder."""
+    file = kit / "local" / "resources.json"
+    resources = json.loads(file.read_text())
+    if "snapshot_persistor" not in resources:
+        return
+    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit.resolve() / "snapshots")
+    for part in resources["components"]:
+        if part["id"] == "job_manager":
+            part["args"]["uri_root"] = str(kit.resolve() / "jobs")
+    file.write_text(json.dumps(resources, indent=2))
+
+
+def _restrict(kit: Path) -> None:
+    """Of jobs our two classes and no code; no logs to the server; no shell for the administrator."""
+    local = kit / "local"
+    resources = json.loads((local / "resources.json.default").read_text())
+    logging = [name for name in resources["class_allow_list"] if name.startswith("nvflare.app_common.logging.")]
+    resources["class_allow_list"] = [*CLASSES, *logging]
+    if "allow_log_streaming" in resources:
+        resources["allow_log_streaming"] = False
+        resources["components"] = [part for part in resources["components"] if part["id"] != "site_log_streamer"]
+    (local / "resources.json").write_text(json.dumps(resources, indent=2))
+    policy = json.loads((local / "authorization.json.default").read_text())
+    for role, rights in policy["permissions"].items():
+        if rights == "any":
+            rights = dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", "view", "operate"), "any")
+        policy["permissions"][role] = {**rights, "byoc": "none"}
+    (local / "authorization.json").write_text(json.dumps(policy, indent=2))

@@ -1,0 +1,82 @@
+"""What an organisation says of itself, in ``local/flgraph.yaml`` of its start-up kit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flgraph.errors import expect
+
+FILE = "flgraph.yaml"
+ALLOWED = ("flgraph.*", "pytorch_lightning.callbacks.*")
+"""Classes that the configuration of a job may name, unless the site says otherwise."""
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """Of a site or of the server.
+
+    Args:
+        data: the site's data section, as in any configuration of ``flgraph fit``; the server has none.
+        clients: which of the clients of the data are at this site; all of them when empty.
+        folder: where runs, or states of clients, are kept; ``flgraph`` in the kit when empty.
+        allow: patterns of classes that the configuration of a job may name.
+        trainer: arguments of the site's Trainers that are its own choice, for example ``accelerator``.
+    """
+
+    data: Mapping[str, Any] = field(default_factory=dict)
+    clients: tuple[str, ...] = ()
+    folder: str = ""
+    allow: tuple[str, ...] = ALLOWED
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_settings(kit: Path) -> SiteSettings:
+    """Reads ``local/flgraph.yaml`` of a kit; defaults where there is none.
+
+    Raises:
+        InputError: it is no mapping, or has a field that is not known.
+    """
+    file = kit / "local" / FILE
+    content = yaml.safe_load(file.read_text()) if file.is_file() else {}
+    content = {} if content is None else content
+    expect(isinstance(content, dict), str(file), "a YAML mapping", type(content).__name__)
+    known = [item.name for item in fields(SiteSettings)]
+    for key in content:
+        expect(key in known, str(file), f"a mapping with fields among {', '.join(known)}", key)
+    for key in ("clients", "allow"):
+        if key in content:
+            expect(isinstance(content[key], list), f"{key} in {file}", "a list of strings", content[key])
+            content[key] = tuple(map(str, content[key]))
+    settings = SiteSettings(**content)
+    folder = Path(settings.folder) if settings.folder else kit / "flgraph"
+    return SiteSettings(**{**content, "folder": str(folder)})
+
+
+def refuse_foreign_classes(config: Any, allow: tuple[str, ...]) -> None:
+    """Refuses a configuration that names a class which the site does not allow.
+
+    Raises:
+        InputError: names the class.
+    """
+    for name in _classes(config):
+        whole = name if "." in name else f"flgraph.{name}"  # short names are those of flgraph and Lightning
+        allowed = any(fnmatchcase(whole, pattern) for pattern in allow)
+        expect(allowed, "class_path", f"among those that this site allows, {', '.join(allow)},", name)
+
+
+def _classes(config: Any) -> Iterator[str]:
+    if isinstance(config, Mapping):
+        for key, value in config.items():
+            if key == "class_path":
+                yield str(value)
+            else:
+                yield from _classes(value)
+    elif isinstance(config, list | tuple):
+        for value in config:
+            yield from _classes(value)

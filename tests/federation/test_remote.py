@@ -1,0 +1,215 @@
+"""Clients at sites that answer late or never; the sites are objects here, and bytes and plain values cross."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flgraph.callbacks import FedAvg, FedPer
+from flgraph.errors import InputError
+from flgraph.federation import EngineError, FederatedTrainer
+from flgraph.federation.engines.remote import Host, Message, Remote
+
+PERSONAL = {"base": ["first.*"]}
+
+
+class Office:
+    """Carries messages to sites in this process; ``rule`` says which answers get lost, or requests with them."""
+
+    def __init__(self, hosts: Mapping[str, Host]) -> None:
+        self.hosts = dict(hosts)
+        self.rule: Callable[[str, Message], str] = lambda site, message: "deliver"
+        self.sent: list[tuple[str, str]] = []
+        self.downloads: dict[str, list[bytes | None]] = {}
+        self._turn = threading.Lock()  # clients in one process share torch's generator
+
+    def send(self, site: str, message: Message, timeout: float) -> Message | None:
+        self.sent.append((site, message["kind"]))
+        for name, turn in message.get("turns", {}).items():
+            self.downloads.setdefault(name, []).append(turn["download"])
+        fate = self.rule(site, message)
+        if fate == "lose":
+            return None
+        with self._turn:
+            answer = self.hosts[site].answer(message)
+        return answer if fate == "deliver" else None
+
+
+def round_of(message: Message) -> int:
+    """The round that a request is about; 0 for what is of none, and for evaluations."""
+    turns = list(message.get("turns", {}).values())
+    return 0 if not turns or turns[0]["exchange"] == "evaluate" else int(turns[0]["round"])
+
+
+@pytest.fixture
+def remote(
+    federate: Callable[..., FederatedTrainer], toy_federation: Callable[..., Any], toy_module: Any, tmp_path: Path
+) -> Callable[..., Any]:
+    """Makes a trainer whose clients A, B and C are at two sites, and the office between them."""
+
+    def make(aggregator: Any = None, folder: str = "sites", deadline: float = 1.0, **kwargs: Any) -> Any:
+        aggregator = aggregator or FedPer(**PERSONAL)
+        module, data = toy_module(dropout=0.5), toy_federation(6, 8, 9)
+        hosts = {}
+        for site, names in (("one", ["A", "B"]), ("two", ["C"])):
+            there = federate(aggregator, enable_checkpointing=False)
+            hosts[site] = Host(there.host(module, data, names), tmp_path / folder / site)
+        office = Office(hosts)
+        sites = {site: {name: client.about for name, client in host.clients.items()} for site, host in hosts.items()}
+        min_clients = kwargs.pop("min_clients", 1)
+        trainer = federate(aggregator, engine=Remote(office, sites, deadline, min_clients, ask_every=0.0), **kwargs)
+        return trainer, office, (module, data)
+
+    return make
+
+
+def weights(office: Office) -> dict[str, dict[str, Any]]:
+    """Whole states of all clients."""
+    return {name: client.state() for host in office.hosts.values() for name, client in host.clients.items()}
+
+
+def history(trainer: FederatedTrainer) -> list[dict[str, Any]]:
+    assert trainer.run_dir is not None
+    lines = [json.loads(line) for line in (trainer.run_dir / "history.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+@pytest.mark.parametrize("aggregator", [FedAvg(), FedPer(**PERSONAL)], ids=["fedavg", "fedper"])
+def test_sites_compute_what_one_process_does(
+    remote: Callable[..., Any], federate: Any, aggregator: Any, assert_same: Callable[..., None]
+) -> None:
+    trainer, office, fitted = remote(aggregator, rounds=3)
+    trainer.fit(*fitted)
+    whole = federate(aggregator, rounds=3)
+    whole.fit(*fitted)
+    assert history(trainer) == history(whole)
+    for name, client in whole.engine.clients.items():
+        assert_same(weights(office)[name], client.state())
+
+
+@pytest.mark.parametrize("fate", ["lose", "answer late"])
+def test_a_site_that_misses_a_deadline_is_left_out_and_comes_back(
+    remote: Callable[..., Any], fate: str, assert_same: Callable[..., None]
+) -> None:
+    """Whether it never got the request or answered too late, it ends in the same bits."""
+    runs = []
+    for number, what in enumerate(("lose", fate)):
+        trainer, office, fitted = remote(rounds=4, folder=f"sites-{number}")
+        office.rule = lambda site, message, what=what: what if site == "two" and round_of(message) == 2 else "deliver"
+        trainer.fit(*fitted)
+        runs.append((trainer, office))
+    (one, first), (other, second) = runs
+    took_part = [line["clients"] for line in history(other)]
+    assert took_part == [["A", "B", "C"], ["A", "B"], ["A", "B", "C"], ["A", "B", "C"]]
+    assert history(one) == history(other)
+    assert_same(weights(first), weights(second))
+    assert ("two", "ping") in second.sent
+
+
+def test_a_site_that_is_away_is_not_waited_for(remote: Callable[..., Any]) -> None:
+    trainer, office, fitted = remote(rounds=3)
+    office.rule = lambda site, message: "lose" if site == "two" and office.sent.count(("two", "run")) > 5 else "deliver"
+    trainer.fit(*fitted)
+    before = office.sent.index(("two", "ping"))
+    assert {kind for site, kind in office.sent[before:] if site == "two"} == {"ping"}
+    assert sorted(trainer.history.last["clients"]) == ["A", "B"]
+
+
+def test_absent_sites_are_asked_now_and_then(remote: Callable[..., Any]) -> None:
+    trainer, office, fitted = remote(rounds=4)
+    trainer.engine.ask_every = 1000.0
+    office.rule = lambda site, message: "lose" if site == "two" and round_of(message) == 1 else "deliver"
+    trainer.fit(*fitted)
+    assert office.sent.count(("two", "ping")) == 1  # it said that it was there
+    office.rule = lambda site, _: "lose" if site == "two" else "deliver"
+    trainer.test()
+    trainer.test()
+    assert office.sent.count(("two", "ping")) == 1
+
+
+def test_a_busy_site_is_left_out(remote: Callable[..., Any]) -> None:
+    trainer, office, fitted = remote(rounds=2)
+    trainer.fit(*fitted)
+    host = office.hosts["two"]
+    with host._lock:
+        assert host.answer({"kind": "ping"}) == {"busy": True}
+        office.hosts["one"].answer({"kind": "ping"})
+        assert sorted(trainer.test()) == ["A", "B"]
+    assert sorted(trainer.test()) == ["A", "B", "C"]
+
+
+def test_too_few_answers_end_the_run(remote: Callable[..., Any]) -> None:
+    trainer, office, fitted = remote(rounds=3, min_clients=3)
+    office.rule = lambda site, message: "lose" if site == "two" and round_of(message) == 2 else "deliver"
+    with pytest.raises(EngineError, match=r"Only 2 of at least 3 clients answered in time; missing: C\."):
+        trainer.fit(*fitted)
+    resumed, _, fitted = remote(rounds=3)
+    resumed.fit(*fitted, ckpt_path="last")
+    assert [line["round"] for line in history(resumed)] == [1, 2, 3]
+
+
+def test_resumed_equals_uninterrupted_and_states_stay_at_the_sites(
+    remote: Callable[..., Any], assert_same: Callable[..., None], tmp_path: Path
+) -> None:
+    whole, other, fitted = remote(rounds=5, folder="whole", name="whole")
+    whole.fit(*fitted)
+    cut, _, fitted = remote(rounds=3, name="cut")
+    cut.fit(*fitted)
+    resumed, office, fitted = remote(rounds=5, name="cut")
+    resumed.fit(*fitted, ckpt_path="last")
+    assert_same(weights(office), weights(other))
+    assert history(resumed) == history(whole)
+    assert resumed.run_dir is not None
+    assert not list(resumed.run_dir.rglob("*.ckpt"))
+    kept = {path.stem for path in (tmp_path / "sites").rglob("*.ckpt")}
+    pointed = {json.loads(path.read_text())["label"] for path in resumed.run_dir.glob("checkpoints/round-*/clients/*")}
+    assert pointed <= kept
+    assert len(kept) <= 4  # two, the best round's, and one that was needed until the last was written
+
+
+def test_a_site_that_does_not_save_goes_on_from_an_older_state(
+    remote: Callable[..., Any], assert_same: Callable[..., None]
+) -> None:
+    """Killed after such a round and resumed: the bits of a run in which it had not taken part in that round."""
+    trainer, office, fitted = remote(rounds=2, name="cut")
+    office.rule = lambda site, _: "lose" if site == "two" and office.sent.count(("two", "save")) > 1 else "deliver"
+    trainer.fit(*fitted)
+    assert [line["clients"] for line in history(trainer)] == [["A", "B", "C"]] * 2
+    resumed, office, fitted = remote(rounds=3, name="cut")
+    resumed.fit(*fitted, ckpt_path="last")
+    downloads = office.downloads["C"]
+    assert downloads[0] is not None  # what it had installed is not what the server had noted
+    assert history(resumed)[-1]["clients"] == ["A", "B", "C"]
+
+
+def test_a_failing_client_ends_the_run(remote: Callable[..., Any]) -> None:
+    trainer, office, fitted = remote(rounds=2)
+    client = office.hosts["two"].clients["C"]
+    client.data.x = torch.full_like(client.data.x, 2.0)
+    client.module.training_step = lambda *_: 1 / 0
+    with pytest.raises(EngineError, match=r"Client `C` failed in round 1 \(train\): RuntimeError: ZeroDivisionError"):
+        trainer.fit(*fitted)
+
+
+def test_bad_input(remote: Callable[..., Any], federate: Any, toy_federation: Any, toy_module: Any) -> None:
+    trainer, office, _ = remote(rounds=1)
+    about = {"A": {}}
+    with pytest.raises(InputError, match="`clients` to be of different names, but `A` is at one, too, but got 'two'"):
+        Remote(office, {"one": about, "two": about})
+    for arguments, field in (({"deadline": 0.0}, "deadline"), ({"min_clients": 0}, "min_clients")):
+        with pytest.raises(InputError, match=f"`{field}`"):
+            Remote(office, {"one": about}, **arguments)
+    with pytest.raises(InputError, match=r"`data\.clients` to be those of the sites, \['A', 'B', 'C'\]"):
+        trainer.fit(toy_module(), toy_federation(6, 8))
+    with pytest.raises(InputError, match="`clients` to be among those of the data, A, B, but got 'Z'"):
+        federate(FedAvg()).host(toy_module(), toy_federation(6, 8), ["Z"])
+    with pytest.raises(InputError, match="`predict` to be run by each site"):
+        next(trainer.engine.predict())
+    with pytest.raises(InputError, match="`ckpt_path` to be a checkpoint of clients at sites"):
+        trainer.engine.load(Path("nowhere"))

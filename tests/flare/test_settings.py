@@ -1,0 +1,100 @@
+"""What a site says of itself, and what it makes of a job's configuration; no FLARE is needed for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flgraph.errors import InputError
+from flgraph.federation import EngineError
+from flgraph.federation.engines.remote import Message
+from flgraph.flare.cli import configuration
+from flgraph.flare.run import SitesData, host, serve, tell
+from flgraph.flare.settings import SiteSettings, read_settings, refuse_foreign_classes
+
+pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args")  # pytest's own are on the command line
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flare"
+
+
+def settings(site: str, folder: Path, **further: Any) -> SiteSettings:
+    content = yaml.safe_load((EXAMPLE / f"{site}.yaml").read_text())
+    return SiteSettings(**{**content, "clients": tuple(content["clients"]), "folder": str(folder), **further})
+
+
+def config(*further: str) -> str:
+    return configuration(["-c", str(EXAMPLE / "federation.yaml"), "--trainer.rounds=2", *further])
+
+
+def test_both_halves_together(tmp_path: Path) -> None:
+    """Sites and server as FLARE would run them, with a post that hands bytes over."""
+    hosts = {site: host(config(), settings(site, tmp_path / site)) for site in ("north", "east")}
+
+    class Post:
+        def send(self, site: str, message: Message, timeout: float) -> Message:
+            return hosts[site].answer(message)
+
+    sites = {site: json.loads(tell(own)) for site, own in hosts.items()}
+    server = SiteSettings(folder=str(tmp_path / "server"))
+    run = serve(config(), "first", Post(), sites, server, {"deadline": 60.0})
+    assert run == tmp_path / "server" / "first" / "version_0"
+    results = json.loads((run / "results.json").read_text())
+    assert list(results["final"]["clients"]) == ["trees", "rings"]
+    assert "data" not in yaml.safe_load(config())
+    further = serve(config("--trainer.rounds=3"), "first", Post(), sites, server, {"deadline": 60.0})
+    assert further == run  # it went on
+    assert json.loads((run / "results.json").read_text())["rounds"] == 3
+    with pytest.raises(InputError, match="whose data its site keeps"):
+        SitesData(["trees"]).client("trees")
+
+
+def test_too_few_sites_end_a_run(tmp_path: Path) -> None:
+    own = host(config(), settings("north", tmp_path))
+
+    class Post:
+        def send(self, site: str, message: Message, timeout: float) -> None:
+            return None
+
+    with pytest.raises(EngineError, match="Only 0 of at least 1 clients answered in time; missing: trees"):
+        serve(config(), "x", Post(), {"north": json.loads(tell(own))}, SiteSettings(folder=str(tmp_path)), {})
+
+
+def test_classes_that_a_site_has_not_allowed_are_refused(tmp_path: Path) -> None:
+    foreign = {"class_path": "subprocess.Popen", "init_args": {"args": "true"}}
+    job = yaml.safe_load(config())
+    job["trainer"]["callbacks"] = [foreign]
+    with pytest.raises(
+        InputError, match=r"`class_path` to be among those that this site allows, .* but got 'subprocess"
+    ):
+        host(yaml.safe_dump(job), settings("north", tmp_path))
+    refuse_foreign_classes(job, ("flgraph.*", "subprocess.*"))
+    with pytest.raises(InputError, match=r"but got 'os\.Thing'"):
+        refuse_foreign_classes({"a": [{"b": {"class_path": "os.Thing"}}]}, ("flgraph.*",))
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("- a", "to be a YAML mapping but got 'list'"),
+        ("dat: {}", "to be a mapping with fields among data, clients, folder, allow, trainer but got 'dat'"),
+        ("clients: a", "`clients in .*` to be a list of strings but got 'a'"),
+    ],
+)
+def test_bad_settings(tmp_path: Path, content: str, sentence: str) -> None:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "flgraph.yaml").write_text(content)
+    with pytest.raises(InputError, match=sentence):
+        read_settings(tmp_path)
+
+
+def test_settings_have_defaults(tmp_path: Path) -> None:
+    found = read_settings(tmp_path)
+    assert (found.data, found.clients, found.folder) == ({}, (), str(tmp_path / "flgraph"))
+    with pytest.raises(InputError, match=r"`data` to be in the site's local/flgraph\.yaml"):
+        host(config(), found)
+    with pytest.raises(InputError, match="`clients` to be among those of the data, trees, rings, ladders, but got"):
+        host(config(), settings("north", tmp_path, clients=("nobody",)))
