@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 SERVER, SITE, JOB = "server_train", "client_train", "worker_process"
 
 FOREIGN = """
@@ -98,21 +96,3 @@ def test_code_sent_with_a_job_is_refused(federation: Any, tmp_path: Path) -> Non
     assert "COMPLETED" not in answer["status"], answer
     assert "byoc" in answer["details"].lower(), answer
     assert not (tmp_path / "seen").exists()
-
-
-@pytest.mark.parametrize(
-    ("args", "sentence"),
-    [
-        (["nothing"], "`flare` to be followed by one of provision, start, submit, status"),
-        (["provision", "--sites", "a,a"], "`--sites` to be one name or more, all different"),
-        (["provision", "--sites", "server"], "`--sites` to be names other than server, admin and authority"),
-        (["start", "nowhere"], "`kit` to be the folder of a server's or a site's start-up kit"),
-        (["submit", "--admin", "nowhere"], "`--admin` to be the administrator's start-up kit"),
-        (["submit", "--admin", "kits/admin", "--data=x"], "`arguments` to be those of `flgraph fit` without data"),
-        (["submit", "--name", "a b"], "`--name` to be letters, digits, - and _"),
-    ],
-)
-def test_bad_arguments(federation: Any, args: list[str], sentence: str) -> None:
-    done = federation.run("flare", *args)
-    assert done.returncode == 2
-    assert sentence in done.stderr

@@ -12,7 +12,7 @@ import yaml
 from flgraph.errors import InputError
 from flgraph.federation import EngineError
 from flgraph.federation.engines.remote import Message
-from flgraph.flare.cli import configuration
+from flgraph.flare.cli import configuration, main
 from flgraph.flare.run import SitesData, host, serve, tell
 from flgraph.flare.settings import SiteSettings, read_settings, refuse_foreign_classes
 
@@ -98,3 +98,24 @@ def test_settings_have_defaults(tmp_path: Path) -> None:
         host(config(), found)
     with pytest.raises(InputError, match="`clients` to be among those of the data, trees, rings, ladders, but got"):
         host(config(), settings("north", tmp_path, clients=("nobody",)))
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["nothing"], "`flare` to be followed by one of provision, start, submit, status"),
+        (["provision", "--sites", "a,a"], "`--sites` to be one name or more, all different"),
+        (["provision", "--sites", "server"], "`--sites` to be names other than server, admin and authority"),
+        (["start", "nowhere"], "`kit` to be the folder of a server's or a site's start-up kit"),
+        (["submit", "--admin", "nowhere"], "`--admin` to be the administrator's start-up kit"),
+        (["submit", "--admin", "kits/admin", "--data=x"], "`arguments` to be those of `flgraph fit` without data"),
+        (["submit", "--name", "a b"], "`--name` to be letters, digits, - and _"),
+    ],
+)
+def test_bad_arguments(args: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nvflare", reason="needs NVIDIA FLARE: pip install 'flgraph[flare]'")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kits" / "admin" / "startup").mkdir(parents=True)
+    with pytest.raises(InputError) as caught:
+        main(args)
+    assert sentence in str(caught.value)
