@@ -128,13 +128,7 @@ class HeteroDataModule(pl.LightningDataModule):
     @property
     def model_args(self) -> dict[str, Any]:
         """Sizes that the data decides: nodes and features of each type (0 for none), weights of a layer, classes."""
-        widths = [self.graph.x[kind].size(1) if kind in self.graph.x else 0 for kind in self.graph.node_types]
-        return {
-            "num_nodes": self.graph.node_ptr.diff().tolist(),
-            "num_features": widths,
-            "num_relations": len(self.weight_rows),
-            "num_classes": self.graph.num_classes,
-        }
+        return {**self.graph.model_sizes(self.tie_names), "num_classes": self.graph.num_classes}
 
     def to(self, device: torch.device | str) -> HeteroDataModule:
         """Moves the graph, so that batches are made on that device."""

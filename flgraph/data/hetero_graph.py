@@ -359,6 +359,14 @@ class HeteroGraph:
         """What each row of a layer's coefficients (or each of its weights) belongs to, see :meth:`relations`."""
         return list(dict.fromkeys(kind[1] for kind in self.edge_types)) if tie_names else list(self.edge_types)
 
+    def model_sizes(self, tie_names: bool = False) -> dict[str, Any]:
+        """Sizes of a model that the graph decides: nodes and features of each type (0 for none), weights of a layer."""
+        return {
+            "num_nodes": self.node_ptr.diff().tolist(),
+            "num_features": [self.x[kind].size(1) if kind in self.x else 0 for kind in self.node_types],
+            "num_relations": len(self.weight_rows(tie_names)),
+        }
+
     # ------------------------------------------------------------------------------------------------ other graphs
     def _like(self, validate: bool = False, **changed: Any) -> HeteroGraph:
         schema = ("node_types", "node_ptr", "edge_types", "edge_ptr", "edge_index", "target", "num_classes", "name")

@@ -143,12 +143,7 @@ class HeteroLinkDataModule(pl.LightningDataModule):
     @property
     def model_args(self) -> dict[str, Any]:
         """Sizes that the data decides: nodes and features of each type (0 for none), weights of a layer."""
-        widths = [self.graph.x[kind].size(1) if kind in self.graph.x else 0 for kind in self.graph.node_types]
-        return {
-            "num_nodes": self.graph.node_ptr.diff().tolist(),
-            "num_features": widths,
-            "num_relations": len(self.weight_rows),
-        }
+        return self.graph.model_sizes(self.tie_names)
 
     def to(self, device: torch.device | str) -> HeteroLinkDataModule:
         """Moves all batches to that device."""
