@@ -64,7 +64,8 @@ Start = Callable[..., Run]
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(flgraph.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    places = [Path(flgraph.__file__).parents[1], Path(__file__).parents[2]]  # the package, and what tests give it
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places)), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-P", str(Path(__file__).with_name("forking.py"))]
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
