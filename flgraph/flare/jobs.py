@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NoAnswer
-from contextlib import contextmanager
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,7 @@ class Supervisor:
     def _log_in(self) -> Any:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-        with _quiet():
+        with redirect_stdout(io.StringIO()):  # it tells of its progress
             return new_secure_session(ADMIN, str(self.admin), timeout=10.0)
 
 
@@ -236,13 +237,3 @@ def _is_final(error: Exception) -> bool:
 
     kinds = ("JobNotFound", "InvalidJobDefinition", "AuthorizationError", "AuthenticationError", "JobNotDone")
     return type(error).__name__ in kinds and hasattr(api_spec, type(error).__name__)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """FLARE's session tells of its progress on standard output."""
-    import contextlib
-    import io
-
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
