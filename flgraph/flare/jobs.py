@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NoAnswer
@@ -103,9 +104,10 @@ class Supervisor:
         sites = self.sites or sorted(self._connected())
         expect(len(sites) > 0, "--sites", "one or more that are connected to the server", "none")
         for attempt in range(1, self.attempts + 1):
-            with tempfile.TemporaryDirectory() as folder:
-                job = write_job(Path(folder), name, config, sites, options)
-                number = self._submit(job)
+            number = self._running(name)  # of a supervisor that was stopped: two jobs must not write one run
+            if number is None:
+                with tempfile.TemporaryDirectory() as folder:
+                    number = self._submit(write_job(Path(folder), name, config, sites, options))
             self.report(f"job {number}, attempt {attempt}, sites {', '.join(sites)}")
             outcome = self._watch(number, sites, out / name)
             if outcome["state"] == "done":
@@ -134,11 +136,19 @@ class Supervisor:
         if self._session is not None:
             self._session.api.close()
 
+    # ----------------------------------------------------------------------------------------------------- helpers
     def _submit(self, job: Path) -> str:
-        number: str = self._patiently(lambda session: session.submit_job(str(job)))
+        token = uuid.uuid4().hex  # a call that is repeated because its answer was lost makes no second job
+        number: str = self._patiently(lambda session: session.submit_job(str(job), submit_token=token))
         return number
 
-    # ----------------------------------------------------------------------------------------------------- helpers
+    def _running(self, name: str) -> str | None:
+        """The job of this run that the server is working on."""
+        info = self._patiently(lambda session: session.get_system_info())
+        working = {job.job_id for job in info.job_info}
+        jobs = self._patiently(lambda session: session.list_jobs()) or []
+        return next((job["job_id"] for job in jobs if job.get("job_name") == name and job["job_id"] in working), None)
+
     def _watch(self, number: str, sites: Sequence[str], out: Path) -> dict[str, str]:
         """Waits for the end of a job; ends it where a site runs again that the job has lost."""
         since: dict[str, float] = {}  # when a site, or the server's half, was first seen outside of the job

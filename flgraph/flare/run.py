@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +118,17 @@ def _newest(runs: Path) -> str | None:
 
 
 def _configured(content: Mapping[str, Any]) -> FederatedCLI:
+    """Model, data and trainer of a configuration.
+
+    Raises:
+        InputError: it cannot be used; with the sentence that the command line would end with.
+    """
+    told = io.StringIO()
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(yaml.safe_dump(content, sort_keys=False))
         file.flush()
-        return FederatedCLI(["--config", file.name], run=False)
+        try:
+            with redirect_stderr(told):
+                return FederatedCLI(["--config", file.name], run=False)
+        except SystemExit as error:  # a job's process must live on to tell
+            raise InputError(told.getvalue().strip().removeprefix("flgraph: error: ")) from error

@@ -89,9 +89,7 @@ class RGCN(Classifier, HeteroInputs):
         """Logits of the nodes ``batch.index``."""
         self.check_sizes()
         h = self._embed(batch.x)
-        fits = batch.relations.num_targets == h.size(0) and batch.relations.num_rows == self.num_relations
-        found = [batch.relations.num_targets, batch.relations.num_rows]
-        expect(fits, "batch.relations", f"between {h.size(0)} nodes, of {self.num_relations} weights,", found)
+        self._check_relations(batch.relations)
         for conv in self.convs[:-1]:
             h = torch.relu(conv(h, batch.relations))
         logits: Tensor = self.classifier(torch.relu(self.convs[-1](h, batch.last)))

@@ -88,9 +88,7 @@ class HeteroGAT(Classifier, HeteroInputs):
         """Logits of the nodes ``batch.index``."""
         self.check_sizes()
         h, kinds = self._embed(batch.x), self._kinds()
-        fits = batch.relations.num_targets == h.size(0) and batch.relations.num_rows == self.num_relations
-        found = [batch.relations.num_targets, batch.relations.num_rows]
-        expect(fits, "batch.relations", f"between {h.size(0)} nodes, of {self.num_relations} types,", found)
+        self._check_relations(batch.relations, "types")
         for conv in self.convs[:-1]:
             h = F.elu(conv(h, kinds, batch.relations))
         logits: Tensor = self.classifier(F.elu(self.convs[-1](h, kinds, batch.last, batch.index)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ class HeteroInputs(torch.nn.Module):
 
     num_nodes: list[int] | int
     num_features: list[int] | int
+    num_relations: int
     embedding: torch.nn.Embedding
     inputs: torch.nn.ModuleDict
 
@@ -70,6 +72,17 @@ class HeteroInputs(torch.nn.Module):
                 raise InputError(f"Expected `batch.x[{t}]` to be of shape [{count}, {width}] but got {shape}.")
             parts.append(self.inputs[str(t)](given))
         return torch.cat(parts)
+
+    def _check_relations(self, relations: Any, rows: str = "weights") -> None:
+        """Relations are between the module's nodes, and of as many rows as it has, which are called ``rows``.
+
+        Raises:
+            InputError: they are not.
+        """
+        assert not isinstance(self.num_nodes, int)
+        nodes, found = sum(self.num_nodes), [relations.num_targets, relations.num_rows]
+        wanted = f"between {nodes} nodes, of {self.num_relations} {rows},"
+        expect(found == [nodes, self.num_relations], "batch.relations", wanted, found)
 
     def _kinds(self) -> Tensor:
         """The type of each node ``[N]``."""

@@ -115,9 +115,7 @@ class LinkPredictor(pl.LightningModule, HeteroInputs):
                 "Expected the model's sizes to be given before it is called but got -1, given by the data."
             )
         h, kinds = self._embed(batch.x), self._kinds()
-        fits = batch.relations.num_targets == h.size(0) and batch.relations.num_rows == self.num_relations
-        found = [batch.relations.num_targets, batch.relations.num_rows]
-        expect(fits, "batch.relations", f"between {h.size(0)} nodes, of {self.num_relations} weights,", found)
+        self._check_relations(batch.relations)
         for number, conv in enumerate(self.convs):
             typed = isinstance(conv, TypedAttentionConv)
             h = conv(h, kinds, batch.relations) if typed else conv(h, batch.relations)

@@ -91,6 +91,14 @@ def test_bad_settings(tmp_path: Path, content: str, sentence: str) -> None:
         read_settings(tmp_path)
 
 
+def test_a_configuration_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    """The process lives on: where a command would end, the server hears a sentence."""
+    own = settings("north", tmp_path)
+    wrong = {**own.data, "init_args": {**own.data["init_args"], "num_graph": 3}}
+    with pytest.raises(InputError, match=r"`data` to have only fields of .* but got `num_graph`"):
+        host(config(), settings("north", tmp_path, data=wrong))
+
+
 def test_settings_have_defaults(tmp_path: Path) -> None:
     found = read_settings(tmp_path)
     assert (found.data, found.clients, found.folder) == ({}, (), str(tmp_path / "flgraph"))
