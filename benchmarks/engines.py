@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -121,23 +123,18 @@ class Nothing:
     val_dataloader = test_dataloader = predict_dataloader = train_dataloader
 
 
-class Crowd:
+class Crowd(pl.LightningDataModule):
     """Many clients without data."""
 
     name = "crowd"
 
     def __init__(self, count: int) -> None:
+        super().__init__()
         self.clients = [f"client-{number:05d}" for number in range(count)]
 
     def client(self, name: str) -> Nothing:
         """The same for all."""
         return Nothing()
-
-    def prepare_data(self) -> None:
-        """Nothing."""
-
-    def setup(self, stage: str) -> None:
-        """Nothing."""
 
 
 def idle_rounds(engine: ProcessGroup | None, size: int, clients: int, rounds: int) -> list[float]:
@@ -179,6 +176,51 @@ def idle(size: int, clients: int, rounds: int, processes: Sequence[int]) -> list
     weighted_mean(payload, dict.fromkeys(payload, 1.0))
     lines.append(f"  weighted mean            {1e3 * (time.perf_counter() - began) / clients:6.3f} per upload")
     return lines
+
+
+# --------------------------------------------------------------------------------------------------------------- FLARE
+def flare(size: int, each: int, rounds: int) -> list[str]:
+    """Lines about what FLARE costs per turn, with two sites on this machine that hold ``each`` clients."""
+    alone = 1e3 * statistics.median(idle_rounds(None, size, 2 * each, rounds)) / (2 * each)
+    seconds = 1e3 * statistics.median(_on_flare(size, each, rounds))
+    turn = seconds / each  # the sites have their turns side by side
+    return [
+        f"NVIDIA FLARE, 2 sites with {each} such clients each, mutual TLS, no checkpoints: {seconds:.1f} ms a round, "
+        f"{turn:.3f} per client of a site: engine {turn - alone:+.3f}"
+    ]
+
+
+def _on_flare(size: int, each: int, rounds: int) -> list[float]:
+    clients = Crowd(2 * each).clients
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "flgraph", "flare"]
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe, ExitStack() as running:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        kits = Path(folder) / "kits"
+        quiet: dict[str, Any] = {"env": environment, "cwd": folder, "stdout": subprocess.DEVNULL}
+        subprocess.run([*command, "provision", "--sites", "a,b", "--port", str(port)], check=True, **quiet)
+        data = {"class_path": "engines.Crowd", "init_args": {"count": 2 * each}}
+        allow = ["flgraph.*", "engines.*"]
+        for number, site in enumerate("ab"):
+            own = {"data": data, "clients": clients[number * each :][:each], "allow": allow}
+            (kits / site / "local" / "flgraph.yaml").write_text(json.dumps(own))
+        (kits / "server" / "local" / "flgraph.yaml").write_text(json.dumps({"allow": allow}))
+        for kit in ("server", "a", "b"):
+            process = subprocess.Popen([*command, "start", str(kits / kit)], **quiet)
+            running.callback(process.wait, 30)
+            running.callback(process.terminate)
+        run = Path(folder) / "run.yaml"
+        model = {"class_path": "engines.Weights", "init_args": {"size": size}}
+        trainer = {"rounds": WARM + rounds, "aggregator": {"class_path": "engines.Idle"}}
+        trainer |= {"enable_checkpointing": False, "logger": False, "accelerator": "cpu"}
+        run.write_text(json.dumps({"model": model, "trainer": trainer}))
+        time.sleep(10)  # sites connect
+        subprocess.run([*command, "submit", "--sites", "a,b", "--name", "idle", "-c", str(run)], check=True, **quiet)
+        (file,) = (kits / "server" / "flgraph" / "idle").glob("version_*/history.jsonl")
+        return [record["seconds"] for record in read_records(file)[WARM:]]
 
 
 # ------------------------------------------------------------------------------------------------------------ on paper
@@ -235,6 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=2, help="turns of each way on CHEM")
     parser.add_argument("--shards", type=int, nargs="*", default=[1, 4], help="clients per data set of CHEM")
     parser.add_argument("--processes", type=int, nargs="*", default=[2], help="of clients that do no work")
+    parser.add_argument("--flare", type=int, nargs="*", default=[1, 32], help="of them, at each of two sites of FLARE")
     parser.add_argument("--paper", action="store_true", help="instead: a round of 10,000 clients, on paper")
     parser.add_argument("--turn", type=float, default=0.05, help="seconds of a client's turn, on paper")
     parser.add_argument("--network", type=float, default=1.25e9, help="bytes per second into process 0, on paper")
@@ -250,6 +293,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(paper(options.size, 10_000, options.turn, options.network)))
         return 0
     print("\n".join(idle(options.size, options.clients, options.rounds, options.processes)), flush=True)
+    for each in options.flare:
+        print("\n".join(flare(options.size, each, options.rounds)), flush=True)
     for shards in options.shards:
         print("\n".join(real(shards, options.rounds, options.repeats)), flush=True)
     return 0

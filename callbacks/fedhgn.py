@@ -16,6 +16,7 @@ from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route, personal, shared
 from flgraph.federation.seeding import derive_seed
+from flgraph.models.classifier import at_least_float32
 
 _ROWS, _COEFFICIENTS, _BASES = "rows.", ".coefficients", ".bases"
 
@@ -147,7 +148,8 @@ class FedHGN(FedAvg):
             if not rows.numel():
                 continue
             others = rows.to(coefficients)
-            nearest = others[torch.cdist(coefficients.detach(), others).argmin(dim=1)]
+            distances = torch.cdist(at_least_float32(coefficients.detach()), at_least_float32(others))
+            nearest = others[distances.argmin(dim=1)]
             gradient = 2 * self.alignment * (coefficients.detach() - nearest)
             coefficients.grad = gradient if coefficients.grad is None else coefficients.grad.add_(gradient)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from torch_geometric.data import Data
 
 from flgraph.data import GraphFederation
 from flgraph.federation import Aggregator, FederatedTrainer, Payload, Sequential, Turn
+from flgraph.federation.records import read_records
 
 # The same examples in every run: what fails for one fails for everybody.
 settings.register_profile("flgraph", derandomize=True)
@@ -299,6 +301,25 @@ def _same(one: Any, other: Any, where: str) -> None:
             _same(a, b, f"{where}[{number}]")
     else:
         assert one == other, where
+
+
+@pytest.fixture(scope="session")
+def measured() -> Any:
+    """What must be the same bits: metrics, bytes, history, every client's state, the server's tensors."""
+
+    def measure(run: Path) -> dict[str, Any]:
+        results = json.loads((run / "results.json").read_text())
+        kept = ("final", "best_val", "rounds", "bytes_per_round", "setup_bytes", "aggregator", "parameters", "data")
+        folder = run / "checkpoints" / "last"
+        server = (folder / "server.safetensors").read_bytes()
+        return {
+            "results": {key: results[key] for key in kept},
+            "history": [{**record, "seconds": None} for record in read_records(run / "history.jsonl")],
+            "clients": {f.stem: torch.load(f, weights_only=True) for f in sorted(folder.glob("clients/*.ckpt"))},
+            "server": server[8 + int.from_bytes(server[:8], "little") :],  # the header holds seconds
+        }
+
+    return measure
 
 
 @pytest.fixture

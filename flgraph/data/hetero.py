@@ -31,7 +31,7 @@ HeteroTask = Literal["nodes", "links"]
 _PARTITIONERS = {"random_edges": random_edges, "random_edge_types": random_edge_types}
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: Lightning copies batches to convert them
 class HeteroBatch:
     """A heterogeneous graph, and the nodes of it that a step is about.
 

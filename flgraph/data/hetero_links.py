@@ -16,7 +16,7 @@ from flgraph.nn.adjacency import offsets
 from flgraph.nn.relations import Relations
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: Lightning copies batches to convert them
 class LinkBatch:
     """A heterogeneous graph, and links to be told from others.
 

@@ -17,7 +17,7 @@ from flgraph.errors import expect
 from flgraph.nn.adjacency import Adjacency
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: Lightning copies batches to convert them
 class WholeGraph:
     """A graph, and the nodes of it that a step is about.
 

@@ -214,6 +214,11 @@ def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any], checkpo
 
 
 # ------------------------------------------------------------------------------------------------------------- files
+def state_name(client: str) -> str:
+    """File name of a client's state in a checkpoint."""
+    return f"{client}.ckpt"
+
+
 def write_file(data: bytes | memoryview, file: Path) -> None:
     """Writes and flushes to disk."""
     with open(file, "wb") as stream:

@@ -8,6 +8,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,6 +37,7 @@ def main(args: Sequence[str]) -> None:
         "start": (_start_parser, _start),
         "submit": (_submit_parser, _submit),
         "status": (_status_parser, _status),
+        "gather": (_gather_parser, _gather),
     }
     if not args or args[0] in ("-h", "--help"):
         print(f"usage: flgraph flare {{{','.join(commands)}}} ...")
@@ -126,19 +128,26 @@ def _submit(given: Namespace, rest: Sequence[str]) -> None:
     os._exit(0)  # FLARE's session leaves threads that never end
 
 
-def configuration(args: Sequence[str]) -> str:
+def configuration(args: Sequence[str], report: Callable[[str], None] = print) -> str:
     """What ``flgraph fit`` would run with these arguments, as YAML without data.
+
+    Args:
+        args: arguments of ``flgraph fit``.
+        report: is told which files have a data section, which is left out.
 
     Raises:
         InputError: an argument cannot be used, or names data.
     """
-    from flgraph.cli import FederatedCLI, with_packaged_configs
+    from flgraph.cli import FederatedCLI, names_data, with_packaged_configs
 
     named = [arg for arg in args if arg == "--data" or arg.startswith(("--data=", "--data."))]
     expect(not named, "arguments", "those of `flgraph fit` without data, which sites have,", named)
-    cli = FederatedCLI(["--data=flgraph.flare.run.SitesData", *with_packaged_configs(args)], run=False)
+    whole = with_packaged_configs(args)
+    for flag, file in pairwise(whole):
+        if flag in ("-c", "--config") and names_data(file):
+            report(f"{file}: its data section is left out; see that those of the sites are in accordance with it")
+    cli = FederatedCLI([*whole, "--data=flgraph.flare.run.SitesData"], run=False)
     content = yaml.safe_load(cli.trainer.config_text)
-    expect(content["data"]["class_path"] == "flgraph.flare.run.SitesData", "data", "at the sites", content["data"])
     return yaml.safe_dump({key: content[key] for key in ("seed_everything", "model", "trainer")}, sort_keys=False)
 
 
@@ -163,3 +172,19 @@ def _status(given: Namespace, _: Sequence[str]) -> None:
     for job in told["jobs"]:
         print(f"job {job['id']} {job['name']}: {job['status']}", flush=True)
     os._exit(0)  # as above
+
+
+# -------------------------------------------------------------------------------------------------------------- gather
+def _gather_parser() -> ArgumentParser:
+    parser = _parser("gather", "Copies a run with the states of its clients, where the kits of all sites are here.")
+    parser.add_argument("name", type=str, help="of the run")
+    parser.add_argument("--kits", type=Path, default=Path("kits"), help="folder with the kits of server and sites")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="where the run goes, OUT/NAME")
+    return parser
+
+
+def _gather(given: Namespace, _: Sequence[str]) -> None:
+    from flgraph.flare.gather import gather
+
+    folder = gather(given.name, given.kits, given.out)
+    print(f"continue it with: --trainer.default_root_dir {given.out} --trainer.name {given.name} --ckpt_path {folder}")

@@ -17,7 +17,7 @@ from flgraph.cli import FederatedCLI
 from flgraph.errors import InputError, expect
 from flgraph.federation.checkpoint import find_checkpoint
 from flgraph.federation.engines.remote import Host, Post, Remote
-from flgraph.flare.settings import SiteSettings, refuse_foreign_classes
+from flgraph.flare.settings import SiteSettings, clients_folder, refuse_foreign_classes
 
 
 class SitesData(pl.LightningDataModule):
@@ -65,7 +65,7 @@ def host(config: str, settings: SiteSettings) -> Host:
     content["trainer"] = {**content["trainer"], **quiet, "default_root_dir": settings.folder, **settings.trainer}
     cli = _configured({**content, "data": dict(settings.data)})
     clients = cli.trainer.host(cli.model, cli.datamodule, settings.clients or None)
-    return Host(clients, Path(settings.folder) / "clients")
+    return Host(clients, clients_folder(settings))
 
 
 def serve(

@@ -58,6 +58,11 @@ def read_settings(kit: Path) -> SiteSettings:
     return SiteSettings(**{**content, "folder": str(folder)})
 
 
+def clients_folder(settings: SiteSettings) -> Path:
+    """Where a site keeps the states of its clients."""
+    return Path(settings.folder) / "clients"
+
+
 def refuse_foreign_classes(config: Any, allow: tuple[str, ...]) -> None:
     """Refuses a configuration that names a class which the site does not allow.
 

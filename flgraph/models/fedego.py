@@ -18,7 +18,7 @@ from flgraph.nn.ego import EgoSAGEConv, kaiming
 from flgraph.nn.sparse import SparseLinear
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: Lightning copies batches to convert them
 class MashedEgos:
     """Ego-graphs that stand for many: embeddings and labels averaged position by position (FedEgo, Eq. 8).
 
@@ -252,12 +252,14 @@ class EgoHead(Classifier):
 
     def forward(self, batch: MashedEgos) -> Tensor:
         """Logits of the centers."""
-        logits: Tensor = self.personalization(batch.embedding, batch.fanouts)
+        embedding = batch.embedding.to(self.personalization.classifier.weight.dtype)  # clients may have another
+        logits: Tensor = self.personalization(embedding, batch.fanouts)
         return logits
 
     def training_step(self, batch: MashedEgos, batch_idx: int = 0) -> Tensor:
         """Cross-entropy with the centers' soft labels."""
-        loss = F.cross_entropy(at_least_float32(self(batch)), batch.label[:, 0])
+        logits = at_least_float32(self(batch))
+        loss = F.cross_entropy(logits, batch.label[:, 0].to(logits.dtype))
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=batch.label.size(0))
         return loss
 

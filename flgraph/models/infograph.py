@@ -31,6 +31,7 @@ class Projection(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps every row."""
+        x = x.to(self.shortcut.weight.dtype)  # sums over nodes come in float32
         out: Tensor = self.block(x) + self.shortcut(x)
         return out
 

@@ -94,6 +94,7 @@ class PReLUProjection(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps every row."""
+        x = x.to(self.shortcut.weight.dtype)  # sums over nodes come in float32
         out: Tensor = self.block(x) + self.shortcut(x)
         return out
 

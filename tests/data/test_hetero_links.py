@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -160,6 +161,14 @@ def test_clients_with_other_schemas_learn(
     assert kinds == layers | {"rows.decoder"}
     modules = [client.module for client in recorder.clients.values()]
     assert torch.equal(modules[0].decoder.bases, modules[1].decoder.bases)
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_other_precisions(precision: str, federate: Callable[..., FederatedTrainer]) -> None:
+    data = HeteroFederation(graph(noise=True), partition_seed=2, task="links", num_others=4)
+    trainer = federate(FedHGN(bases=["*.bases", "convs.*.bias"]), rounds=1, monitor="val/mrr", precision=precision)
+    final = trainer.fit(LinkPredictor(hidden_channels=4, num_bases=2), data)["final"]["weighted_mean"]
+    assert all(math.isfinite(value) for value in final.values())
 
 
 def test_a_dealt_graph(federate: Callable[..., FederatedTrainer]) -> None:

@@ -14,7 +14,9 @@ import torch
 from flgraph.callbacks import FedAvg, FedPer
 from flgraph.errors import InputError
 from flgraph.federation import EngineError, FederatedTrainer
+from flgraph.federation.checkpoint import CheckpointStore
 from flgraph.federation.engines.remote import Host, Message, Remote
+from flgraph.flare.gather import gather
 
 PERSONAL = {"base": ["first.*"]}
 
@@ -173,6 +175,69 @@ def test_resumed_equals_uninterrupted_and_states_stay_at_the_sites(
     assert len(kept) <= 4  # two, the best round's, and one that was needed until the last was written
 
 
+def test_a_run_that_one_process_began_goes_on_at_sites(
+    remote: Callable[..., Any], federate: Any, assert_same: Callable[..., None]
+) -> None:
+    whole, other, fitted = remote(rounds=4, folder="whole", name="whole")
+    whole.fit(*fitted)
+    federate(FedPer(**PERSONAL), rounds=2, name="cut").fit(*fitted)
+    resumed, office, fitted = remote(rounds=4, name="cut")
+    resumed.fit(*fitted, ckpt_path="last")
+    assert_same(weights(office), weights(other))
+    assert history(resumed) == history(whole)
+
+
+def test_one_process_needs_the_states_of_sites(remote: Callable[..., Any], federate: Any) -> None:
+    trainer, _, fitted = remote(rounds=2, name="cut")
+    trainer.fit(*fitted)
+    with pytest.raises(InputError, match=r"`ckpt_path` to be a checkpoint with the state of every client \(`flgraph"):
+        federate(FedPer(**PERSONAL), rounds=3, name="cut").fit(*fitted, ckpt_path="last")
+
+
+def gather_from(trainer: FederatedTrainer, folder: Path, out: Path) -> Path:
+    """What ``flgraph flare gather`` does with kits whose server ran this."""
+    assert trainer.run_dir is not None
+    runs, name = trainer.run_dir.parents[1], trainer.run_dir.parent.name
+    kits = folder / "kits"
+    for kit, own in {"server": runs, "one": folder / "one", "two": folder / "two"}.items():
+        (kits / kit / "local").mkdir(parents=True)
+        place = own if kit == "server" else own.parent / f"{kit}-settings"
+        (kits / kit / "local" / "flgraph.yaml").write_text(json.dumps({"folder": str(place)}))
+        if kit != "server":
+            place.mkdir()
+            (place / "clients").symlink_to(own)
+    return gather(name, kits, out)
+
+
+def test_gathered_states_go_on_in_one_process(
+    remote: Callable[..., Any], federate: Any, assert_same: Callable[..., None], tmp_path: Path
+) -> None:
+    trainer, _, fitted = remote(rounds=2, name="cut")
+    trainer.fit(*fitted)
+    run = gather_from(trainer, tmp_path / "sites", tmp_path / "gathered")
+    one = federate(FedPer(**PERSONAL), rounds=4, default_root_dir=tmp_path / "gathered", name="cut")
+    one.fit(*fitted, ckpt_path="last")
+    whole = federate(FedPer(**PERSONAL), rounds=4, name="whole")
+    whole.fit(*fitted)
+    assert one.run_dir == run
+    assert history(one) == history(whole)
+    for name, client in whole.engine.clients.items():
+        assert_same(one.engine.clients[name].state(), client.state())
+
+
+def test_checkpoints_without_a_site_are_not_gathered(remote: Callable[..., Any], tmp_path: Path) -> None:
+    trainer, office, fitted = remote(rounds=3, name="cut", keep_checkpoints=3)
+    office.rule = lambda site, _: "lose" if site == "two" and office.sent.count(("two", "save")) > 2 else "deliver"
+    trainer.fit(*fitted)
+    run = gather_from(trainer, tmp_path / "sites", tmp_path / "gathered")
+    assert CheckpointStore(run / "checkpoints").rounds() == [1, 2]
+    with pytest.raises(InputError, match="`--out` to be a folder without this run"):
+        gather("cut", tmp_path / "sites" / "kits", tmp_path / "gathered")
+    next((tmp_path / "sites" / "two" / "C").glob("*00002.ckpt")).unlink()
+    with pytest.raises(InputError, match="`--kits` to be with the state of client `C`"):
+        gather("cut", tmp_path / "sites" / "kits", tmp_path / "again")
+
+
 def test_a_site_that_does_not_save_goes_on_from_an_older_state(
     remote: Callable[..., Any], assert_same: Callable[..., None]
 ) -> None:
@@ -211,5 +276,5 @@ def test_bad_input(remote: Callable[..., Any], federate: Any, toy_federation: An
         federate(FedAvg()).host(toy_module(), toy_federation(6, 8), ["Z"])
     with pytest.raises(InputError, match="`predict` to be run by each site"):
         next(trainer.engine.predict())
-    with pytest.raises(InputError, match="`ckpt_path` to be a checkpoint of clients at sites"):
+    with pytest.raises(InputError, match="`ckpt_path` to be a checkpoint of client `A`, too, but got"):
         trainer.engine.load(Path("nowhere"))

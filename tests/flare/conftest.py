@@ -22,13 +22,17 @@ SITES = {"north": "trees", "east": "rings", "west": "ladders"}
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flare"
 
+PARITY = Path(__file__).resolve().parents[1] / "parity"
+"""Where sites find the data of methods that are compared with one process."""
+
 
 class Federation:
     """Kits, and the processes that run them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.kits = folder, folder / "kits"
-        path = os.pathsep.join([str(Path(flgraph.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        own = Path(flgraph.__file__).parents[1], PARITY
+        path = os.pathsep.join([*map(str, own), os.environ.get("PYTHONPATH", "")])
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         self.processes: list[subprocess.Popen[bytes]] = []
 
@@ -56,9 +60,11 @@ class Federation:
 
     def submit(self, name: str, rounds: int, *further: str) -> subprocess.Popen[bytes]:
         """Begins a run of FedStar under the supervisor."""
-        own = ("--sites", ",".join(SITES), "--name", name, *further)
-        run = ("-c", str(EXAMPLE / "federation.yaml"), f"--trainer.rounds={rounds}")
-        return self.begin("flare", "submit", *own, *run, log=f"{name}.log")
+        return self.begin_run(name, "-c", str(EXAMPLE / "federation.yaml"), f"--trainer.rounds={rounds}", *further)
+
+    def begin_run(self, name: str, *run: str) -> subprocess.Popen[bytes]:
+        """Begins a run under the supervisor."""
+        return self.begin("flare", "submit", "--sites", ",".join(SITES), "--name", name, *run, log=f"{name}.log")
 
     def told(self, name: str) -> str:
         """What the supervisor of a run has said."""

@@ -111,12 +111,13 @@ def test_settings_have_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["nothing"], "`flare` to be followed by one of provision, start, submit, status"),
+        (["nothing"], "`flare` to be followed by one of provision, start, submit, status, gather"),
         (["provision", "--sites", "a,a"], "`--sites` to be one name or more, all different"),
         (["provision", "--sites", "server"], "`--sites` to be names other than server, admin and authority"),
         (["start", "nowhere"], "`kit` to be the folder of a server's or a site's start-up kit"),
         (["submit", "--admin", "nowhere"], "`--admin` to be the administrator's start-up kit"),
         (["submit", "--admin", "kits/admin", "--data=x"], "`arguments` to be those of `flgraph fit` without data"),
+        (["gather", "first"], "`name` to be a run of the server in kits/server/flgraph but got 'first'"),
         (["submit", "--name", "a b"], "`--name` to be letters, digits, - and _"),
     ],
 )
@@ -127,3 +128,15 @@ def test_bad_arguments(args: list[str], sentence: str, tmp_path: Path, monkeypat
     with pytest.raises(InputError) as caught:
         main(args)
     assert sentence in str(caught.value)
+
+
+def test_data_of_configuration_files_is_left_out() -> None:
+    """Some methods' files name the class of data that they need."""
+    told: list[str] = []
+    found = yaml.safe_load(configuration(["-c", "configs/method/fedgcn.yaml"], told.append))
+    assert sorted(found) == ["model", "seed_everything", "trainer"]
+    assert found["trainer"]["aggregator"]["class_path"] == "flgraph.callbacks.FedGCN"
+    assert len(told) == 1
+    assert told[0].endswith(
+        "fedgcn.yaml: its data section is left out; see that those of the sites are in accordance with it"
+    )

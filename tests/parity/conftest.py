@@ -16,7 +16,6 @@ import torch
 
 import flgraph
 from flgraph.federation.engines.launcher import launch
-from flgraph.federation.records import read_records
 
 collect_ignore = ["federations.py", "methods.py", "program.py"]  # found by name once their folder is on the path
 
@@ -68,22 +67,3 @@ def _torchrun(processes: int, *command: str) -> None:
         check=True,
         timeout=PATIENCE,
     )
-
-
-@pytest.fixture(scope="session")
-def measured() -> Any:
-    """What must be the same bits: metrics, bytes, history, every client's state, the server's tensors."""
-
-    def measure(run: Path) -> dict[str, Any]:
-        results = json.loads((run / "results.json").read_text())
-        kept = ("final", "best_val", "rounds", "bytes_per_round", "setup_bytes", "aggregator", "parameters", "data")
-        folder = run / "checkpoints" / "last"
-        server = (folder / "server.safetensors").read_bytes()
-        return {
-            "results": {key: results[key] for key in kept},
-            "history": [{**record, "seconds": None} for record in read_records(run / "history.jsonl")],
-            "clients": {f.stem: torch.load(f, weights_only=True) for f in sorted(folder.glob("clients/*.ckpt"))},
-            "server": server[8 + int.from_bytes(server[:8], "little") :],  # the header holds seconds
-        }
-
-    return measure

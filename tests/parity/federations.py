@@ -97,5 +97,13 @@ def _relations() -> HeteroGraph:
     )
 
 
-KINDS = {"FCLG": Views, "InfoGraph": Views, "MVGRL": Views, "FedEgo": Nodes, "NodeGCN": Whole, "RGCN": Relations}
+KINDS = {
+    "FCLG": Views,
+    "InfoGraph": Views,
+    "MVGRL": Views,
+    "FedEgo": Nodes,
+    "NodeGCN": Whole,
+    "RGCN": Relations,
+    "HeteroGAT": Relations,
+}
 """Which data a model takes; graphs, where it is not named here."""

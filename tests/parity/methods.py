@@ -12,7 +12,11 @@ from flgraph.cli import main
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "method"
 
-METHODS = ["fedavg", "fedstar", "fedego", "fedhgn", "gcflplus_chem", "graphfl", "fedgcn", "fclg"]
+METHODS = [
+    *("fedavg", "fedstar", "fedego", "fedhgn", "gcflplus_chem", "graphfl", "fedgcn", "fclg"),
+    *("fedstar@bf16-mixed", "fedego@bf16-mixed", "fedhgn@bf16-true"),
+]
+"""Files of methods, some with ``@PRECISION``."""
 
 ROUNDS = 4
 CUT = 2
@@ -23,21 +27,34 @@ SMALL = {"hidden_channels": 4, "num_layers": 2, "num_bases": 3}
 
 def arguments(method: str, folder: Path, rounds: int, *further: str) -> list[str]:
     """The command line of a run of ``method`` in ``folder``."""
-    config = CONFIGS / f"{method}.yaml"
-    model = yaml.safe_load(config.read_text())["model"]
-    kind = federations.KINDS.get(model["class_path"].rpartition(".")[2], federations.Graphs)
+    where = ("--trainer.default_root_dir", str(folder), "--trainer.name", method, "--trainer.logger", "false")
+    data = f"--data=federations.{kind(method).__name__}"  # last: files of some methods name data, too
+    return ["fit", *settings(method, rounds), data, *where, *further]
+
+
+def settings(method: str, rounds: int) -> list[str]:
+    """What is run, wherever."""
+    name, _, precision = method.partition("@")
     return [
-        *("fit", "-c", str(config), f"--data=federations.{kind.__name__}"),
-        *(f"--model.{name}={value}" for name, value in _sizes(model["class_path"]).items()),
+        *("-c", str(CONFIGS / f"{name}.yaml"), f"--trainer.precision={precision or '32-true'}"),
+        *(f"--model.{name}={value}" for name, value in _sizes(_model(name)).items()),
         *("--trainer.local_epochs", "2", "--trainer.client_fraction", "0.8", "--trainer.rounds", str(rounds)),
-        *("--trainer.default_root_dir", str(folder), "--trainer.name", method, "--trainer.logger", "false"),
-        *("--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", *further),
+        *("--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"),
     ]
+
+
+def kind(method: str) -> type:
+    """The data that a method takes."""
+    return federations.KINDS.get(_model(method.partition("@")[0]).rpartition(".")[2], federations.Graphs)
 
 
 def run(method: str, folder: Path, rounds: int, *further: str) -> None:
     """Runs it in this process."""
     main(arguments(method, folder, rounds, *further))
+
+
+def _model(method: str) -> str:
+    return str(yaml.safe_load((CONFIGS / f"{method}.yaml").read_text())["model"]["class_path"])
 
 
 def _sizes(model: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
 from flgraph.errors import InputError, expect
-from flgraph.federation.checkpoint import load_bytes, state_bytes
+from flgraph.federation.checkpoint import load_bytes, state_bytes, state_name
 from flgraph.federation.client import Client, Turn
 from flgraph.federation.engines.base import ClientError, EngineError
 from flgraph.federation.engines.dealing import deal, deal_again
@@ -193,7 +193,7 @@ class ProcessGroup(Sequential):
             super().save(folder, previous)
         finally:
             self._answers(self._others)
-        missing = [name for name in self.owners if not (folder / f"{name}.ckpt").is_file()]
+        missing = [name for name in self.owners if not (folder / state_name(name)).is_file()]
         everywhere = "on a file system that all processes see"
         expect(not missing, "trainer.default_root_dir", everywhere, f"no file of `{missing[0]}`" if missing else "")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flgraph.errors import InputError, expect
-from flgraph.federation.checkpoint import load_bytes, load_file, state_bytes, write_file
+from flgraph.federation.checkpoint import load_bytes, load_file, state_bytes, state_name, write_file
 from flgraph.federation.client import Client, Turn
 from flgraph.federation.engines.base import ClientError, Engine, EngineError
 
@@ -142,10 +142,14 @@ class Remote(Engine):
         messages: dict[str, dict[str, Any]] = {}
         behind = set()
         for name, site in self.site_of.items():
-            file = folder / _pointer(name)
-            expect(file.is_file(), "ckpt_path", "a checkpoint of clients at sites, which keep their states,", folder)
-            label = json.loads(file.read_text())["label"]
-            messages.setdefault(site, {"kind": "load", "labels": {}})["labels"][name] = label
+            message = messages.setdefault(site, {"kind": "load", "labels": {}, "states": {}})
+            whole = folder / state_name(name)  # of a run that another engine began
+            if whole.is_file():
+                message["states"][name] = whole.read_bytes()
+                continue
+            expect((folder / _pointer(name)).is_file(), "ckpt_path", f"a checkpoint of client `{name}`, too,", folder)
+            label = saved_at(folder, name)[1]
+            message["labels"][name] = label
             if label != _label(folder):
                 behind.add(name)
         replies = self._ask(messages)
@@ -212,7 +216,7 @@ class Host:
             if message["kind"] == "save":
                 return self._save(message["label"], message["bases"], message["needed"])
             expect(message["kind"] == "load", "kind", "ping, run, save or load", message["kind"])
-            return self._load(message["labels"])
+            return self._load(message["labels"], message["states"])
         finally:
             self._lock.release()
 
@@ -245,25 +249,48 @@ class Host:
         expect("/" not in label and label not in ("", ".", ".."), "label", "a file name", label)
         for name, base in bases.items():
             self._go_to(name, base)
-            place = self.folder / name
-            place.mkdir(parents=True, exist_ok=True)
-            file, whole = place / f"{label}.part", place / f"{label}.ckpt"
-            write_file(state_bytes(self.clients[name].state()), file)
-            file.replace(whole)
-            for old in place.glob(f"{label.partition('.')[0]}.*.ckpt"):  # of the same run
+            whole = state_file(self.folder, name, label)
+            whole.parent.mkdir(parents=True, exist_ok=True)
+            part = whole.with_suffix(".part")
+            write_file(state_bytes(self.clients[name].state()), part)
+            part.replace(whole)
+            for old in whole.parent.glob(f"{label.partition('.')[0]}.*.ckpt"):  # of the same run
                 if old.stem not in needed:
                     old.unlink()
         return {}
 
-    def _load(self, labels: Mapping[str, str]) -> dict[str, Any]:
+    def _load(self, labels: Mapping[str, str], states: Mapping[str, bytes]) -> dict[str, Any]:
         for name, label in labels.items():
-            file = self.folder / name / f"{label}.ckpt"
-            if not file.is_file():
+            if not state_file(self.folder, name, label).is_file():
                 return {"error": f"client `{name}` has no saved state {label}", "client": name, "input": True}
-            self.clients[name].load_state(load_file(file))
+        found = {name: load_file(state_file(self.folder, name, label)) for name, label in labels.items()}
+        found |= {name: load_bytes(state, f"the state of client `{name}`") for name, state in states.items()}
+        for name, state in found.items():
+            self.clients[name].load_state(state)
             self._number[name] = 0
             self._before.pop(name, None)
         return {}
+
+
+def state_file(folder: Path, name: str, label: str) -> Path:
+    """Where a site keeps the state of a client that was saved under a label; ``folder`` is the :class:`Host`'s."""
+    return folder / name / state_name(label)
+
+
+def saved_at(folder: Path, name: str) -> tuple[str, str]:
+    """Which site has a client's state, and under which label.
+
+    Args:
+        folder: the clients' folder of a checkpoint.
+        name: of the client.
+    """
+    pointer = json.loads((folder / _pointer(name)).read_text())
+    return pointer["site"], pointer["label"]
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether all sites were there when a checkpoint was written; ``folder`` is that of its clients."""
+    return all(saved_at(folder, file.stem)[1] == _label(folder) for file in folder.glob(_pointer("*")))
 
 
 def _label(folder: Path) -> str:

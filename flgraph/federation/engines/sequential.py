@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flgraph.errors import InputError
-from flgraph.federation.checkpoint import link_or_copy, load_file, save_file
+from flgraph.errors import InputError, expect
+from flgraph.federation.checkpoint import link_or_copy, load_file, save_file, state_name
 from flgraph.federation.client import Client, Turn
 from flgraph.federation.engines.base import ClientError, Engine
 
@@ -36,14 +36,17 @@ class Sequential(Engine):
 
     def save(self, folder: Path, previous: Path | None) -> None:
         for name, client in self.clients.items():
-            file = folder / f"{name}.ckpt"
+            file = folder / state_name(name)
             if previous is None or client.changed or not link_or_copy(previous / file.name, file):
                 save_file(client.state(), file)
             client.changed = False
 
     def load(self, folder: Path) -> Collection[str]:
         for name, client in self.clients.items():
-            client.load_state(load_file(folder / f"{name}.ckpt"))
+            file = folder / state_name(name)
+            there = "a checkpoint with the state of every client (`flgraph flare gather` fetches those of sites)"
+            expect(file.is_file(), "ckpt_path", there, f"none of `{name}` in {folder}")
+            client.load_state(load_file(file))
             client.changed = False
         return ()
 

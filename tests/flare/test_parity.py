@@ -1,0 +1,92 @@
+"""Algorithms of every kind give the same bits at sites as in one process, also when a run goes from here to there."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from flgraph.federation.records import read_records
+
+PARITY = Path(__file__).resolve().parents[1] / "parity"
+
+METHODS = ["fedavg", "fedstar", "fedego", "fedhgn", "fclg"]
+
+
+@pytest.fixture(scope="module")
+def methods() -> Iterator[Any]:
+    """The module of that name; runs in this process use one thread, as those of the sites do."""
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PARITY))
+        patch.setattr(sys, "argv", sys.argv[:1])
+        torch.set_num_threads(1)
+        yield import_module("methods")
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def one(methods: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with all runs of one process; in ``cut`` those that stopped earlier."""
+    root = tmp_path_factory.mktemp("one")
+    for method in METHODS:
+        methods.run(method, root, methods.ROUNDS)
+        methods.run(method, root / "cut", methods.CUT)
+    return root
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_same_bits(
+    method: str,
+    methods: Any,
+    one: Path,
+    federation: Any,
+    measured: Callable[[Path], dict[str, Any]],
+    assert_same: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    """At sites from the first round to the last; then the last round once more in one process."""
+    rounds, expected = methods.ROUNDS, measured(one / method / "version_0")
+    there = _fit(method, methods, federation, list(expected["results"]["final"]["clients"]), tmp_path)
+    assert_same(measured(there), expected)
+    earlier = there / "checkpoints" / f"round-{rounds - 1:05d}"
+    methods.run(method, tmp_path, rounds, "--ckpt_path", str(earlier))
+    assert_same(measured(there), expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_same_bits_where_one_process_began(
+    method: str,
+    methods: Any,
+    one: Path,
+    federation: Any,
+    measured: Callable[[Path], dict[str, Any]],
+    assert_same: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    name, expected = f"{method}-begun", measured(one / method / "version_0")
+    shutil.copytree(one / "cut" / method, federation.kits / "server" / "flgraph" / name, symlinks=True)
+    there = _fit(name, methods, federation, list(expected["results"]["final"]["clients"]), tmp_path)
+    begun = read_records(one / "cut" / method / "version_0" / "history.jsonl")
+    assert federation.rounds(name)[: methods.CUT] == begun  # seconds, too
+    assert_same(measured(there), expected)
+
+
+def _fit(name: str, methods: Any, federation: Any, clients: list[str], out: Path) -> Path:
+    """Runs a method at three sites, two clients at the first; returns the run with the states of all clients."""
+    method = name.removesuffix("-begun")
+    for site, own in zip(("north", "east", "west"), (clients[:2], clients[2:3], clients[3:]), strict=True):
+        content = {"data": {"class_path": f"federations.{methods.kind(method).__name__}"}, "clients": own}
+        (federation.kits / site / "local" / "flgraph.yaml").write_text(yaml.safe_dump(content))
+    run = federation.begin_run(name, *methods.settings(method, methods.ROUNDS))
+    assert run.wait(400) == 0, federation.told(name)
+    done = federation.run("flare", "gather", name, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    return out / name / "version_0"
