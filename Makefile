@@ -5,7 +5,7 @@ SHELL := /usr/bin/env bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2 --dist loadscope
 DEMO_CMD = .venv/bin/python examples/quickstart.py
 
 PIP := .venv/bin/python -m pip --disable-pip-version-check -qq
@@ -23,7 +23,7 @@ install: build/.linked ## Build .venv, or bring it up to date
 demo: build/.linked ## Train a first federation
 	@$(DEMO_CMD)
 
-test: lint ## Check style and types, then run the tests and the docstrings' examples (PYTEST_ARGS='-n 2 -k fedavg')
+test: lint ## Check style and types, then run the tests and the docstrings' examples (PYTEST_ARGS="-k fedavg")
 	@.venv/bin/pytest ./tests --pyargs flgraph --doctest-modules $(PYTEST_ARGS)
 
 # mypy knows no package-dir, so it runs where the editable install has laid the package out as users get it.

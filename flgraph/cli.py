@@ -267,13 +267,12 @@ def with_default_data(args: Sequence[str]) -> list[str]:
         arg in ("--data", "--data.class_path") or arg.startswith(("--data=", "--data.class_path=")) for arg in args
     )
     wanted = any(arg.startswith("--data.") for arg in args)
-    if named or not wanted or any(names_data(config) for config in configs):
+    if named or not wanted or any(_names_data(config) for config in configs):
         return list(args)
     return [args[0], "--data=flgraph.data.TUFederation", *args[1:]]
 
 
-def names_data(config: str) -> bool:
-    """Whether a configuration file, or one given as a string, has a data section."""
+def _names_data(config: str) -> bool:
     try:
         content = yaml.safe_load(Path(config).read_text() if Path(config).is_file() else config)
     except (OSError, ValueError, yaml.YAMLError):

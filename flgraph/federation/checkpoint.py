@@ -203,8 +203,12 @@ def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any], checkpo
     Raises:
         InputError: names the first setting that differs, and both values.
     """
-    # Through JSON once, so that tuples and lists compare equal.
-    now, then = _flatten(json.loads(json.dumps(current))), _flatten(saved)
+    plain = json.loads(json.dumps(current))  # so that tuples and lists compare equal
+    for one, other, verb in ((saved, plain, "be there"), (plain, saved, "be left out")):
+        part = _part_without(one, other)
+        if part:
+            raise InputError(f"Expected `{part}` to {verb} as in checkpoint {checkpoint} but got the opposite.")
+    now, then = _flatten(plain), _flatten(saved)
     # A setting that explains other contents is named before these.
     for key in sorted(now.keys() | then.keys(), key=lambda key: (key.endswith(".content"), key)):
         if now.get(key) != then.get(key):
@@ -318,6 +322,20 @@ def _older(checkpoint: Path) -> str:
         path = store.path(round)
         if path != checkpoint and path.name < checkpoint.name and (path / MANIFEST).is_file():
             return f"; an older checkpoint is there: continue with --ckpt_path {path}"
+    return ""
+
+
+def _part_without(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> str:
+    """The first whole section of ``one``, such as a client's, that ``other`` has not at all."""
+    for key, value in one.items():
+        if isinstance(value, Mapping) and value:
+            name = f"{prefix}{key}"
+            if key not in other:
+                return name
+            beside = other[key]
+            inner = _part_without(value, beside, f"{name}.") if isinstance(beside, Mapping) else ""
+            if inner:
+                return inner
     return ""
 
 

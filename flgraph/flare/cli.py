@@ -20,6 +20,14 @@ from flgraph.errors import InputError, expect
 _FEDERATION = "arguments of `flgraph fit`, without data, that say what to run: -c FILE, --trainer.rounds 10, ..."
 
 
+_ELSEWHERE = {
+    "data": "which sites have",
+    "trainer.engine": "which is FLARE",
+    "ckpt_path": "for which --name of an earlier run stands",
+}
+"""What is no matter of a federation's configuration."""
+
+
 class _Parser(ArgumentParser):  # jsonargparse's has no parse_known_args, by intention
     def error(self, message: str) -> NoReturn:
         raise InputError(" ".join(message.split()))
@@ -129,26 +137,40 @@ def _submit(given: Namespace, rest: Sequence[str]) -> None:
 
 
 def configuration(args: Sequence[str], report: Callable[[str], None] = print) -> str:
-    """What ``flgraph fit`` would run with these arguments, as YAML without data.
+    """What ``flgraph fit`` would run with these arguments, as YAML without what is a matter of sites and server.
 
     Args:
         args: arguments of ``flgraph fit``.
         report: is told which files have a data section, which is left out.
 
     Raises:
-        InputError: an argument cannot be used, or names data.
+        InputError: an argument cannot be used, or names data or an engine.
     """
-    from flgraph.cli import FederatedCLI, names_data, with_packaged_configs
+    from flgraph.cli import FederatedCLI, with_packaged_configs
 
-    named = [arg for arg in args if arg == "--data" or arg.startswith(("--data=", "--data."))]
-    expect(not named, "arguments", "those of `flgraph fit` without data, which sites have,", named)
+    for field, instead in _ELSEWHERE.items():
+        named = [arg for arg in args if arg.partition("=")[0] == f"--{field}" or arg.startswith(f"--{field}.")]
+        expect(not named, "arguments", f"those of `flgraph fit` without {field}, {instead},", named)
     whole = with_packaged_configs(args)
-    for flag, file in pairwise(whole):
-        if flag in ("-c", "--config") and names_data(file):
-            report(f"{file}: its data section is left out; see that those of the sites are in accordance with it")
+    for place, (flag, given) in enumerate(pairwise(whole), start=1):
+        if flag in ("-c", "--config") and Path(given).is_file():
+            whole[place] = _without_places(Path(given), report)
     cli = FederatedCLI([*whole, "--data=flgraph.flare.run.SitesData"], run=False)
     content = yaml.safe_load(cli.trainer.config_text)
     return yaml.safe_dump({key: content[key] for key in ("seed_everything", "model", "trainer")}, sort_keys=False)
+
+
+def _without_places(file: Path, report: Callable[[str], None]) -> str:
+    """A configuration file without data, engine and checkpoint, which a run's own ``config.yaml`` has."""
+    content = yaml.safe_load(file.read_text())
+    if not isinstance(content, dict):
+        return str(file)  # the parser will say what is wrong with it
+    if "data" in content:
+        report(f"{file}: its data section is left out; see that those of the sites are in accordance with it")
+    kept = {key: value for key, value in content.items() if key not in ("data", "ckpt_path")}
+    if isinstance(kept.get("trainer"), dict):
+        kept["trainer"] = {key: value for key, value in kept["trainer"].items() if key != "engine"}
+    return str(yaml.safe_dump(kept, sort_keys=False))
 
 
 # -------------------------------------------------------------------------------------------------------------- status
@@ -166,7 +188,7 @@ def _status(given: Namespace, _: Sequence[str]) -> None:
         told = supervisor.status()
     finally:
         supervisor.close()
-    print(f"server: {told['server']}")
+    print("server: up, a job is running" if told["server"] == "started" else "server: up, no job is running")
     for site, when in told["sites"].items():
         print(f"site {site}: last heard {time.time() - when:.0f} s ago")
     for job in told["jobs"]:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from flgraph.errors import expect
-from flgraph.federation.checkpoint import CLIENTS, SERVER, CheckpointStore, link_or_copy, read_manifest, state_name
+import yaml
+
+from flgraph.errors import InputError, expect
+from flgraph.federation.checkpoint import (
+    CLIENTS,
+    SERVER,
+    CheckpointStore,
+    find_checkpoint,
+    link_or_copy,
+    read_manifest,
+    state_name,
+)
 from flgraph.federation.engines.remote import is_whole, saved_at, state_file
 from flgraph.flare.settings import clients_folder, read_settings
 
@@ -15,9 +26,9 @@ from flgraph.flare.settings import clients_folder, read_settings
 def gather(name: str, kits: Path, out: Path) -> Path:
     """Copies the newest run of a name from the server, and with its checkpoints the states that sites keep.
 
-    What comes out is a run as ``flgraph fit`` writes it, to be continued with any engine. For federations on one
-    machine, or whose sites agree to hand over their clients' states, which hold what an algorithm keeps personal.
-    Checkpoints that were written while a site was away are left out.
+    What comes out is a run as ``flgraph fit`` writes it, to be continued with any engine; its ``config.yaml`` names no
+    data. For federations on one machine, or whose sites agree to hand over their clients' states, which hold what an
+    algorithm keeps personal. Checkpoints that were written while a site was away are left out.
 
     Args:
         name: of the run.
@@ -28,26 +39,39 @@ def gather(name: str, kits: Path, out: Path) -> Path:
         The run's folder.
 
     Raises:
-        InputError: there is no such run, a site's folder or a state is missing, or no checkpoint has all sites.
+        InputError: there is no such run, it is going on, a site's folder or a state is missing, or no checkpoint has
+            all sites.
     """
+    expect((kits / "server" / "local").is_dir(), "--kits", "a folder with the server's kit", kits)
     runs = Path(read_settings(kits / "server").folder) / name
-    versions = sorted(runs.glob("version_*"), key=lambda path: int(path.name.removeprefix("version_")))
-    expect(len(versions) > 0, "name", f"a run of the server in {runs.parent}", name)
-    run, target = versions[-1], out / name / versions[-1].name
+    expect(runs.is_dir(), "name", f"a run of the server in {runs.parent}", name)
+    run = find_checkpoint("last", runs).parents[1]
+    target = out / name / run.name
     expect(not target.exists(), "--out", "a folder without this run", target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".gathering-") as folder:
+        whole = Path(folder) / run.name
+        try:
+            _copy(run, whole, kits)
+        except FileNotFoundError as error:
+            raise InputError(f"Expected `name` to be a run that has stopped but {name} is going on.") from error
+        _settle(whole / "config.yaml", name, out)
+        whole.rename(target)
+    return target
+
+
+def _copy(run: Path, target: Path, kits: Path) -> None:
     there = CheckpointStore(run / "checkpoints")
     checkpoints = {round: there.path(round) for round in there.rounds() if is_whole(there.path(round) / CLIENTS)}
-    expect(len(checkpoints) > 0, "name", "a run with a checkpoint for which all sites were there", name)
-    manifests = {round: read_manifest(checkpoint) for round, checkpoint in checkpoints.items()}
-    states = {round: _states(checkpoint / CLIENTS, kits) for round, checkpoint in checkpoints.items()}
+    expect(len(checkpoints) > 0, "name", "a run with a checkpoint for which all sites were there", run)
     shutil.copytree(run, target, ignore=shutil.ignore_patterns("checkpoints"))
     best = (there.folder / "best").resolve()
     best_round = next((round for round, checkpoint in checkpoints.items() if checkpoint.resolve() == best), None)
     store = CheckpointStore(target / "checkpoints", keep=len(checkpoints) + 1)
     for round, checkpoint in checkpoints.items():
+        settings = read_manifest(checkpoint)["settings"]
         server = (checkpoint / SERVER).read_bytes()
-        store.save(round, server, _writer(states[round]), manifests[round]["settings"], best_round)
-    return target
+        store.save(round, server, _writer(_states(checkpoint / CLIENTS, kits)), settings, best_round)
 
 
 def _states(folder: Path, kits: Path) -> dict[str, Path]:
@@ -69,3 +93,13 @@ def _writer(states: dict[str, Path]) -> Callable[[Path, Path | None], None]:
             link_or_copy(file, folder / state_name(client))
 
     return write
+
+
+def _settle(file: Path, name: str, out: Path) -> None:
+    """The server's configuration names its own folder, and no data."""
+    if not file.is_file():
+        return
+    content = yaml.safe_load(file.read_text())
+    content.pop("data", None)
+    content["trainer"] = {**content["trainer"], "default_root_dir": str(out), "name": name}
+    file.write_text(yaml.safe_dump(content, sort_keys=False))

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NoAnswer
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ _CALL = 30.0
 
 _GRACE = 15.0
 """Seconds in which server and connected sites must be part of a job that is said to run."""
+
+_HEARD = 45.0
+"""Seconds after which a site that has not sent one of its heartbeats (every ten) counts as gone."""
 
 
 def write_job(folder: Path, name: str, config: str, sites: Sequence[str], options: dict[str, Any]) -> Path:
@@ -99,10 +102,11 @@ class Supervisor:
 
         Raises:
             InputError: the run failed for a reason that another attempt would not change.
-            EngineError: too many jobs were lost, or the server is gone.
+            EngineError: a site is not there, too many jobs were lost, or the server is gone.
         """
         sites = self.sites or sorted(self._connected())
         expect(len(sites) > 0, "--sites", "one or more that are connected to the server", "none")
+        self._wait_for_sites(sites, options["wait"])
         for attempt in range(1, self.attempts + 1):
             number = self._running(name)  # of a supervisor that was stopped: two jobs must not write one run
             if number is None:
@@ -153,6 +157,7 @@ class Supervisor:
         """Waits for the end of a job; ends it where a site runs again that the job has lost."""
         since: dict[str, float] = {}  # when a site, or the server's half, was first seen outside of the job
         joined: set[str] = set()
+        missing = ""
         while True:
             try:
                 status = str(self._patiently(lambda session: session.get_job_meta(number))["status"])
@@ -160,28 +165,34 @@ class Supervisor:
                 return {"state": "again", "told": str(error)}
             if "FINISHED" in status:
                 return self._outcome(number, status, out)
+            if "RUNNING" not in status:  # FLARE starts it when all are there
+                missing = self._tell_missing(sites, missing)
             if "RUNNING" in status:
                 info = self._patiently(lambda session: session.get_system_info())
                 working = self._working(number)
                 joined |= working
-                here = {client.name for client in info.client_info}
+                here = _heard(info)
                 lost = {site for site in joined - working if site in here}
                 if number not in {job.job_id for job in info.job_info}:
                     lost.add("")  # a server that was killed lists its jobs as running for ever
                 since = {name: since.get(name, time.monotonic()) for name in lost}
                 if any(time.monotonic() - when > _GRACE for when in since.values()):
-                    return self._give_up(number, lost)
+                    return self._give_up(number, lost, out)
             time.sleep(1.0)
 
-    def _give_up(self, number: str, lost: set[str]) -> dict[str, str]:
-        if "" in lost:
+    def _give_up(self, number: str, lost: set[str], out: Path) -> dict[str, str]:
+        if "" in lost:  # or its half of the job is done, and FLARE still waits for a site that is gone
+            with suppress(InputError, EngineError):
+                self._patiently(lambda session: session.abort_job(number), _CALL)
+                self._wait_for_end(number, _CALL)
+                return self._outcome(number, "ended by the supervisor", out)
             return {"state": "again", "told": "the server was started again"}
         self._patiently(lambda session: session.abort_job(number))
         self._wait_for_end(number)
         return {"state": "again", "told": f"started again outside of the job: {', '.join(sorted(lost))}"}
 
-    def _wait_for_end(self, number: str) -> None:
-        until = time.monotonic() + self.patience
+    def _wait_for_end(self, number: str, patience: float | None = None) -> None:
+        until = time.monotonic() + (patience or self.patience)
         while "FINISHED" not in str(self._patiently(lambda session: session.get_job_meta(number))["status"]):
             if time.monotonic() > until:
                 raise EngineError(f"Job {number} does not end.")
@@ -204,18 +215,31 @@ class Supervisor:
                     shutil.copy(found[0].parent / file, out / file)
         return outcome
 
+    def _wait_for_sites(self, sites: Sequence[str], seconds: float) -> None:
+        until, missing = time.monotonic() + seconds, ""
+        while missing := self._tell_missing(sites, missing):
+            if time.monotonic() > until:
+                raise EngineError(f"Sites were not there within {seconds:g} s: {missing}.")
+            time.sleep(1.0)
+
+    def _tell_missing(self, sites: Sequence[str], told: str) -> str:
+        missing = ", ".join(sorted(set(sites) - self._connected()))
+        if missing and missing != told:
+            self.report(f"waiting for {missing}")
+        return missing
+
     def _connected(self) -> set[str]:
-        info = self._patiently(lambda session: session.get_system_info())
-        return {client.name for client in info.client_info}
+        return _heard(self._patiently(lambda session: session.get_system_info()))
 
     def _working(self, number: str) -> set[str]:
         """Sites that run the job."""
         told = self._patiently(lambda session: session.get_client_job_status()) or []
         return {entry["client_name"] for entry in told if entry.get("job_id") == number}
 
-    def _patiently(self, call: Callable[[Any], Any]) -> Any:
+    def _patiently(self, call: Callable[[Any], Any], patience: float | None = None) -> Any:
         """Calls the server; logs in again while it is away."""
-        until, told = time.monotonic() + self.patience, ""
+        patience = patience or self.patience
+        until, told = time.monotonic() + patience, ""
         while time.monotonic() < until:
             try:
                 if self._session is None:
@@ -232,7 +256,7 @@ class Supervisor:
                 told = f"{type(error).__name__}: {error}"
             self._session = None
             time.sleep(2.0)
-        raise EngineError(f"The server did not answer for {self.patience:g} s: {told}.")
+        raise EngineError(f"The server did not answer for {patience:g} s: {told}.")
 
     def _log_in(self) -> Any:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
@@ -241,9 +265,23 @@ class Supervisor:
             return new_secure_session(ADMIN, str(self.admin), timeout=10.0)
 
 
+def _heard(info: Any) -> set[str]:
+    """Sites that are there: FLARE itself lists one for ten minutes after its last heartbeat."""
+    last = {client.name: float(client.last_connect_time) for client in info.client_info}
+    newest = max(last.values(), default=0.0)  # not the time here: clocks may differ
+    return {site for site, when in last.items() if when > newest - _HEARD}
+
+
 def _is_final(error: Exception) -> bool:
     """Whether asking again would give the same."""
     from nvflare.fuel.flare_api import api_spec
 
-    kinds = ("JobNotFound", "InvalidJobDefinition", "AuthorizationError", "AuthenticationError", "JobNotDone")
+    kinds = (
+        "JobNotFound",
+        "InvalidJobDefinition",
+        "AuthorizationError",
+        "AuthenticationError",
+        "JobNotDone",
+        "JobNotRunning",
+    )
     return type(error).__name__ in kinds and hasattr(api_spec, type(error).__name__)

@@ -24,7 +24,7 @@ class SiteSettings:
     Args:
         data: the site's data section, as in any configuration of ``flgraph fit``; the server has none.
         clients: which of the clients of the data are at this site; all of them when empty.
-        folder: where runs, or states of clients, are kept; ``flgraph`` in the kit when empty.
+        folder: where runs, or states of clients, are kept, seen from the kit; ``flgraph`` when empty.
         allow: patterns of classes that the configuration of a job may name.
         trainer: arguments of the site's Trainers that are its own choice, for example ``accelerator``.
     """
@@ -54,7 +54,7 @@ def read_settings(kit: Path) -> SiteSettings:
             expect(isinstance(content[key], list), f"{key} in {file}", "a list of strings", content[key])
             content[key] = tuple(map(str, content[key]))
     settings = SiteSettings(**content)
-    folder = Path(settings.folder) if settings.folder else kit / "flgraph"
+    folder = kit / (settings.folder or "flgraph")
     return SiteSettings(**{**content, "folder": str(folder)})
 
 

@@ -233,9 +233,27 @@ def test_checkpoints_without_a_site_are_not_gathered(remote: Callable[..., Any],
     assert CheckpointStore(run / "checkpoints").rounds() == [1, 2]
     with pytest.raises(InputError, match="`--out` to be a folder without this run"):
         gather("cut", tmp_path / "sites" / "kits", tmp_path / "gathered")
+    (run.parents[1] / "cut" / "version_old").mkdir()  # somebody's; not looked at
     next((tmp_path / "sites" / "two" / "C").glob("*00002.ckpt")).unlink()
     with pytest.raises(InputError, match="`--kits` to be with the state of client `C`"):
         gather("cut", tmp_path / "sites" / "kits", tmp_path / "again")
+
+
+def test_nothing_is_left_of_a_gathering_that_failed(
+    remote: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, _, fitted = remote(rounds=2, name="cut")
+    trainer.fit(*fitted)
+
+    def gone(checkpoint: Path) -> None:
+        raise FileNotFoundError(checkpoint)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flgraph.flare.gather.read_manifest", gone)
+        with pytest.raises(InputError, match="`name` to be a run that has stopped but cut is going on"):
+            gather_from(trainer, tmp_path / "sites", tmp_path / "gathered")
+    assert list((tmp_path / "gathered" / "cut").iterdir()) == []
+    assert gather("cut", tmp_path / "sites" / "kits", tmp_path / "gathered").is_dir()
 
 
 def test_a_site_that_does_not_save_goes_on_from_an_older_state(
@@ -260,6 +278,13 @@ def test_a_failing_client_ends_the_run(remote: Callable[..., Any]) -> None:
     client.module.training_step = lambda *_: 1 / 0
     with pytest.raises(EngineError, match=r"Client `C` failed in round 1 \(train\): RuntimeError: ZeroDivisionError"):
         trainer.fit(*fitted)
+
+
+def test_a_client_that_is_missing_is_named(remote: Callable[..., Any], federate: Any, toy_federation: Any) -> None:
+    federate(FedPer(**PERSONAL), rounds=1, name="cut").fit(remote(rounds=1)[2][0], toy_federation(6, 8, 9))
+    module = remote(rounds=1)[2][0]
+    with pytest.raises(InputError, match=r"`data\.C` to be there as in checkpoint"):
+        federate(FedPer(**PERSONAL), rounds=2, name="cut").fit(module, toy_federation(6, 8), ckpt_path="last")
 
 
 def test_bad_input(remote: Callable[..., Any], federate: Any, toy_federation: Any, toy_module: Any) -> None:

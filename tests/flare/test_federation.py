@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+CONFIG = str(Path(__file__).resolve().parents[2] / "examples" / "flare" / "federation.yaml")
+
 SERVER, SITE, JOB = "server_train", "client_train", "worker_process"
 
 FOREIGN = """
@@ -78,6 +80,31 @@ def test_a_site_that_is_late_and_one_that_is_started_again(federation: Any) -> N
     results = federation.results("late")
     assert sorted(results["final"]["clients"]) == ["ladders", "rings", "trees"]
     assert results["rounds"] == 200
+
+
+def test_a_site_that_is_gone_at_the_end_does_not_undo_the_run(federation: Any) -> None:
+    """FLARE goes on waiting for it; the supervisor finds that the run is done."""
+    rounds = 30
+    run = federation.submit("ended", rounds, "--deadline", "3")
+    federation.wait_for(lambda: len(federation.rounds("ended")) >= rounds - 1, "the last rounds")
+    federation.processes[3].terminate()  # west's kit, with everything that it runs
+    assert run.wait(400) == 0, federation.told("ended")
+    assert federation.results("ended")["rounds"] == rounds
+    assert "attempt 2" not in federation.told("ended")
+    federation.begin("flare", "start", "kits/west")
+    federation.wait_for(lambda: _west_is_back(federation), "west")
+
+
+def test_nobody_starts_without_a_site_that_is_named(federation: Any) -> None:
+    run = federation.begin("flare", "submit", "--sites", "north,south", "--wait", "1", "-c", CONFIG, log="without.log")
+    assert run.wait(200) == 1
+    assert "waiting for south" in federation.told("without")
+    assert "Sites were not there within 1 s: south." in federation.told("without")
+
+
+def _west_is_back(federation: Any) -> bool:
+    told = federation.run("flare", "status", "--admin", "kits/admin").stdout
+    return any("site west" in line and int(line.split()[-3]) < 15 for line in told.splitlines() if "heard" in line)
 
 
 def test_code_sent_with_a_job_is_refused(federation: Any, tmp_path: Path) -> None:

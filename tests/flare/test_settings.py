@@ -117,7 +117,10 @@ def test_settings_have_defaults(tmp_path: Path) -> None:
         (["start", "nowhere"], "`kit` to be the folder of a server's or a site's start-up kit"),
         (["submit", "--admin", "nowhere"], "`--admin` to be the administrator's start-up kit"),
         (["submit", "--admin", "kits/admin", "--data=x"], "`arguments` to be those of `flgraph fit` without data"),
+        (["gather", "first", "--kits", "."], "`--kits` to be a folder with the server's kit but got ."),
         (["gather", "first"], "`name` to be a run of the server in kits/server/flgraph but got 'first'"),
+        (["submit", "--trainer.engine=ProcessGroup"], "without trainer.engine, which is FLARE,"),
+        (["submit", "--ckpt_path", "last"], "without ckpt_path, for which --name of an earlier run stands,"),
         (["submit", "--name", "a b"], "`--name` to be letters, digits, - and _"),
     ],
 )
@@ -125,13 +128,14 @@ def test_bad_arguments(args: list[str], sentence: str, tmp_path: Path, monkeypat
     pytest.importorskip("nvflare", reason="needs NVIDIA FLARE: pip install 'flgraph[flare]'")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kits" / "admin" / "startup").mkdir(parents=True)
+    (tmp_path / "kits" / "server" / "local").mkdir(parents=True)
     with pytest.raises(InputError) as caught:
         main(args)
     assert sentence in str(caught.value)
 
 
-def test_data_of_configuration_files_is_left_out() -> None:
-    """Some methods' files name the class of data that they need."""
+def test_what_is_a_matter_of_places_is_left_out(tmp_path: Path) -> None:
+    """Some methods' files name the class of data that they need; a run's own configuration names everything."""
     told: list[str] = []
     found = yaml.safe_load(configuration(["-c", "configs/method/fedgcn.yaml"], told.append))
     assert sorted(found) == ["model", "seed_everything", "trainer"]
@@ -140,3 +144,14 @@ def test_data_of_configuration_files_is_left_out() -> None:
     assert told[0].endswith(
         "fedgcn.yaml: its data section is left out; see that those of the sites are in accordance with it"
     )
+    whole = yaml.safe_load(config())
+    whole["trainer"]["engine"] = {"class_path": "flgraph.federation.ProcessGroup", "init_args": {"processes": 2}}
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({**whole, "ckpt_path": None}))
+    assert configuration(["-c", str(file)]) == config()
+
+
+def test_folders_are_seen_from_the_kit(tmp_path: Path) -> None:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "flgraph.yaml").write_text("folder: states")
+    assert read_settings(tmp_path).folder == str(tmp_path / "states")
