@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from flgraph.errors import InputError
 from flgraph.federation import EngineError
 from flgraph.federation.engines.remote import Message
 from flgraph.flare.cli import configuration, main
+from flgraph.flare.jobs import Supervisor, _heard
 from flgraph.flare.run import SitesData, host, serve, tell
 from flgraph.flare.settings import SiteSettings, read_settings, refuse_foreign_classes
 
@@ -155,3 +157,25 @@ def test_folders_are_seen_from_the_kit(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "flgraph.yaml").write_text("folder: states")
     assert read_settings(tmp_path).folder == str(tmp_path / "states")
+
+
+def test_a_site_without_heartbeats_counts_as_gone() -> None:
+    """FLARE lists it for ten minutes; the administrator's clock may be another one than the server's."""
+    sites = {"north": 1000.0, "east": 1009.0, "west": 960.0}
+    info = SimpleNamespace(client_info=[SimpleNamespace(name=n, last_connect_time=t) for n, t in sites.items()])
+    assert _heard(info) == {"north", "east"}
+    assert _heard(SimpleNamespace(client_info=[])) == set()
+
+
+def test_sites_that_are_waited_for_are_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "startup").mkdir()
+    told: list[str] = []
+    supervisor = Supervisor(tmp_path, report=told.append)
+    there = iter([{"north"}, {"north"}, {"north", "east"}, {"north", "east", "west"}])
+    monkeypatch.setattr(supervisor, "_connected", lambda: next(there))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    supervisor._wait_for_sites(["north", "east", "west"], 10.0)
+    assert told == ["waiting for east, west", "waiting for west"]
+    monkeypatch.setattr(supervisor, "_connected", lambda: {"north"})
+    with pytest.raises(EngineError, match=r"Sites were not there within 0 s: east\."):
+        supervisor._wait_for_sites(["north", "east"], 0.0)
