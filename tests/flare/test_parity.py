@@ -42,9 +42,11 @@ def one(methods: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.parametrize("began", ["at sites", "in one process"])
 @pytest.mark.parametrize("method", METHODS)
 def test_same_bits(
     method: str,
+    began: str,
     methods: Any,
     one: Path,
     federation: Any,
@@ -52,36 +54,24 @@ def test_same_bits(
     assert_same: Callable[..., None],
     tmp_path: Path,
 ) -> None:
-    """At sites from the first round to the last; then the last round once more in one process."""
-    rounds, expected = methods.ROUNDS, measured(one / method / "version_0")
-    there = _fit(method, methods, federation, list(expected["results"]["final"]["clients"]), tmp_path)
-    assert_same(measured(there), expected)
-    earlier = there / "checkpoints" / f"round-{rounds - 1:05d}"
-    methods.run(method, tmp_path, rounds, "--ckpt_path", str(earlier))
-    assert_same(measured(there), expected)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_same_bits_where_one_process_began(
-    method: str,
-    methods: Any,
-    one: Path,
-    federation: Any,
-    measured: Callable[[Path], dict[str, Any]],
-    assert_same: Callable[..., None],
-    tmp_path: Path,
-) -> None:
-    name, expected = f"{method}-begun", measured(one / method / "version_0")
-    shutil.copytree(one / "cut" / method, federation.kits / "server" / "flgraph" / name, symlinks=True)
+    """A run that began at sites ends in one process, too: its last round is done once more there."""
+    name, expected = f"{method}-{began.replace(' ', '-')}", measured(one / method / "version_0")
+    if began == "in one process":
+        shutil.copytree(one / "cut" / method, federation.kits / "server" / "flgraph" / name, symlinks=True)
     there = _fit(name, methods, federation, list(expected["results"]["final"]["clients"]), tmp_path)
-    begun = read_records(one / "cut" / method / "version_0" / "history.jsonl")
-    assert federation.rounds(name)[: methods.CUT] == begun  # seconds, too
     assert_same(measured(there), expected)
+    if began == "in one process":
+        begun = read_records(one / "cut" / method / "version_0" / "history.jsonl")
+        assert federation.rounds(name)[: methods.CUT] == begun  # seconds, too
+    else:
+        earlier = there / "checkpoints" / f"round-{methods.ROUNDS - 1:05d}"
+        methods.run(method, tmp_path, methods.ROUNDS, "--ckpt_path", str(earlier))
+        assert_same(measured(there), expected)
 
 
 def _fit(name: str, methods: Any, federation: Any, clients: list[str], out: Path) -> Path:
     """Runs a method at three sites, two clients at the first; returns the run with the states of all clients."""
-    method = name.removesuffix("-begun")
+    method = name.partition("-")[0]
     for site, own in zip(("north", "east", "west"), (clients[:2], clients[2:3], clients[3:]), strict=True):
         content = {"data": {"class_path": f"federations.{methods.kind(method).__name__}"}, "clients": own}
         (federation.kits / site / "local" / "flgraph.yaml").write_text(yaml.safe_dump(content))
