@@ -204,10 +204,10 @@ def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any], checkpo
         InputError: names the first setting that differs, and both values.
     """
     plain = json.loads(json.dumps(current))  # so that tuples and lists compare equal
-    for one, other, verb in ((saved, plain, "be there"), (plain, saved, "be left out")):
-        part = _part_without(one, other)
-        if part:
-            raise InputError(f"Expected `{part}` to {verb} as in checkpoint {checkpoint} but got the opposite.")
+    if part := _part_without(saved, plain):
+        raise InputError(f"Expected `{part}` to be there as in checkpoint {checkpoint} but it is not.")
+    if part := _part_without(plain, saved):
+        raise InputError(f"Expected `{part}` to be left out as in checkpoint {checkpoint} but it is there.")
     now, then = _flatten(plain), _flatten(saved)
     # A setting that explains other contents is named before these.
     for key in sorted(now.keys() | then.keys(), key=lambda key: (key.endswith(".content"), key)):

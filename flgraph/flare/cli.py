@@ -209,4 +209,4 @@ def _gather(given: Namespace, _: Sequence[str]) -> None:
     from flgraph.flare.gather import gather
 
     folder = gather(given.name, given.kits, given.out)
-    print(f"continue it with: --trainer.default_root_dir {given.out} --trainer.name {given.name} --ckpt_path {folder}")
+    print(f"continue it with: flgraph fit -c {folder / 'config.yaml'} -c DATA.yaml --ckpt_path last")

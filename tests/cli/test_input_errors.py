@@ -234,7 +234,7 @@ def test_no_checkpoint_there(call: Call, small: list[str], finished: Path) -> No
         (["--trainer.precision", "bf16-mixed"], "Expected `trainer.precision` to be None as in checkpoint"),
         (["--data.batch_size", "64"], "Expected `data.ALPHA.batch_size` to be 128 as in checkpoint"),
         (["--data.split_seed", "4"], "Expected `data.ALPHA.split_seed` to be 123 as in checkpoint"),
-        (["--data.datasets", "[ALPHA]"], "Expected `data.BETA."),
+        (["--data.datasets", "[ALPHA]"], "Expected `data.BETA` to be there as in checkpoint"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
