@@ -205,9 +205,9 @@ def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any], checkpo
     """
     plain = json.loads(json.dumps(current))  # so that tuples and lists compare equal
     if part := _part_without(saved, plain):
-        raise InputError(f"Expected `{part}` to be there as in checkpoint {checkpoint} but it is not.")
+        raise InputError(f"Expected `{part}` to be there as in checkpoint {checkpoint} but got nothing.")
     if part := _part_without(plain, saved):
-        raise InputError(f"Expected `{part}` to be left out as in checkpoint {checkpoint} but it is there.")
+        raise InputError(f"Expected `{part}` to be left out as in checkpoint {checkpoint} but got it.")
     now, then = _flatten(plain), _flatten(saved)
     # A setting that explains other contents is named before these.
     for key in sorted(now.keys() | then.keys(), key=lambda key: (key.endswith(".content"), key)):
