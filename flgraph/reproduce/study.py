@@ -70,7 +70,8 @@ class Study:
         name: ``paper/table``.
         title: what it shows.
         metric: what is reported, in percent: ``accuracy`` of the test split, or another one as runs log it, such as
-            ``global_test/accuracy``; or a list of these.
+            ``global_test/accuracy``; or a list of these. ``partition/NAME`` is a statistic of the partition, as
+            ``results.json`` has it, as it is: mean over clients.
         rounds: communication rounds of each run; the most of them where runs stop early.
         seeds: one run each.
         settings: name to configuration file, or to a list of command-line arguments, in which ``{seed}`` stands for the
@@ -170,6 +171,10 @@ class Study:
             rounds=rounds or self.rounds,
             method_rounds={} if rounds else self.method_rounds,
         )
+
+
+PARTITION = "partition/"
+"""What the names of statistics of the partition begin with, where metrics are named."""
 
 
 def logged_name(metric: str) -> str:

@@ -14,7 +14,7 @@ from flgraph.federation.records import read_records, write_text
 from flgraph.report.runs import number
 from flgraph.reproduce.provenance import provenance
 from flgraph.reproduce.runner import find_results
-from flgraph.reproduce.study import Study, in_words, logged_name
+from flgraph.reproduce.study import PARTITION, Study, in_words, logged_name
 
 PROTOCOLS = {
     "final": "the last round, or the one that a run with early stopping went back to",
@@ -31,7 +31,7 @@ Done = Mapping[tuple[str, str], Sequence[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of the CSV: a method in a setting under a protocol. Values in percent.
+    """One row of the CSV: a method in a setting under a protocol. Values in percent, statistics as they are.
 
     Args:
         table: the study.
@@ -88,7 +88,8 @@ def collect(study: Study, done: Done) -> list[Cell]:
             paper_mean, paper_std = study.printed(metric, setting, method)
             for protocol in PROTOCOLS:
                 found = [_value(run, protocol, logged_name(metric), study.mean_key) for run in results]
-                values = [100 * value for value in found if value is not None]
+                unit = 1 if metric.startswith(PARTITION) else 100
+                values = [unit * value for value in found if value is not None]
                 if values:
                     std = statistics.stdev(values) if len(values) > 1 else math.nan
                     mean, seeds = statistics.fmean(values), len(values)
@@ -114,6 +115,9 @@ def write_tables(
 
 
 def _head(study: Study, cells: Sequence[Cell]) -> list[str]:
+    if all(metric.startswith(PARTITION) for metric in study.metrics):
+        lines = [f"# {study.title}", "", "Mean over clients, then over seeds; in brackets the paper's."]
+        return [*lines, "", *study.notes] if study.notes else lines
     used = {cell.protocol for cell in cells}
     mean = "unweighted mean" if study.average == "clients" else "mean weighted by samples"
     further = "".join(f", {method} {rounds}" for method, rounds in study.method_rounds.items())
@@ -130,6 +134,8 @@ def _head(study: Study, cells: Sequence[Cell]) -> list[str]:
 
 def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence[Path]) -> list[str]:
     lines = [line for figure in figures for line in ("", f"![{figure.stem}]({figure.name})")]
+    if all(metric.startswith(PARTITION) for metric in study.metrics):
+        return [*lines, "", *_statistics(cells), ""]
     further = [name for name in ("best_cluster",) if any(cell.protocol == name for cell in cells)]
     columns = [
         "method", "paper", "final", "difference", "in the paper's spread", "best_val", "best_test (optimistic)",
@@ -152,6 +158,20 @@ def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence
             row += [*_parameters(results), _megabytes(results), str(final.seeds)]
             lines.append(f"| {' | '.join(row)} |")
     return [*lines, ""]
+
+
+def _statistics(cells: Sequence[Cell]) -> list[str]:
+    """A row per setting, a column per statistic."""
+    names = list(dict.fromkeys(cell.metric for cell in cells))
+    titles = [name.removeprefix(PARTITION).replace("_", " ") for name in names]
+    lines = [f"| setting | {' | '.join(titles)} |", "|---" * (len(names) + 1) + "|"]
+    for setting in dict.fromkeys(cell.setting for cell in cells):
+        here = {cell.metric: cell for cell in cells if cell.setting == setting}
+        row = [
+            f"{c.mean:,.1f}" + ("" if math.isnan(c.paper_mean) else f" [{c.paper_mean:,.1f}]") for c in here.values()
+        ]
+        lines.append(f"| {setting} | {' | '.join(row)} |")
+    return lines
 
 
 def _parameters(results: Sequence[dict[str, Any]]) -> tuple[str, str]:
@@ -184,6 +204,8 @@ def _value(results: dict[str, Any], protocol: str, metric: str, mean: str) -> fl
         metric: as runs log it.
         mean: which mean over clients, ``mean`` or ``weighted_mean``.
     """
+    if metric.startswith(PARTITION):
+        return number(results["partition"]["mean"][metric.removeprefix(PARTITION)]) if protocol == "final" else None
     if protocol in ("final", "best_val"):
         return number(results[protocol].get(mean, {}).get(metric))
     records = read_records(Path(results["folder"]) / "history.jsonl")
