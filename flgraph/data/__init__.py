@@ -17,6 +17,7 @@ from flgraph.data.hetero_partition import (
     random_edge_types,
     random_edges,
 )
+from flgraph.data.hetero_replay import authors_partition
 from flgraph.data.loader import GraphLoader
 from flgraph.data.node_datasets import read_nodes
 from flgraph.data.node_graph import NodeGraph
@@ -68,6 +69,7 @@ __all__ = [
     "WholeGraphDataModule",
     "WholeGraphFederation",
     "WholeGraphLoader",
+    "authors_partition",
     "diffused",
     "dirichlet",
     "dirichlet_shards",

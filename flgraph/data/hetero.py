@@ -11,16 +11,11 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from flgraph.data.hetero_datasets import read_hetero, read_hetero_clients
+from flgraph.data.hetero_datasets import read_hetero
 from flgraph.data.hetero_graph import HeteroGraph
 from flgraph.data.hetero_links import HeteroLinkDataModule
-from flgraph.data.hetero_partition import (
-    HeteroPartition,
-    hetero_statistics,
-    partition_of,
-    random_edge_types,
-    random_edges,
-)
+from flgraph.data.hetero_partition import HeteroPartition, hetero_statistics, random_edge_types, random_edges
+from flgraph.data.hetero_replay import authors_partition
 from flgraph.errors import expect
 from flgraph.nn.relations import Relations
 
@@ -242,9 +237,9 @@ class HeteroFederation(pl.LightningDataModule):
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
         num_clients: number of clients.
         partition: how edges are dealt, see :func:`~flgraph.data.random_edges` and
-            :func:`~flgraph.data.random_edge_types`; ``"authors"`` takes the partition of FedHGN's authors from a file
-            next to the data set's; ``"none"`` gives all edges to a single client, for centralised training on the
-            union of the clients' graphs (with ``num_clients`` 1 and the same validation and test nodes).
+            :func:`~flgraph.data.random_edge_types`; ``"authors"`` makes the one of FedHGN's authors again, see
+            :func:`~flgraph.data.authors_partition`; ``"none"`` gives all edges to a single client, for centralised
+            training on the union of the clients' graphs (with ``num_clients`` 1, the same validation and test nodes).
         split: which one of the authors', ``"random_edges"`` or ``"random_edge_types"``.
         partition_seed: of the partition and of the validation nodes; not the run's seed, so that runs differ in
             weights only.
@@ -342,9 +337,7 @@ class HeteroFederation(pl.LightningDataModule):
             return forward, dealt
         if self.partition == "authors":
             assert isinstance(self.dataset, str)
-            clients = read_hetero_clients(self.dataset, self.split, self.num_clients, self.root)
-            about = {"partition": "authors", "split": self.split, "num_clients": self.num_clients}
-            return forward, partition_of(forward, clients, about)
+            return forward, authors_partition(self.dataset, forward, self.split, self.num_clients, self.root)
         if self.partition == "none":
             return forward, HeteroPartition([torch.arange(forward.num_edges)], forward.content, {"partition": "none"})
         return forward, _PARTITIONERS[self.partition](forward, self.num_clients, self.partition_seed)

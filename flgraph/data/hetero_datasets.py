@@ -11,7 +11,8 @@ from flgraph.errors import InputError, expect
 HETERO_DATASETS = ("AIFB", "MUTAG", "BGS")
 """Names that :func:`read_hetero` knows."""
 
-_SPLITS = {"random_edges": "random-edges", "random_edge_types": "random-etypes"}
+SPLITS = {"random_edges": "random-edges", "random_edge_types": "random-etypes"}
+"""How edges can be dealt, and what files of partitions call it."""
 
 
 def read_hetero(name: str, root: str | Path | None = None) -> HeteroGraph:
@@ -35,8 +36,8 @@ def read_hetero(name: str, root: str | Path | None = None) -> HeteroGraph:
     Raises:
         InputError: the data set is unknown or not found, or its file is damaged.
     """
-    known = _known(name)
-    return HeteroGraph.from_npz(_locate(known, f"{known.lower()}.npz", root), name=known)
+    known = known_hetero(name)
+    return HeteroGraph.from_npz(locate_hetero(known, f"{known.lower()}.npz", root), name=known)
 
 
 def read_hetero_clients(name: str, split: str, num_clients: int, root: str | Path | None = None) -> list[HeteroGraph]:
@@ -51,18 +52,20 @@ def read_hetero_clients(name: str, split: str, num_clients: int, root: str | Pat
     Raises:
         InputError: there is no such file, or it is damaged.
     """
-    known = _known(name)
-    expect(split in _SPLITS, "data.split", f"one of {', '.join(_SPLITS)}", split)
-    path = _locate(known, f"{known.lower()}_{_SPLITS[split]}_{num_clients}.npz", root)
+    known = known_hetero(name)
+    expect(split in SPLITS, "data.split", f"one of {', '.join(SPLITS)}", split)
+    path = locate_hetero(known, f"{known.lower()}_{SPLITS[split]}_{num_clients}.npz", root)
     return [HeteroGraph.from_npz(path, number, f"{known}, client-{number + 1}") for number in range(num_clients)]
 
 
-def _known(name: str) -> str:
+def known_hetero(name: str) -> str:
+    """The name of a data set as :data:`HETERO_DATASETS` spells it."""
     expect(name.upper() in HETERO_DATASETS, "data.dataset", f"one of {', '.join(HETERO_DATASETS)}", name)
     return name.upper()
 
 
-def _locate(name: str, file: str, root: str | Path | None) -> Path:
+def locate_hetero(name: str, file: str, root: str | Path | None) -> Path:
+    """Where a data set's file is."""
     chosen = root or os.environ.get("FLGRAPH_DATA")
     if not chosen:
         raise InputError(f"Expected `root` or FLGRAPH_DATA to name the folder with {file} for {name} but got neither.")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flgraph.data.cache import content_key
-from flgraph.data.hetero_graph import HeteroGraph
+from flgraph.data.hetero_graph import EdgeType, HeteroGraph
 from flgraph.errors import InputError, expect
 from flgraph.nn.adjacency import offsets
 
@@ -138,23 +138,43 @@ def partition_of(graph: HeteroGraph, clients: Sequence[HeteroGraph], settings: M
     Raises:
         InputError: a client has a relation or an edge that the graph lacks.
     """
-    n, place = graph.num_nodes, {kind: r for r, kind in enumerate(graph.edge_types)}
-    first = dict(zip(graph.node_types, graph.node_ptr.tolist(), strict=False))
-    keys = (graph.relation * n + graph.edge_index[1]) * n + graph.edge_index[0]
     chosen = []
     for client in clients:
         part = client.without_reverse()
-        unknown = [kind[1] for kind in part.edge_types if kind not in place]
-        expect(not unknown, f"{client.name}.edge_types", f"relations of `{graph.name}`", ", ".join(unknown[:3]))
-        shift = torch.tensor([first[kind] for kind in part.node_types]).repeat_interleave(part.node_ptr.diff())
-        source, target = (part.nodes + shift)[part.edge_index]
-        relation = torch.tensor([place[kind] for kind in part.edge_types])[part.relation]
-        wanted = (relation * n + target) * n + source
-        found = torch.searchsorted(keys, wanted).clamp(max=max(0, keys.numel() - 1))
-        missing = int((keys[found] != wanted).sum())
-        expect(missing == 0, f"{client.name}.edges", f"edges of `{graph.name}`", f"{missing} others")
-        chosen.append(found.sort().values)
+        # From numbers among the client's nodes to numbers within the node types of the whole graph.
+        ends = part.nodes[part.edge_index]
+        chosen.append(edge_columns(graph, part.edge_types, part.relation, ends, client.name).sort().values)
     return HeteroPartition(chosen, graph.content, dict(settings))
+
+
+def edge_columns(
+    graph: HeteroGraph, kinds: Sequence[EdgeType], relation: Tensor, edge_index: Tensor, name: str
+) -> Tensor:
+    """Which columns of a graph's ``edge_index`` some edges are.
+
+    Args:
+        graph: the graph, without repeated edges.
+        kinds: relations that the edges have.
+        relation: relation of each edge, its place in ``kinds``, ``[E]``.
+        edge_index: sources and targets, numbered within their node types, ``[2, E]``.
+        name: what error messages call the edges' owner.
+
+    Raises:
+        InputError: the graph lacks a relation or an edge.
+    """
+    n, place = graph.num_nodes, {kind: r for r, kind in enumerate(graph.edge_types)}
+    first = dict(zip(graph.node_types, graph.node_ptr.tolist(), strict=False))
+    unknown = [kind[1] for kind in kinds if kind not in place]
+    expect(not unknown, f"{name}.edge_types", f"relations of `{graph.name}`", ", ".join(unknown[:3]))
+    shift = torch.tensor([[first[kind[0]], first[kind[2]]] for kind in kinds], dtype=torch.long).view(-1, 2).t()
+    source, target = edge_index + shift[:, relation]
+    keys = (graph.relation * n + graph.edge_index[1]) * n + graph.edge_index[0]
+    places = torch.tensor([place[kind] for kind in kinds], dtype=torch.long)
+    wanted = (places[relation] * n + target) * n + source
+    found = torch.searchsorted(keys, wanted).clamp(max=max(0, keys.numel() - 1))
+    missing = int((keys[found] != wanted).sum())
+    expect(missing == 0, f"{name}.edges", f"edges of `{graph.name}`", f"{missing} others")
+    return found
 
 
 def hetero_statistics(clients: Mapping[str, HeteroGraph]) -> dict[str, Any]:

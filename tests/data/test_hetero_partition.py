@@ -10,6 +10,7 @@ import torch
 from flgraph.data import (
     HeteroGraph,
     HeteroPartition,
+    authors_partition,
     hetero_statistics,
     partition_of,
     random_edge_types,
@@ -168,6 +169,60 @@ def test_the_authors_partitions(data_root: Path, split: str, clients: int, mean:
         for field in ("train", "val", "test"):
             assert bool(torch.isin(numbers[getattr(client, field)], getattr(whole, field)).all())
     assert int((dealt(partition, whole.num_edges) == 0).sum()) == 0
+
+
+@pytest.mark.parametrize("split", ["random_edges", "random_edge_types"])
+@pytest.mark.parametrize("clients", [3, 10])
+def test_the_authors_partitions_made_again(data_root: Path, split: str, clients: int) -> None:
+    """Drawn again they are, edge by edge, those of the authors' files."""
+    if not (data_root / "entities" / "aifb.npz").is_file():
+        pytest.skip("needs entities/aifb.npz")
+    whole = read_hetero("AIFB").without_reverse()
+    given = partition_of(whole, read_hetero_clients("AIFB", split, clients), {})
+    made = authors_partition("aifb", whole, split, clients)
+    assert made.digest == given.digest
+    assert made.settings == {"partition": "authors", "split": split, "num_clients": clients}
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "clients", "mean"),
+    [
+        ("AIFB", "random_edges", 5, (7.0, 103.2, 3916.8, 18140.8, 105.8, 27.8, 34.0)),
+        ("AIFB", "random_edge_types", 5, (6.4, 43.2, 3936.2, 22079.2, 112.0, 28.0, 36.0)),
+        ("MUTAG", "random_edges", 3, (5.0, 50.0, 22969.0, 78986.7, 218.0, 54.0, 68.0)),
+        ("MUTAG", "random_edges", 5, (5.0, 50.0, 19961.2, 54976.8, 217.8, 54.0, 68.0)),
+        ("MUTAG", "random_edges", 10, (5.0, 49.0, 14661.6, 31489.8, 217.1, 54.0, 68.0)),
+        ("MUTAG", "random_edge_types", 3, (4.3, 26.7, 20185.7, 77898.7, 218.0, 54.0, 68.0)),
+        ("MUTAG", "random_edge_types", 5, (4.2, 23.6, 24098.4, 76971.2, 212.4, 53.0, 67.0)),
+        ("MUTAG", "random_edge_types", 10, (3.7, 13.0, 19670.1, 49366.6, 207.1, 52.4, 66.2)),
+    ],
+)
+def test_the_authors_partitions_without_a_file(
+    data_root: Path, name: str, split: str, clients: int, mean: tuple[float, ...]
+) -> None:
+    """Those that no file is at hand of have all seven statistics of Table 5 of the paper, to the last digit."""
+    if not (data_root / "entities" / f"{name.lower()}.npz").is_file():
+        pytest.skip(f"needs entities/{name.lower()}.npz")
+    whole = read_hetero(name).without_reverse()
+    parts = authors_partition(name, whole, split, clients).cut(whole)
+    found = hetero_statistics({part.name: part for part in parts})["mean"]
+    assert tuple(round(value, 1) for value in found.values()) == mean
+
+
+def test_another_graph_is_not_taken_for_the_authors(data_root: Path) -> None:
+    if not (data_root / "entities" / "aifb.npz").is_file():
+        pytest.skip("needs entities/aifb.npz")
+    whole = read_hetero("AIFB").without_reverse()
+    with pytest.raises(InputError, match="one of 3, 5 and 10, which FedHGN's authors chose, but got 4"):
+        authors_partition("AIFB", whole, "random_edges", 4)
+    other = read_hetero("AIFB").without_reverse()
+    other.train, other.val = torch.cat([other.train, other.val]).sort().values.tensor_split([112])
+    with pytest.raises(InputError, match="`AIFB` to be the graph that FedHGN's authors dealt"):
+        authors_partition("AIFB", other, "random_edges", 3)
+    other = read_hetero("AIFB").without_reverse()
+    other = other.cut(torch.arange(1, other.num_edges), "less")
+    with pytest.raises(InputError, match="to be edges of `less` but got '1 others'"):
+        authors_partition("AIFB", other, "random_edges", 3)
 
 
 def test_own_partitions_have_the_published_sizes(data_root: Path) -> None:
