@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from flgraph.callbacks.fedprox import FedProx
@@ -33,6 +34,9 @@ class SchemaFedAvg(FedProx):
         mu: weight of the proximal term, see :class:`FedProx`; 0 is FedAvg, the paper's FedProx has 1.
         rows: patterns of the parameters with a row per relation.
         common: patterns of the shared tensors that belong to no relation.
+        lacking: how clients count that lack a relation: ``"skip"``, not at all, or ``"as_before"``, with the mean of
+            the round before, as in FedHGN's published code, where every client keeps weights for all relations and
+            sends back untouched those that its graph lacks. The fewer have a relation, the slower its mean then moves.
         weighting: see :class:`FedAvg`.
         optimizer_state: see :class:`FedAvg`.
     """
@@ -44,11 +48,13 @@ class SchemaFedAvg(FedProx):
         mu: float = 0.0,
         rows: Sequence[str] = ("convs.*.weight",),
         common: Sequence[str] = ("convs.*.bias", "classifier.*"),
+        lacking: Literal["skip", "as_before"] = "skip",
         weighting: Literal["samples", "uniform"] = "samples",
         optimizer_state: Literal["keep", "reset"] = "keep",
     ) -> None:
         super().__init__(mu, weighting, optimizer_state)
-        self.rows, self.common = list(rows), list(common)
+        expect(lacking in ("skip", "as_before"), "aggregator.lacking", "skip or as_before", lacking)
+        self.rows, self.common, self.lacking = list(rows), list(common), lacking
         self._relations: dict[str, Tensor] = {}  # of the server half: name to weights
         self._held: dict[str, list[str]] = {}  # client to the names it sent
 
@@ -73,7 +79,13 @@ class SchemaFedAvg(FedProx):
                 self._relations = {**parts[client][0], **self._relations}
             return
         named = {client: Payload(relations) for client, (relations, _) in parts.items()}
-        self._relations = {**self._relations, **weighted_mean(named, self.client_weights(uploads))}
+        weights = self.client_weights(uploads)
+        means = weighted_mean(named, weights)
+        if self.lacking == "as_before":
+            for name, mean in means.items():
+                having = sum(weights[client] for client, (relations, _) in parts.items() if name in relations)
+                means[name] = torch.lerp(self._relations[name], mean, having / sum(weights.values()))
+        self._relations = {**self._relations, **means}
         common = {client: Payload(rest, uploads[client].scalars) for client, (_, rest) in parts.items()}
         super().aggregate(common, round, exchange)
 
