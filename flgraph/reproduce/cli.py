@@ -41,6 +41,10 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--collect", action="store_true", help="run nothing, only write tables of what is done")
     parser.add_argument("--out", type=Path, default=Path("reproduction"), help="where tables go")
     parser.add_argument("--runs", type=Path, default=Path("runs/reproduce"), help="where run folders go")
+    keep = (
+        "keep the checkpoints of finished runs; those of runs cut short by --rounds are always kept, to be gone on from"
+    )
+    parser.add_argument("--keep_checkpoints", action="store_true", help=keep)
     given = parser.parse_args(list(args))
     if given.list:
         print("\n".join(f"{name}: {load_study(name).title}" for name in list_studies()))
@@ -54,7 +58,7 @@ def main(args: Sequence[str]) -> None:
     runs = given.runs
     try:
         if not given.collect:
-            run_study(study, runs, given.jobs)
+            run_study(study, runs, given.jobs, keep_checkpoints=given.keep_checkpoints or given.rounds is not None)
     finally:  # whatever is done is worth showing, also when a run failed or the study was stopped
         for file in write_study(study, runs, given.out):
             print(f"wrote {file}")

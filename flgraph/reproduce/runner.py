@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from flgraph.federation.checkpoint import CheckpointStore, read_manifest
 from flgraph.reproduce.study import Run, Study
 
 
-def run_study(study: Study, runs: Path, jobs: int, report: Callable[[str], None] = print) -> None:
+def run_study(
+    study: Study, runs: Path, jobs: int, report: Callable[[str], None] = print, keep_checkpoints: bool = True
+) -> None:
     """Runs whatever is not done yet.
 
     Every run is a process of its own, ``flgraph fit`` with one thread, so that the cores are shared by runs and not by
@@ -29,6 +32,8 @@ def run_study(study: Study, runs: Path, jobs: int, report: Callable[[str], None]
         runs: where run folders go.
         jobs: how many runs at a time.
         report: called with a line for each run that ends.
+        keep_checkpoints: whether a run that has ended keeps its checkpoints, which a longer run could go on from; a
+            study of hundreds of runs can need a great deal of room for them.
 
     Raises:
         InputError: a run failed; names its log. The other runs are finished first.
@@ -38,7 +43,7 @@ def run_study(study: Study, runs: Path, jobs: int, report: Callable[[str], None]
     report(f"{study.name}: {total - len(waiting)} of {total} runs are done")
     failed = []
     with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(_execute, study, run, runs): run for run in waiting}
+        futures = {pool.submit(_execute, study, run, runs, keep_checkpoints): run for run in waiting}
         for done, future in enumerate(as_completed(futures), start=total - len(waiting) + 1):
             run, code = futures[future], future.result()
             report(f"[{done}/{total}] {run.setting} {run.method} seed {run.seed}: {'done' if code == 0 else 'FAILED'}")
@@ -87,7 +92,7 @@ def find_results(study: Study, run: Run, runs: Path) -> dict[str, Any] | None:
     return None
 
 
-def _execute(study: Study, run: Run, runs: Path) -> int:
+def _execute(study: Study, run: Run, runs: Path, keep_checkpoints: bool) -> int:
     folder = run_folder(study, run, runs)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "log.txt", "a") as log:
@@ -102,7 +107,11 @@ def _execute(study: Study, run: Run, runs: Path) -> int:
             args.append(f"--ckpt_path={checkpoint}")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         call = [sys.executable, "-m", "flgraph", *args]
-        return subprocess.run(call, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False).returncode
+        code = subprocess.run(call, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False).returncode
+        if code == 0 and not keep_checkpoints:
+            for version in folder.glob("version_*"):
+                shutil.rmtree(version / "checkpoints", ignore_errors=True)
+        return code
 
 
 def _checkpoint(folder: Path, rounds: int) -> Path | None:

@@ -84,6 +84,16 @@ def test_study_runs_and_goes_on(tmp_path: Path) -> None:
     assert len((first / "version_0" / "history.jsonl").read_text().splitlines()) == 4
 
 
+def test_finished_runs_need_not_keep_checkpoints(tmp_path: Path) -> None:
+    study = tiny_study(rounds=2).cut(methods=["Local"])
+    kept, dropped = (run_folder(study, run, tmp_path) / "version_0" for run in study.runs())
+    run_study(study.cut(seeds=[1]), tmp_path, jobs=1, report=lambda line: None)
+    run_study(study, tmp_path, jobs=1, report=lambda line: None, keep_checkpoints=False)
+    assert (kept / "checkpoints").is_dir()
+    assert sorted(path.name for path in dropped.iterdir()) == ["config.yaml", "history.jsonl", "results.json"]
+    assert [len(results) for results in finished(study, tmp_path).values()] == [2]
+
+
 def test_failed_run_names_its_log(tmp_path: Path) -> None:
     study = Study(
         "tiny/bad", "t", "accuracy", 1, [1], {"TINY": [*TINY, "--data.batch_size=0"]}, {"Local": METHODS["Local"]}
