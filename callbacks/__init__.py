@@ -17,6 +17,7 @@ from flgraph.callbacks.gcfl import GCFL
 from flgraph.callbacks.gcflplus import GCFLPlus
 from flgraph.callbacks.graphfl import GraphFL
 from flgraph.callbacks.local import Local
+from flgraph.callbacks.predicted_labels import PredictedLabels
 from flgraph.callbacks.schemafedavg import SchemaFedAvg
 
 __all__ = [
@@ -37,5 +38,6 @@ __all__ = [
     "GCFLPlus",
     "GraphFL",
     "Local",
+    "PredictedLabels",
     "SchemaFedAvg",
 ]

@@ -285,6 +285,8 @@ class HeteroFederation(pl.LightningDataModule):
         expect(not whose, "data.partition", "random_edges or random_edge_types, for a graph of one's own,", partition)
         one = partition != "none" or num_clients == 1
         expect(one, "data.num_clients", "1, where there is no partition,", num_clients)
+        wanted = "the name of a data set or a HeteroGraph, for example HeteroGraph.from_pyg(data, target),"
+        expect(isinstance(dataset, str | HeteroGraph), "data.dataset", wanted, type(dataset).__name__)
         title = dataset if isinstance(dataset, str) else dataset.name
         dealt = f"{partition}-{split}" if partition == "authors" else partition
         dealt = "whole" if partition == "none" else f"{dealt}-{num_clients}"

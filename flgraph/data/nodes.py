@@ -257,6 +257,8 @@ class NodeFederation(pl.LightningDataModule):
         kinds = get_args(Partition)
         expect(partition in kinds, "data.partition", f"one of {', '.join(kinds)}", partition)
         _check_sampling(batch_size, fanouts, epoch_fraction, eval_batch_size)
+        wanted = "the name of a data set or a NodeGraph, for example NodeGraph.from_pyg(data),"
+        expect(isinstance(dataset, str | NodeGraph), "data.dataset", wanted, type(dataset).__name__)
         title = dataset if isinstance(dataset, str) else dataset.name
         self.name = name or f"{title}-{partition}".lower()
         self.dataset, self.root, self.cache_dir, self.normalize = dataset, root, cache_dir, normalize

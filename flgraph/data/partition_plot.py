@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,23 +17,39 @@ def label_figure(statistics: Mapping[str, Any], max_clients: int = 40, unit: str
         max_clients: of more clients, only so many are drawn.
         unit: what a client has: nodes, or graphs.
     """
+    clients = dict(list(statistics["clients"].items())[:max_clients])
+    figure = share_figure(
+        {name: [float(count) for count in client["train_labels"]] for name, client in clients.items()},
+        f"share of training {unit}",
+        "classes of every client",
+    )
+    for name, client in clients.items():
+        figure.axes[0].text(1.01, name, f"{client['train']} {unit}, EMD {client['emd']:.2f}", va="center", fontsize=8)
+    return figure
+
+
+def share_figure(counts: Mapping[str, Sequence[float]], xlabel: str, title: str) -> Figure:
+    """A bar per row, divided by classes.
+
+    Args:
+        counts: row to how often it has each class, in numbers or shares.
+        xlabel: what shares are of.
+        title: of the figure.
+    """
     from matplotlib import colormaps  # loads slowly, and most runs draw nothing
     from matplotlib.figure import Figure
 
-    clients = dict(list(statistics["clients"].items())[:max_clients])
-    figure = Figure(figsize=(8, 1.2 + 0.32 * len(clients)), layout="constrained")
+    figure = Figure(figsize=(8, 1.2 + 0.32 * len(counts)), layout="constrained")
     axes = figure.add_subplot()
-    classes = max(len(client["train_labels"]) for client in clients.values())
+    classes = max(len(row) for row in counts.values())
     colours = colormaps["tab20"]
-    left = [0.0] * len(clients)
+    left = [0.0] * len(counts)
     for label in range(classes):
-        shares = [client["train_labels"][label] / sum(client["train_labels"]) for client in clients.values()]
-        axes.barh(list(clients), shares, left=left, color=colours(label % 20), label=str(label))
+        shares = [row[label] / sum(row) for row in counts.values()]
+        axes.barh(list(counts), shares, left=left, color=colours(label % 20), label=str(label))
         left = [start + share for start, share in zip(left, shares, strict=True)]
-    for name, client in clients.items():
-        axes.text(1.01, name, f"{client['train']} {unit}, EMD {client['emd']:.2f}", va="center", fontsize=8)
     axes.invert_yaxis()
-    axes.set(xlim=(0, 1), xlabel=f"share of training {unit}", title="classes of every client")
+    axes.set(xlim=(0, 1), xlabel=xlabel, title=title)
     if classes <= 20:
         figure.legend(loc="outside right upper", title="class", fontsize=8)
     return figure

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flgraph.errors import expect
 from flgraph.federation.records import read_records
 from flgraph.report.runs import number
 from flgraph.reproduce.study import Study, in_words, logged_name
@@ -26,6 +27,9 @@ def write_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) ->
         return [_divergence(done, setting, folder / f"{table}_{_plain(setting)}.png") for setting in settings]
     if study.figure == "labels":
         return [_labels(done, setting, folder / f"{table}_{_plain(setting)}.png") for setting in settings]
+    if study.figure == "predictions":
+        files = [folder / f"{table}_{_plain(setting)}.png" for setting in settings]
+        return [_predictions(done, setting, file) for setting, file in zip(settings, files, strict=True)]
     if study.figure == "embeddings":
         drawn = [_embeddings(done, setting, folder / f"{table}_{_plain(setting)}.png") for setting in settings]
         return [file for file in drawn if file is not None]
@@ -97,6 +101,26 @@ def _labels(done: Done, setting: str, file: Path) -> Path:
     first = next(runs[0] for (where, _), runs in done.items() if where == setting)
     save_png(label_figure(first["partition"]), file)
     return file
+
+
+def _predictions(done: Done, setting: str, file: Path) -> Path:
+    """Classes that every client predicts of the global test data after the last round, above the true ones."""
+    from flgraph.data.partition_plot import share_figure
+    from flgraph.report.charts import save_png
+
+    first = next(runs[0] for (where, _), runs in done.items() if where == setting)
+    rows = {name: _shares(metrics, "predicted") for name, metrics in first["final"]["clients"].items()}
+    rows["true classes"] = _shares(next(iter(first["final"]["clients"].values())), "true")
+    save_png(share_figure(rows, "share of the global test nodes", "classes that every client predicts"), file)
+    return file
+
+
+def _shares(metrics: dict[str, Any], name: str) -> list[float]:
+    shares: list[float] = []
+    while (key := f"global_test/{name}_{len(shares)}") in metrics:
+        shares.append(number(metrics[key]))
+    expect(len(shares) > 0, "study", "of runs with callback flgraph.callbacks.PredictedLabels", "one without")
+    return shares
 
 
 def _embeddings(done: Done, setting: str, file: Path) -> Path | None:

@@ -18,12 +18,13 @@ from flgraph.packaged import find_config
 
 _HERE = Path(__file__).parent
 
-FigureKind = Literal["convergence", "settings", "divergence", "clients", "labels", "embeddings"]
+FigureKind = Literal["convergence", "settings", "divergence", "clients", "labels", "predictions", "embeddings"]
 """``convergence``: test metric over rounds, a picture per setting; ``settings``: the last round's over the settings;
 ``divergence``: distance of every client's weights to the server's after the last round (FedEgo, Figure 5); ``clients``:
 every client's test metric after the last round, a picture per setting (FedEgo, Figure 6); ``labels``: classes of every
-client in the partition of the first run (FedEgo, Figure 7); ``embeddings``: what
-:class:`flgraph.callbacks.EmbeddingPictures` wrote in the first seed's run (FCLG, Figure 3)."""
+client in the partition of the first run (FedEgo, Figure 7 (a)); ``predictions``: classes that every client predicts
+after the last round of the first run, from :class:`flgraph.callbacks.PredictedLabels` (FedEgo, Figure 7 (b));
+``embeddings``: what :class:`flgraph.callbacks.EmbeddingPictures` wrote in the first seed's run (FCLG, Figure 3)."""
 
 
 Average = Literal["clients", "samples"]

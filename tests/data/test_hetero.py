@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from torch_geometric.data import HeteroData
 
 from flgraph.callbacks import FedAvg, Local
 from flgraph.data import HeteroDataModule, HeteroFederation, HeteroGraph, HeteroLoader, random_edges
@@ -117,6 +118,11 @@ def test_errors() -> None:
         (field,) = change
         with pytest.raises(InputError, match=f"`data.{field}`"):
             HeteroFederation(graph(), **change)
+
+
+def test_a_pyg_graph_needs_a_target() -> None:
+    with pytest.raises(InputError, match=r"HeteroGraph\.from_pyg\(data, target\), but got 'HeteroData'"):
+        HeteroFederation(HeteroData())  # type: ignore[arg-type]
 
 
 CONFIGS = sorted(Path(__file__).parents[2].glob("configs/data/*_re*.yaml"))

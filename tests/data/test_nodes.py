@@ -207,6 +207,11 @@ def test_configs(file: str, variant: str, data_root: Path) -> None:
             {"partition": "random"},
             "`data.partition` to be one of label_skew, louvain, metis, dirichlet but got 'random'.",
         ),
+        (
+            {"dataset": Data()},
+            "`data.dataset` to be the name of a data set or a NodeGraph, for example NodeGraph.from_pyg(data), but got "
+            "'Data'.",
+        ),
         ({"batch_size": 0}, "`data.batch_size` to be 1 or more but got 0."),
         ({"eval_batch_size": 0}, "`data.eval_batch_size` to be 1 or more but got 0."),
         ({"epoch_fraction": 0}, "`data.epoch_fraction` to be above 0 and at most 1 but got 0."),

@@ -331,6 +331,25 @@ def test_figures_of_clients_and_of_labels(tmp_path: Path) -> None:
         assert files[2].read_bytes().startswith(b"\x89PNG")
 
 
+def test_predictions_are_drawn(tmp_path: Path) -> None:
+    """Classes that clients predict, and a row of the true ones; without the callback one clear sentence."""
+    study = replace(tiny_study(rounds=1).cut(methods=["Local"], seeds=[1]), figure="predictions", paper={})
+    version = run_folder(study, next(iter(study.runs())), tmp_path) / "version_0"
+    write_results(version, 0.8, 0.5, [0.8])
+    results = json.loads((version / "results.json").read_text())
+    shares = {"global_test/predicted_0": 0.25, "global_test/predicted_1": 0.75}
+    true = {"global_test/true_0": 0.5, "global_test/true_1": 0.5}
+    results["final"]["clients"] = {"A": {**shares, **true}, "B": {**shares, **true}}
+    (version / "results.json").write_text(json.dumps(results))
+    files = write_study(study, tmp_path, tmp_path / "out")
+    assert [file.name for file in files] == ["table.csv", "table.md", "table_TINY.png"]
+    assert files[2].read_bytes().startswith(b"\x89PNG")
+    results["final"]["clients"] = {"A": {"test/accuracy": 0.5}}
+    (version / "results.json").write_text(json.dumps(results))
+    with pytest.raises(InputError, match=r"runs with callback flgraph\.callbacks\.PredictedLabels"):
+        write_study(study, tmp_path, tmp_path / "out")
+
+
 def test_embeddings_are_drawn(tmp_path: Path) -> None:
     """One picture of all rounds that were written; none where nothing was."""
     study = replace(tiny_study(rounds=1).cut(methods=["Local"], seeds=[1]), figure="embeddings")
