@@ -38,6 +38,11 @@ PASSING = {
 }
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start sites, and mostly wait for them, come first, so that no worker is left with them at the end."""
+    items.sort(key=lambda item: "flare" not in item.path.parent.name)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def threads() -> None:
     """At most two threads for torch, so that timings and parallel tests (pytest -n) stay sane on large machines."""
