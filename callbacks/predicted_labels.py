@@ -30,6 +30,7 @@ class PredictedLabels(FederatedCallback):
 
     def __init__(self, stage: str = "global_test") -> None:
         self.stage = stage
+        self._index = 0
         self._logits: Any = None
         self._hook: RemovableHandle | None = None
         self._predicted: list[Tensor] = []
@@ -39,7 +40,10 @@ class PredictedLabels(FederatedCallback):
         """Listens to the module's forward pass."""
         stages = getattr(pl_module, "test_stages", ("test",))
         expect(self.stage in stages, "callbacks.stage", f"one of {', '.join(stages)}", self.stage)
+        self._index = stages.index(self.stage)
         self._predicted, self._true = [], []
+        if self._hook is not None:  # of a test that was broken off
+            self._hook.remove()
         self._hook = pl_module.register_forward_hook(self._keep)
 
     def on_test_batch_end(
@@ -53,7 +57,7 @@ class PredictedLabels(FederatedCallback):
     ) -> None:
         """Takes the classes of a batch."""
         logits, self._logits = self._logits, None
-        if getattr(pl_module, "test_stages", ("test",))[dataloader_idx] != self.stage:
+        if dataloader_idx != self._index:
             return
         fits = isinstance(logits, Tensor) and logits.dim() == 2
         expect(fits, f"{type(pl_module).__name__}.forward", "to return logits [N, classes]", type(logits).__name__)

@@ -28,3 +28,8 @@ def expect(condition: bool, field: str, expected: str, got: Any) -> None:
     if not condition:
         shown = repr(got) if isinstance(got, str) else got
         raise InputError(f"Expected `{field}` to be {expected} but got {shown}.")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, fit for the end of a sentence; its type where it says nothing."""
+    return str(error).split("\n")[0] or type(error).__name__

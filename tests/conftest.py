@@ -40,7 +40,7 @@ PASSING = {
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start sites, and mostly wait for them, come first, so that no worker is left with them at the end."""
-    items.sort(key=lambda item: "flare" not in item.path.parent.name)
+    items.sort(key=lambda item: item.path.parent.name != "flare")
 
 
 @pytest.fixture(scope="session", autouse=True)

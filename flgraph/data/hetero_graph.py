@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from flgraph.data.cache import content_key
-from flgraph.errors import InputError, expect
+from flgraph.errors import InputError, expect, first_line
 from flgraph.nn.adjacency import offsets
 from flgraph.nn.relations import Relations
 
@@ -224,8 +224,9 @@ class HeteroGraph:
         except InputError:
             raise
         except Exception as error:  # an archive may be damaged in as many ways as there are
-            reason = str(error).split("\n")[0] or type(error).__name__
-            raise InputError(f"Expected {path} to be an archive of a heterogeneous graph but got: {reason}") from error
+            raise InputError(
+                f"Expected {path} to be an archive of a heterogeneous graph but got: {first_line(error)}"
+            ) from error
 
     def to_pyg(self) -> HeteroData:
         """A :class:`~torch_geometric.data.HeteroData` of it, with masks on the nodes of the target type."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flgraph.data.cache import content_key
 from flgraph.data.hetero_graph import EdgeType, HeteroGraph
-from flgraph.errors import InputError, expect
+from flgraph.errors import InputError, expect, first_line
 from flgraph.nn.adjacency import offsets
 
 
@@ -83,8 +83,9 @@ class HeteroPartition:
             made = cls([edges.clone() for edges in clients], about["graph"], about["settings"])
             named = about["digest"]
         except Exception as error:  # an archive may be damaged in as many ways as there are
-            reason = str(error).split("\n")[0] or type(error).__name__
-            raise InputError(f"Expected {path} to be a partition of a heterogeneous graph but got: {reason}") from error
+            raise InputError(
+                f"Expected {path} to be a partition of a heterogeneous graph but got: {first_line(error)}"
+            ) from error
         expect(
             made.digest == named, str(path), f"a partition with the digest {named[:16]} that it names", made.digest[:16]
         )

@@ -18,7 +18,7 @@ from torch import Tensor
 from flgraph.data.hetero_datasets import HETERO_DATASETS, SPLITS, known_hetero, locate_hetero
 from flgraph.data.hetero_graph import REVERSE, EdgeType, HeteroGraph
 from flgraph.data.hetero_partition import HeteroPartition, edge_columns
-from flgraph.errors import InputError, expect
+from flgraph.errors import InputError, expect, first_line
 
 AUTHORS_CLIENTS = (3, 5, 10)
 """Numbers of clients that FedHGN's authors dealt each data set to."""
@@ -51,10 +51,11 @@ def authors_partition(
     expect(num_clients in AUTHORS_CLIENTS, "data.num_clients", wanted, num_clients)
     kinds, ptr, edge_index = _file_order(known, root)
     train = torch.cat([graph.train, graph.val]).sort().values
-    counts = _COUNTS | {known: (train.numel(), edge_index.size(1), len(kinds))}
-    val, edges, relations = _replay(counts, known, num_clients)
-    same = counts[known] == _COUNTS.get(known, counts[known]) and torch.equal(train[val].sort().values, graph.val)
-    expect(same, known, "the graph that FedHGN's authors dealt, with their validation nodes,", "another one")
+    here = (train.numel(), edge_index.size(1), len(kinds))
+    theirs = "the graph that FedHGN's authors dealt, with their validation nodes,"
+    expect(known not in _COUNTS or _COUNTS[known] == here, known, theirs, "another one")
+    val, edges, relations = _replay(_COUNTS | {known: here}, known, num_clients)
+    expect(torch.equal(train[val].sort().values, graph.val), known, theirs, "another one")
     relation = torch.repeat_interleave(ptr.diff())
     if split == "random_edges":
         whose = [torch.tensor(sorted(chosen)) for chosen in edges]
@@ -74,8 +75,9 @@ def _file_order(known: str, root: str | Path | None) -> tuple[list[EdgeType], Te
             all_kinds, ends = [tuple(kind) for kind in file["edge_types"].tolist()], file["edge_ptr"].tolist()
             stored = torch.from_numpy(file["edge_index"].astype(np.int64))
     except Exception as error:  # an archive may be damaged in as many ways as there are
-        reason = str(error).split("\n")[0] or type(error).__name__
-        raise InputError(f"Expected {path} to be an archive of a heterogeneous graph but got: {reason}") from error
+        raise InputError(
+            f"Expected {path} to be an archive of a heterogeneous graph but got: {first_line(error)}"
+        ) from error
     kept = [r for r, kind in enumerate(all_kinds) if not kind[1].startswith(REVERSE)]
     parts = [stored[:, ends[r] : ends[r + 1]] for r in kept]
     ptr = torch.tensor([0, *(part.size(1) for part in parts)]).cumsum(0)

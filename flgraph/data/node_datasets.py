@@ -18,7 +18,7 @@ from torch_geometric.datasets import CitationFull, Planetoid, WikiCS
 
 from flgraph.data.cache import cache_folder, cached, content_key
 from flgraph.data.node_graph import NodeGraph, csr
-from flgraph.errors import InputError, expect
+from flgraph.errors import InputError, expect, first_line
 
 _READER_VERSION = 1
 """Part of the cache's key; raise it when the parsed tensors change."""
@@ -130,10 +130,9 @@ def _download(name: str, source: _Source, places: list[Path]) -> Path:
             for file in source.files:
                 os.replace(Path(folder) / source.raw / file, target / file)
     except Exception as error:  # what PyG's downloads raise depends on the protocol and on its libraries
-        reason = str(error).split("\n")[0] or type(error).__name__
         raise InputError(
             f"Expected `root` to be a folder with {source.files[0]}{' and its companions' * (len(source.files) > 1)} "
-            f"for {name} but got {places[0]}, which has none, and the download failed ({reason})."
+            f"for {name} but got {places[0]}, which has none, and the download failed ({first_line(error)})."
         ) from error
     return target
 
@@ -150,8 +149,9 @@ def _parse(name: str, source: _Source, folder: Path) -> dict[str, Tensor]:
         try:
             data = source.make(root)[0]
         except Exception as error:  # a pickle, an archive or a JSON file may be damaged in as many ways as there are
-            reason = str(error).split("\n")[0] or type(error).__name__
-            raise InputError(f"Expected the files of {name} in {folder} to be intact but got: {reason}") from error
+            raise InputError(
+                f"Expected the files of {name} in {folder} to be intact but got: {first_line(error)}"
+            ) from error
     graph = NodeGraph.from_pyg(data, name)
     return graph.parts | {
         "num_classes": torch.tensor(graph.num_classes),

@@ -12,6 +12,7 @@ from jsonargparse.typing import PositiveInt
 
 from flgraph.errors import InputError, expect
 from flgraph.reproduce.figures import write_figures
+from flgraph.reproduce.ledger import Ledger, ledger_file, read_ledger, record_runs
 from flgraph.reproduce.runner import run_study
 from flgraph.reproduce.study import Study, list_studies, load_study
 from flgraph.reproduce.table import collect, finished, write_tables
@@ -39,6 +40,8 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--rounds", type=PositiveInt, help="rounds of each run; the study's if not given")
     parser.add_argument("--jobs", type=PositiveInt, default=os.cpu_count() or 1, help="runs at a time")
     parser.add_argument("--collect", action="store_true", help="run nothing, only write tables of what is done")
+    known = "take runs that OUT/PAPER/runs.jsonl has a record of as done, where RUNS does not have them"
+    parser.add_argument("--recorded", action="store_true", help=known)
     parser.add_argument("--out", type=Path, default=Path("reproduction"), help="where tables go")
     parser.add_argument("--runs", type=Path, default=Path("runs/reproduce"), help="where run folders go")
     keep = (
@@ -56,17 +59,31 @@ def main(args: Sequence[str]) -> None:
         _split(given.settings), _split(given.methods), [int(seed) for seed in seeds or ()] or None, given.rounds
     )
     runs = given.runs
+    ledger = read_ledger(ledger_file(study, given.out)) if given.recorded else {}
+    keep_checkpoints = given.keep_checkpoints or given.rounds is not None
     try:
         if not given.collect:
-            run_study(study, runs, given.jobs, keep_checkpoints=given.keep_checkpoints or given.rounds is not None)
+            run_study(study, runs, given.jobs, keep_checkpoints=keep_checkpoints, ledger=ledger)
     finally:  # whatever is done is worth showing, also when a run failed or the study was stopped
-        for file in write_study(study, runs, given.out):
+        for file in write_study(study, runs, given.out, ledger):
             print(f"wrote {file}")
 
 
-def write_study(study: Study, runs: Path, out: Path) -> list[Path]:
-    """Writes tables and figures of whatever is done; returns the files."""
-    done = finished(study, runs)
+def write_study(study: Study, runs: Path, out: Path, ledger: Ledger | None = None) -> list[Path]:
+    """Records whatever is done, and writes tables and figures of it.
+
+    Args:
+        study: what was run.
+        runs: where run folders are.
+        out: where tables go.
+        ledger: records that stand for runs without a folder; none if not given.
+
+    Returns:
+        The files.
+    """
+    done = finished(study, runs, ledger)
+    found = ((study.run(*cell, run["seed"]), run) for cell, results in done.items() for run in results)
+    record_runs(ledger_file(study, out), (one for one in found if "folder" in one[1]))
     cells = collect(study, done)
     figures = write_figures(study, done, cells, out)
     return [*write_tables(study, done, cells, out, runs, figures), *figures]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +18,50 @@ from flgraph.reproduce.table import Cell, Done
 
 
 def write_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) -> list[Path]:
-    """Draws what the study asks for into ``out/PAPER``."""
+    """Draws what the study asks for into ``out/PAPER``.
+
+    Most pictures need more of a run than its record in the ledger. Where a run has no folder any more, such a picture
+    is left as it is.
+
+    Returns:
+        The pictures that are there.
+    """
     if study.figure is None or not done:
         return []
     folder, table = out / study.paper_name, study.name.rpartition("/")[2]
     folder.mkdir(parents=True, exist_ok=True)
-    settings = list(dict.fromkeys(setting for setting, _ in done))
-    if study.figure == "divergence":
-        return [_divergence(done, setting, folder / f"{table}_{_plain(setting)}.png") for setting in settings]
-    if study.figure == "labels":
-        return [_labels(done, setting, folder / f"{table}_{_plain(setting)}.png") for setting in settings]
-    if study.figure == "predictions":
-        files = [folder / f"{table}_{_plain(setting)}.png" for setting in settings]
-        return [_predictions(done, setting, file) for setting, file in zip(settings, files, strict=True)]
-    if study.figure == "embeddings":
-        drawn = [_embeddings(done, setting, folder / f"{table}_{_plain(setting)}.png") for setting in settings]
-        return [file for file in drawn if file is not None]
-    several = len(study.metrics) > 1
+    if study.figure == "settings":
+        return [
+            _over_settings(study, cells, metric, folder / f"{_stem(study, table, metric)}.png")
+            for metric in study.metrics
+        ]
     files = []
-    for metric in study.metrics:
-        stem = f"{table}_{_plain(metric)}" if several else table
-        if study.figure == "settings":
-            files.append(_over_settings(study, cells, metric, folder / f"{stem}.png"))
-            continue
-        draw = _clients if study.figure == "clients" else _convergence
-        files += [draw(study, done, setting, metric, folder / f"{stem}_{_plain(setting)}.png") for setting in settings]
+    for setting in dict.fromkeys(setting for setting, _ in done):
+        whole = all("folder" in run for (where, _), runs in done.items() if where == setting for run in runs)
+        for stem, draw in _pictures(study, done, setting, table):
+            file = folder / f"{stem}_{_plain(setting)}.png"
+            if whole:
+                draw(file)
+            files += [file] if file.exists() else []
     return files
 
 
-def _convergence(study: Study, done: Done, setting: str, metric: str, file: Path) -> Path:
+def _pictures(study: Study, done: Done, setting: str, table: str) -> Iterator[tuple[str, Callable[[Path], None]]]:
+    """Of a setting: how each file's name begins, and what draws it."""
+    alone = {"divergence": _divergence, "labels": _labels, "predictions": _predictions, "embeddings": _embeddings}
+    if study.figure in alone:
+        yield table, partial(alone[study.figure], done, setting)
+        return
+    draw = _clients if study.figure == "clients" else _convergence
+    for metric in study.metrics:
+        yield _stem(study, table, metric), partial(draw, study, done, setting, metric)
+
+
+def _stem(study: Study, table: str, metric: str) -> str:
+    return f"{table}_{_plain(metric)}" if len(study.metrics) > 1 else table
+
+
+def _convergence(study: Study, done: Done, setting: str, metric: str, file: Path) -> None:
     """A test metric over rounds, mean over clients, with bands over seeds."""
     from flgraph.report.charts import learning_curves, save_png  # matplotlib loads slowly
 
@@ -56,10 +72,9 @@ def _convergence(study: Study, done: Done, setting: str, metric: str, file: Path
     }
     figure = learning_curves(series, ylabel=f"{in_words(metric)} in percent", title=setting, size=(7.0, 4.6))
     save_png(figure, file)
-    return file
 
 
-def _divergence(done: Done, setting: str, file: Path) -> Path:
+def _divergence(done: Done, setting: str, file: Path) -> None:
     """Every client's weight divergence after the last round, as the mean over seeds, a circle per method."""
     from flgraph.report.charts import around_center, save_png
 
@@ -72,10 +87,9 @@ def _divergence(done: Done, setting: str, file: Path) -> Path:
                 for name in clients[0]
             }
     save_png(around_center(panels), file)
-    return file
 
 
-def _clients(study: Study, done: Done, setting: str, metric: str, file: Path) -> Path:
+def _clients(study: Study, done: Done, setting: str, metric: str, file: Path) -> None:
     """Every client's test metric after the last round, mean and deviation over seeds."""
     from flgraph.report.charts import grouped_bars, save_png, spread, styles_for
 
@@ -90,20 +104,18 @@ def _clients(study: Study, done: Done, setting: str, metric: str, file: Path) ->
     }
     ylabel = f"{in_words(metric)} in percent"
     save_png(grouped_bars(names, values, ylabel=ylabel, styles=styles_for(list(values)), width=8.0), file)
-    return file
 
 
-def _labels(done: Done, setting: str, file: Path) -> Path:
+def _labels(done: Done, setting: str, file: Path) -> None:
     """Classes of every client's training data, in the partition of the first run."""
     from flgraph.data.partition_plot import label_figure
     from flgraph.report.charts import save_png
 
     first = next(runs[0] for (where, _), runs in done.items() if where == setting)
     save_png(label_figure(first["partition"]), file)
-    return file
 
 
-def _predictions(done: Done, setting: str, file: Path) -> Path:
+def _predictions(done: Done, setting: str, file: Path) -> None:
     """Classes that every client predicts of the global test data after the last round, above the true ones."""
     from flgraph.data.partition_plot import share_figure
     from flgraph.report.charts import save_png
@@ -112,7 +124,6 @@ def _predictions(done: Done, setting: str, file: Path) -> Path:
     rows = {name: _shares(metrics, "predicted") for name, metrics in first["final"]["clients"].items()}
     rows["true classes"] = _shares(next(iter(first["final"]["clients"].values())), "true")
     save_png(share_figure(rows, "share of the global test nodes", "classes that every client predicts"), file)
-    return file
 
 
 def _shares(metrics: dict[str, Any], name: str) -> list[float]:
@@ -123,7 +134,7 @@ def _shares(metrics: dict[str, Any], name: str) -> list[float]:
     return shares
 
 
-def _embeddings(done: Done, setting: str, file: Path) -> Path | None:
+def _embeddings(done: Done, setting: str, file: Path) -> None:
     """The places of all graphs after some rounds, in the order of the rounds, of every method's first run."""
     from flgraph.report.charts import embedding_panels, save_png
 
@@ -137,10 +148,8 @@ def _embeddings(done: Done, setting: str, file: Path) -> Path | None:
             title = written.stem.replace("-", " ")
             places = [[float(row["x"]), float(row["y"])] for row in rows]
             panels[title if len(methods) == 1 else f"{method}, {title}"] = (places, [int(row["label"]) for row in rows])
-    if not panels:
-        return None
-    save_png(embedding_panels(panels), file)
-    return file
+    if panels:
+        save_png(embedding_panels(panels), file)
 
 
 def _over_settings(study: Study, cells: Sequence[Cell], metric: str, file: Path) -> Path:

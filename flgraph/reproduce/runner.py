@@ -15,11 +15,17 @@ from typing import Any
 
 from flgraph.errors import InputError
 from flgraph.federation.checkpoint import CheckpointStore, read_manifest
+from flgraph.reproduce.ledger import Ledger, recorded
 from flgraph.reproduce.study import Run, Study
 
 
 def run_study(
-    study: Study, runs: Path, jobs: int, report: Callable[[str], None] = print, keep_checkpoints: bool = True
+    study: Study,
+    runs: Path,
+    jobs: int,
+    report: Callable[[str], None] = print,
+    keep_checkpoints: bool = True,
+    ledger: Ledger | None = None,
 ) -> None:
     """Runs whatever is not done yet.
 
@@ -34,11 +40,16 @@ def run_study(
         report: called with a line for each run that ends.
         keep_checkpoints: whether a run that has ended keeps its checkpoints, which a longer run could go on from; a
             study of hundreds of runs can need a great deal of room for them.
+        ledger: runs that are done although they have no folder.
 
     Raises:
         InputError: a run failed; names its log. The other runs are finished first.
     """
-    waiting = [run for run in study.runs() if find_results(study, run, runs) is None]
+    waiting = [
+        run
+        for run in study.runs()
+        if recorded(ledger or {}, study, run) is None and find_results(study, run, runs) is None
+    ]
     total = len(list(study.runs()))
     report(f"{study.name}: {total - len(waiting)} of {total} runs are done")
     failed = []

@@ -10,20 +10,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from flgraph.federation.records import read_records, write_text
-from flgraph.report.runs import number
+from flgraph.federation.records import write_text
+from flgraph.reproduce.ledger import Ledger, recorded
+from flgraph.reproduce.protocols import PROTOCOLS, value_of
 from flgraph.reproduce.provenance import provenance
 from flgraph.reproduce.runner import find_results
 from flgraph.reproduce.study import PARTITION, Study, in_words, logged_name
-
-PROTOCOLS = {
-    "final": "the last round, or the one that a run with early stopping went back to",
-    "best_val": "the round with the best mean validation metric",
-    "best_test": "the round with the best mean test metric: optimistic, it looks at the test data",
-    "best_cluster": "per client the best of the models of all clusters it was in, each as it was when the cluster was "
-    "split or the run ended: optimistic, it looks at the test data (the protocol of GCFL's published code)",
-}
-"""Which round's test metric is reported. ``best_cluster`` exists for algorithms that split clusters only."""
 
 Done = Mapping[tuple[str, str], Sequence[dict[str, Any]]]
 """Setting and method to the results of the finished runs, one per seed."""
@@ -68,12 +60,19 @@ class Cell:
         return "within" if abs(gap) <= self.paper_std else "above" if gap > 0 else "below"
 
 
-def finished(study: Study, runs: Path) -> Done:
-    """The results of all finished runs of a study, in the study's order."""
+def finished(study: Study, runs: Path, ledger: Ledger | None = None) -> Done:
+    """The results of all finished runs of a study, in the study's order.
+
+    Args:
+        study: whose runs.
+        runs: where run folders are.
+        ledger: what is recorded of runs, for those without a folder.
+    """
     done: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for setting in study.settings:
         for method in study.methods:
-            found = [find_results(study, study.run(setting, method, seed), runs) for seed in study.seeds]
+            wanted = [study.run(setting, method, seed) for seed in study.seeds]
+            found = [find_results(study, run, runs) or recorded(ledger or {}, study, run) for run in wanted]
             results = [result for result in found if result is not None]
             if results:
                 done[setting, method] = results
@@ -87,7 +86,7 @@ def collect(study: Study, done: Done) -> list[Cell]:
         for (setting, method), results in done.items():
             paper_mean, paper_std = study.printed(metric, setting, method)
             for protocol in PROTOCOLS:
-                found = [_value(run, protocol, logged_name(metric), study.mean_key) for run in results]
+                found = [value_of(run, protocol, logged_name(metric), study.mean_key) for run in results]
                 unit = 1 if metric.startswith(PARTITION) else 100
                 values = [unit * value for value in found if value is not None]
                 if values:
@@ -193,36 +192,6 @@ def _megabytes(results: Sequence[dict[str, Any]]) -> str:
         ]
         shown += [f"{statistics.fmean(totals) / 1e6:,.0f}"] if totals else []
     return " / ".join(shown) or "-"
-
-
-def _value(results: dict[str, Any], protocol: str, metric: str, mean: str) -> float | None:
-    """A run's metric under a protocol; ``None`` where the protocol makes no sense, NaN where nothing was measured.
-
-    Args:
-        results: of the run.
-        protocol: one of :data:`PROTOCOLS`.
-        metric: as runs log it.
-        mean: which mean over clients, ``mean`` or ``weighted_mean``.
-    """
-    if metric.startswith(PARTITION):
-        return number(results["partition"]["mean"][metric.removeprefix(PARTITION)]) if protocol == "final" else None
-    if protocol in ("final", "best_val"):
-        return number(results[protocol].get(mean, {}).get(metric))
-    records = read_records(Path(results["folder"]) / "history.jsonl")
-    if protocol == "best_test":
-        values = [number(record.get(mean, {}).get(metric)) for record in records]
-        return max((value for value in values if not math.isnan(value)), default=math.nan)
-    splits = results.get("aggregator", {}).get("splits")
-    if splits is None:
-        return None
-    rounds = {record["round"]: record["metrics"] for record in records if record["metrics"]}
-    best = {client: number(values.get(metric)) for client, values in results["final"]["clients"].items()}
-    for split in splits:
-        before = rounds.get(split["round"] - 1, {})
-        for client in (client for part in split["into"] for client in part):
-            value = number(before.get(client, {}).get(metric))
-            best[client] = value if math.isnan(best[client]) or value > best[client] else best[client]
-    return statistics.fmean(best.values())
 
 
 def _printed(cell: Cell) -> str:

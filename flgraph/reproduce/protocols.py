@@ -1,0 +1,70 @@
+"""Which round's metric of a run is reported."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flgraph.federation.records import read_records
+from flgraph.report.runs import number
+from flgraph.reproduce.study import PARTITION
+
+PROTOCOLS = {
+    "final": "the last round, or the one that a run with early stopping went back to",
+    "best_val": "the round with the best mean validation metric",
+    "best_test": "the round with the best mean test metric: optimistic, it looks at the test data",
+    "best_cluster": "per client the best of the models of all clusters it was in, each as it was when the cluster was "
+    "split or the run ended: optimistic, it looks at the test data (the protocol of GCFL's published code)",
+}
+"""Which round's test metric is reported. ``best_cluster`` exists for algorithms that split clusters only."""
+
+
+def value_of(results: Mapping[str, Any], protocol: str, metric: str, mean: str) -> float | None:
+    """A run's metric under a protocol; ``None`` where the protocol makes no sense, NaN where nothing was measured.
+
+    Args:
+        results: of the run, with its ``folder``, or what :mod:`flgraph.reproduce.ledger` keeps of it.
+        protocol: one of :data:`PROTOCOLS`.
+        metric: as runs log it.
+        mean: which mean over clients, ``mean`` or ``weighted_mean``.
+    """
+    if metric.startswith(PARTITION):
+        return number(results["partition"]["mean"][metric.removeprefix(PARTITION)]) if protocol == "final" else None
+    if protocol in ("final", "best_val") or "folder" not in results:
+        kept = results.get(protocol)
+        return None if kept is None else number(kept.get(mean, {}).get(metric))
+    return _best_test(results, metric, mean) if protocol == "best_test" else _best_cluster(results, metric)
+
+
+def _best_test(results: Mapping[str, Any], metric: str, mean: str) -> float:
+    values = [number(record.get(mean, {}).get(metric)) for record in _records(results)]
+    return max((value for value in values if not math.isnan(value)), default=math.nan)
+
+
+def _best_cluster(results: Mapping[str, Any], metric: str) -> float | None:
+    splits = results.get("aggregator", {}).get("splits")
+    if splits is None:
+        return None
+    rounds = {record["round"]: record["metrics"] for record in _records(results) if record["metrics"]}
+    best = {client: number(values.get(metric)) for client, values in results["final"]["clients"].items()}
+    for split in splits:
+        before = rounds.get(split["round"] - 1, {})
+        for client in (client for part in split["into"] for client in part):
+            value = number(before.get(client, {}).get(metric))
+            best[client] = value if math.isnan(best[client]) or value > best[client] else best[client]
+    return statistics.fmean(best.values())
+
+
+def _records(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    file = Path(results["folder"]) / "history.jsonl"
+    return _read(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=2)
+def _read(file: Path, changed: int) -> list[dict[str, Any]]:
+    """A run's rounds, read once for all its metrics; ``changed`` tells versions of the file apart."""
+    return read_records(file)
