@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from scipy.stats import spearmanr
 
 from flgraph import callbacks, models
 from flgraph.data import DealtGraphFederation, Diffusion, read_tu
@@ -134,6 +135,7 @@ def report(dataset: str, rows: Sequence[dict[str, Any]], epochs: int, seed: int)
         f"{len(rows)} candidates, {epochs} local epochs in all, seed {seed}; by `benchmarks/fclg_search.py`. `loss` is",
         "the contrastive loss on a tenth of every client's graphs, which were not trained on: it alone decides.",
         f"K-means on nothing but the logarithm of the number of nodes: {_by_size(dataset)}.",
+        *_agreement(rows),
         "",
     ]
     head = ["", *GRID, *MEASURED]
@@ -149,6 +151,18 @@ def _by_size(dataset: str) -> str:
     graphs = read_tu(dataset)
     found = clustering_metrics(graphs.node_ptr.diff().log().unsqueeze(1), graphs.y, graphs.num_classes)
     return f"accuracy {100 * found['accuracy']:.2f}, macro F1 {100 * found['f1']:.2f}"
+
+
+def _agreement(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Whether candidates with a lower loss are those with a higher accuracy."""
+    if len(rows) < 3:
+        return []
+    found = {kind: spearmanr([r["loss"] for r in rows], [r[f"{kind}_accuracy"] for r in rows]) for kind in EMBEDDINGS}
+    told = ", ".join(f"{kind} {one.statistic:+.2f} (p {one.pvalue:.3f})" for kind, one in found.items())
+    return [
+        f"Rank correlation (Spearman) of loss and accuracy over the candidates: {told}; below 0 where less loss is",
+        "more accuracy.",
+    ]
 
 
 def _line(name: str, row: dict[str, Any]) -> str:
