@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 
 class RoundProgress(FederatedCallback):
-    """A progress bar over rounds with the time left and the mean validation metric.
+    """A progress bar over rounds with the time left and the mean of the monitored metric.
 
-    Where there is no terminal it prints a line now and then instead.
+    Where clients hold nothing back for validation it is the training metric of that name. Where there is no terminal it
+    prints a line now and then instead.
 
     Args:
         console: where to write; standard output when ``None``.
@@ -48,8 +49,9 @@ class RoundProgress(FederatedCallback):
             self._progress.start()
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
-        value = trainer.record.mean.get(trainer.monitor)
-        metric = "" if value is None else f"{trainer.monitor} {value:.4f}"
+        mean, unmonitored = trainer.record.mean, f"train/{trainer.monitor.rpartition('/')[2]}"
+        shown = next((name for name in (trainer.monitor, unmonitored) if name in mean), None)
+        metric = "" if shown is None else f"{shown} {mean[shown]:.4f}"
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], completed=trainer.current_round, metric=metric)
             return
@@ -94,7 +96,11 @@ def metrics_table(metrics: Metrics, title: str, names: Sequence[str] | None = No
 
 
 def final_table(final: Mapping[str, Any], best: Mapping[str, Any], monitor: str) -> Table:
-    """The table at a run's end: per client the monitored metric, the test loss, and the metric at the best round.
+    """The table at a run's end.
+
+    Per client the monitored metric on every split and on further test data, such as ``global_test``, the test loss, and
+    the metric at the best validation round. Further test data that nobody measured the monitored metric on is shown
+    with all its metrics: a model that is monitored by a loss may be tested by something else.
 
     Args:
         final: the last evaluation, with ``round`` and ``clients``.
@@ -102,14 +108,22 @@ def final_table(final: Mapping[str, Any], best: Mapping[str, Any], monitor: str)
         monitor: the metric that decided it, such as ``val/accuracy``.
     """
     metric = monitor.rpartition("/")[2]
-    splits = ("train", "val", "test")
-    names = [*(f"{split}/{metric}" for split in splits), "test/loss"]
     clients: Metrics = {client: dict(values) for client, values in final["clients"].items()}
-    for client, values in dict(best.get("clients", {})).items():
-        if client in clients and f"test/{metric}" in values:
-            clients[client][f"best val/test {metric}"] = values[f"test/{metric}"]
+    measured = list(mean_metrics(clients))
+    further = dict.fromkeys(group for name in measured if (group := name.rpartition("/")[0]).endswith("_test"))
+    names = [f"{split}/{metric}" for split in ("train", "val", "test")]
+    for group in further:
+        own = f"{group}/{metric}"
+        names += [own] if own in measured else [name for name in measured if name.startswith(f"{group}/")]
+    names.append("test/loss")
+    for name in (f"{group}/{metric}" for group in ("test", *further)):
+        at_best = f"best val/{name.replace('/', ' ')}"
+        names.append(at_best)
+        for client, values in dict(best.get("clients", {})).items():
+            if client in clients and name in values:
+                clients[client][at_best] = values[name]
     title = f"after round {final['round']}" + (f"; best val round {best['round']}" if best else "")
-    return metrics_table(clients, title, [*names, f"best val/test {metric}"])
+    return metrics_table(clients, title, names)
 
 
 def routes_table(rows: Sequence[tuple[str, str, str]]) -> Table:
