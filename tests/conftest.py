@@ -38,9 +38,26 @@ PASSING = {
 }
 
 
+LONG = ("flare", "parity", "reproduce", "faults", "examples")
+"""Folders whose tests take long, most of them because they start processes."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start sites, and mostly wait for them, come first, so that no worker is left with them at the end."""
-    items.sort(key=lambda item: item.path.parent.name != "flare")
+    """Long tests come first, so that no worker is left with them at the end (make passes --no-loadscope-reorder)."""
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.parent.name, len(LONG)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """All tests at sites go to one worker: a second one would start the sites a second time."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/flare" if nodeid.startswith("tests/flare/") else str(super()._split_scope(nodeid))
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.fixture(scope="session", autouse=True)

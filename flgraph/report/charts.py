@@ -535,9 +535,13 @@ def _panel(figure: Figure, title: str, xlabel: str, ylabel: str) -> Axes:
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
+    """Below the panel, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6))
+    for columns in range(min(len(labels), 6), 0, -1):
+        legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def _mark(artist: Artist, style: Style, text: str = "") -> None:

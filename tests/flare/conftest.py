@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,9 @@ class Federation:
         """Begins a run of FedStar under the supervisor."""
         return self.begin_run(name, "-c", str(EXAMPLE / "federation.yaml"), f"--trainer.rounds={rounds}", *further)
 
-    def begin_run(self, name: str, *run: str) -> subprocess.Popen[bytes]:
+    def begin_run(self, name: str, *run: str, sites: Iterable[str] = SITES) -> subprocess.Popen[bytes]:
         """Begins a run under the supervisor."""
-        return self.begin("flare", "submit", "--sites", ",".join(SITES), "--name", name, *run, log=f"{name}.log")
+        return self.begin("flare", "submit", "--sites", ",".join(sites), "--name", name, *run, log=f"{name}.log")
 
     def told(self, name: str) -> str:
         """What the supervisor of a run has said."""

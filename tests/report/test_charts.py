@@ -147,3 +147,12 @@ def test_around_center_has_a_circle_per_method() -> None:
     assert axes[0].get_ylim()[1] == pytest.approx(0.44)
     points = axes[0].collections[0].get_offsets().tolist()
     assert points == [[0, 0.1], [pytest.approx(math.pi), 0.4]]
+
+
+def test_a_legend_of_many_names_fits() -> None:
+    """Six columns of such names would be wider than the picture."""
+    names = [f"a method with a long name, {number}" for number in range(9)]
+    figure = charts.learning_curves({name: [[0.1, 0.2]] for name in names})
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == names
+    assert legend.get_window_extent().width <= figure.bbox.width
