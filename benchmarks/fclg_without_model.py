@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from flgraph.data import FlatGraphs, read_tu
 from flgraph.models.clustering import clustering_metrics
+from flgraph.models.graph_embedding import embedded
 from flgraph.nn import OneHot
+from flgraph.nn.pool import graph_sum
 from flgraph.reproduce import load_study
 
 COLUMNS = ("dataset", "representation", "accuracy", "f1")
@@ -28,22 +32,14 @@ def representations(graphs: FlatGraphs) -> Iterator[tuple[str, Tensor]]:
     nodes = graphs.node_ptr.diff().double().unsqueeze(1)
     edges = graphs.edge_ptr.diff().double().unsqueeze(1) / 2
     x = graphs.x.dense() if isinstance(graphs.x, OneHot) else graphs.x
-    of_node = torch.repeat_interleave(graphs.node_ptr.diff())
-    sums = torch.zeros(len(nodes), x.size(1), dtype=torch.double).index_add_(0, of_node, x.double())
+    sums = graph_sum(x.double(), torch.repeat_interleave(graphs.node_ptr.diff()), len(nodes))
     yield "number of nodes", nodes
     yield "logarithm of the number of nodes", nodes.log()
-    yield (
-        "logarithms of the numbers of nodes and edges, standardised",
-        standardised(torch.cat([nodes, edges], 1).log1p()),
-    )
+    sizes = StandardScaler().fit_transform(torch.cat([nodes, edges], 1).log1p().numpy())
+    yield "logarithms of the numbers of nodes and edges, standardised", torch.from_numpy(sizes)
     yield "sums of node features", sums
-    yield "logarithms of these sums", sums.sign() * sums.abs().log1p()
-    yield "directions of these sums", torch.nn.functional.normalize(sums)
-
-
-def standardised(columns: Tensor) -> Tensor:
-    """Mean 0 and deviation 1 in every column."""
-    return (columns - columns.mean(0)) / columns.std(0).clamp(min=1e-12)
+    yield "logarithms of these sums", embedded(sums, "log")
+    yield "directions of these sums", embedded(sums, "unit")
 
 
 def measure(dataset: str) -> Iterator[tuple[str, str, float, float]]:
@@ -97,7 +93,7 @@ def page(rows: Sequence[tuple[str, str, float, float]]) -> str:
 
 
 def _number(value: float) -> str:
-    return "" if value != value else f"{value:.2f}"
+    return "" if math.isnan(value) else f"{value:.2f}"
 
 
 if __name__ == "__main__":

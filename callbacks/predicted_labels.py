@@ -42,8 +42,7 @@ class PredictedLabels(FederatedCallback):
         expect(self.stage in stages, "callbacks.stage", f"one of {', '.join(stages)}", self.stage)
         self._index = stages.index(self.stage)
         self._predicted, self._true = [], []
-        if self._hook is not None:  # of a test that was broken off
-            self._hook.remove()
+        self._release()  # of a test that was broken off
         self._hook = pl_module.register_forward_hook(self._keep)
 
     def on_test_batch_end(
@@ -66,15 +65,18 @@ class PredictedLabels(FederatedCallback):
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Logs the shares."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        self._release()
         for name, counts in (("predicted", self._predicted), ("true", self._true)):
             if counts:
                 total = torch.stack(counts).sum(dim=0)
                 shares = (total / total.sum()).tolist()
                 values = {f"{self.stage}/{name}_{label}": share for label, share in enumerate(shares)}
                 pl_module.log_dict(values, batch_size=1)
+
+    def _release(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     def _keep(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._logits = output

@@ -30,12 +30,12 @@ def write_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) ->
         return []
     folder, table = out / study.paper_name, study.name.rpartition("/")[2]
     folder.mkdir(parents=True, exist_ok=True)
+    files: list[Path] = []
     if study.figure == "settings":
-        return [
-            _over_settings(study, cells, metric, folder / f"{_stem(study, table, metric)}.png")
-            for metric in study.metrics
-        ]
-    files = []
+        for metric in study.metrics:
+            files.append(folder / f"{_stem(study, table, metric)}.png")
+            _over_settings(study, cells, metric, files[-1])
+        return files
     for setting in dict.fromkeys(setting for setting, _ in done):
         whole = all("folder" in run for (where, _), runs in done.items() if where == setting for run in runs)
         for stem, draw in _pictures(study, done, setting, table):
@@ -152,7 +152,7 @@ def _embeddings(done: Done, setting: str, file: Path) -> None:
         save_png(embedding_panels(panels), file)
 
 
-def _over_settings(study: Study, cells: Sequence[Cell], metric: str, file: Path) -> Path:
+def _over_settings(study: Study, cells: Sequence[Cell], metric: str, file: Path) -> None:
     """The last round's test metric over the settings, with error bars over seeds."""
     from flgraph.report.charts import error_bars, save_png
 
@@ -163,7 +163,6 @@ def _over_settings(study: Study, cells: Sequence[Cell], metric: str, file: Path)
     }
     figure = error_bars(series, xlabel=study.axis, ylabel=f"{in_words(metric)} in percent")
     save_png(figure, file)
-    return file
 
 
 def _curve(results: dict[str, Any], metric: str, mean: str) -> list[float]:

@@ -23,7 +23,8 @@ from flgraph.reproduce.study import Run, Study
 
 _MEANS = ("mean", "weighted_mean")
 _AS_THEY_ARE = ("seed", "rounds", "stopped_early", "seconds_per_round", "bytes_per_round", "setup_bytes", "versions")
-_MANY_CLIENTS = 40
+MANY_CLIENTS = 40
+"""Of more than these a table names no checksums, and no record holds them."""
 
 Ledger = dict[tuple[str, int, int], dict[str, Any]]
 """Digest, seed and rounds of a run to what is kept of it: a part of ``results.json``, with ``best_test`` and, where it
@@ -109,7 +110,7 @@ def _condensed(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
     if "mean" in results.get("partition", {}):
         record["partition"] = {"mean": results["partition"]["mean"]}
     contents = {name: {"content": one["content"]} for name, one in results.get("data", {}).items() if "content" in one}
-    if 0 < len(contents) <= _MANY_CLIENTS:
+    if 0 < len(contents) <= MANY_CLIENTS:
         record["data"] = contents
     return record
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flgraph.reproduce.ledger import MANY_CLIENTS
 from flgraph.reproduce.runner import command
 from flgraph.reproduce.study import Study
 
@@ -48,7 +49,7 @@ def _data(done: Mapping[tuple[str, str], Sequence[dict[str, Any]]]) -> Iterator[
                 known.setdefault(name, set()).add(settings["content"])
     if not known:
         return
-    if len(known) > 40:
+    if len(known) > MANY_CLIENTS:
         yield from ("", f"Data: {len(known)} clients; checksums are in each run's `results.json`.")
         return
     yield from ("", "Data (SHA-256 of features, edges, labels and splits, first 16 digits):", "")

@@ -45,11 +45,7 @@ def run_study(
     Raises:
         InputError: a run failed; names its log. The other runs are finished first.
     """
-    waiting = [
-        run
-        for run in study.runs()
-        if recorded(ledger or {}, study, run) is None and find_results(study, run, runs) is None
-    ]
+    waiting = [run for run in study.runs() if find_results(study, run, runs, ledger) is None]
     total = len(list(study.runs()))
     report(f"{study.name}: {total - len(waiting)} of {total} runs are done")
     failed = []
@@ -85,10 +81,10 @@ def run_folder(study: Study, run: Run, runs: Path) -> Path:
     return runs / study.paper_name / run.digest / f"{run.name}-seed{run.seed}"
 
 
-def find_results(study: Study, run: Run, runs: Path) -> dict[str, Any] | None:
+def find_results(study: Study, run: Run, runs: Path, ledger: Ledger | None = None) -> dict[str, Any] | None:
     """``results.json`` of a finished run of the study's length, with its folder as ``folder``; the newest there is.
 
-    A run that stopped early is one, too, if that was no later.
+    A run that stopped early is one, too, if that was no later. Where there is no folder, it is what the ledger has.
     """
     rounds = study.rounds_of(run.method)
     for folder in sorted(
@@ -100,7 +96,7 @@ def find_results(study: Study, run: Run, runs: Path) -> dict[str, Any] | None:
             early = results.get("stopped_early", False) and results["rounds"] < rounds
             if early or results["rounds"] == rounds:
                 return {**results, "folder": str(folder)}
-    return None
+    return None if ledger is None else recorded(ledger, study, run)
 
 
 def _execute(study: Study, run: Run, runs: Path, keep_checkpoints: bool) -> int:

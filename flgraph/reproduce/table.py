@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.federation.records import write_text
-from flgraph.reproduce.ledger import Ledger, recorded
+from flgraph.reproduce.ledger import Ledger
 from flgraph.reproduce.protocols import PROTOCOLS, value_of
 from flgraph.reproduce.provenance import provenance
 from flgraph.reproduce.runner import find_results
@@ -71,8 +71,7 @@ def finished(study: Study, runs: Path, ledger: Ledger | None = None) -> Done:
     done: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for setting in study.settings:
         for method in study.methods:
-            wanted = [study.run(setting, method, seed) for seed in study.seeds]
-            found = [find_results(study, run, runs) or recorded(ledger or {}, study, run) for run in wanted]
+            found = [find_results(study, study.run(setting, method, seed), runs, ledger) for seed in study.seeds]
             results = [result for result in found if result is not None]
             if results:
                 done[setting, method] = results
