@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -17,6 +17,7 @@ from flgraph.errors import InputError, expect
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.callback import acts_in_clients
 from flgraph.federation.checkpoint import readable
+from flgraph.federation.data import ClientData, Movable
 from flgraph.federation.payload import Payload
 from flgraph.federation.refit import OptimizerStates, fit_more, lasting_trainer
 from flgraph.federation.resident import ResidentStrategy
@@ -28,38 +29,6 @@ DESCRIBE, AGREE, EVALUATE, KEEP, SWAP = "describe", "agree", "evaluate", "keep",
 
 FORM = "form:"
 """Prefix of the scalars with which a client describes a shared tensor."""
-
-
-class ClientData(Protocol):
-    """What a client must hold; any LightningDataModule with ``num_train_samples`` and ``model_args`` will do."""
-
-    @property
-    def num_train_samples(self) -> int:
-        """The client's weight in averages."""
-
-    @property
-    def model_args(self) -> Mapping[str, Any]:
-        """Arguments of the model that the data decides, for example ``in_channels`` and ``num_classes``."""
-
-    def train_dataloader(self) -> Any:
-        """Batches to train on."""
-
-    def val_dataloader(self) -> Any:
-        """Batches to validate on."""
-
-    def test_dataloader(self) -> Any:
-        """Batches to test on."""
-
-    def predict_dataloader(self) -> Any:
-        """Batches to predict."""
-
-
-@runtime_checkable
-class Movable(Protocol):
-    """Client data that can be kept on the client's device, so that batches need no copy from the host."""
-
-    def to(self, device: torch.device) -> Any:
-        """Moves the data."""
 
 
 @dataclass(frozen=True)

@@ -234,6 +234,20 @@ def versions() -> dict[str, str]:
     return found
 
 
+def new_version(runs: Path) -> Path:
+    """Makes the folder of a new run, ``version_N`` in ``runs``, with the lowest number above all that are there."""
+    runs.mkdir(parents=True, exist_ok=True)
+    numbers = [int(text) for path in runs.glob("version_*") if (text := path.name.removeprefix("version_")).isdigit()]
+    number = max(numbers, default=-1) + 1
+    while True:  # another process may take the number first
+        try:
+            folder = runs / f"version_{number}"
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            number += 1
+
+
 def _git_revision() -> str:
     folder = Path(__file__).resolve().parent
     try:

@@ -10,7 +10,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from flgraph.errors import InputError
-from flgraph.federation.client import ClientData
+from flgraph.federation.data import ClientData
 from flgraph.federation.records import plain_values
 from flgraph.federation.seeding import derive_seed, seed_all
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import copy
-import gc
-import re
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import pytorch_lightning as pl
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
-from flgraph.errors import InputError, expect
+from flgraph.errors import expect
 from flgraph.federation.aggregator import Aggregator
+from flgraph.federation.arguments import check_processes, expect_counts, refused_by_lightning
 from flgraph.federation.callback import FederatedCallback, acts_in_clients
 from flgraph.federation.checkpoint import (
     CLIENTS,
@@ -28,7 +27,8 @@ from flgraph.federation.checkpoint import (
     find_checkpoint,
     read_manifest,
 )
-from flgraph.federation.client import Client, ClientData
+from flgraph.federation.client import Client
+from flgraph.federation.data import FederatedData, client_names, is_file_name
 from flgraph.federation.display import (
     RoundProgress,
     final_table,
@@ -36,12 +36,13 @@ from flgraph.federation.display import (
     quiet_lightning,
     routes_table,
 )
-from flgraph.federation.engines import Engine, EngineError, ProcessGroup, Sequential
-from flgraph.federation.engines.place import Place
+from flgraph.federation.engines import Engine, EngineError, Sequential
+from flgraph.federation.memory import quick_garbage_collection
 from flgraph.federation.records import (
     History,
     Metrics,
     RoundRecord,
+    new_version,
     truncate_records,
     versions,
     write_json,
@@ -55,33 +56,6 @@ from flgraph.federation.signals import stop_on_signals
 from flgraph.federation.template import Model, client_module, model_settings
 
 SPLITS = ("train", "val", "test")
-
-
-class FederatedData(Protocol):
-    """What the trainer needs of a federated datamodule.
-
-    One may also have ``statistics``, plain values about how data was dealt that go into ``results.json`` as
-    ``partition``; ``figures()``, tag to matplotlib figure, which TensorBoard shows; and ``release(name)``, which lets
-    go of the data of a client that has moved to another process. Where there are several processes, each asks for the
-    data of its own clients only.
-    """
-
-    @property
-    def name(self) -> str:
-        """How runs on this data are called."""
-
-    @property
-    def clients(self) -> Sequence[str]:
-        """Names of the clients; they serve as file names."""
-
-    def client(self, name: str) -> ClientData:
-        """A client's data."""
-
-    def prepare_data(self) -> None:
-        """Fetches what is not there."""
-
-    def setup(self, stage: str) -> None:
-        """Makes the data ready; called before the others."""
 
 
 class FederatedTrainer(pl.Trainer):
@@ -165,13 +139,13 @@ class FederatedTrainer(pl.Trainer):
         limit_test_batches: int | float | None = None,
         detect_anomaly: bool = False,
     ) -> None:
-        _expect_counts(rounds=rounds, local_epochs=local_epochs, evaluate_every=evaluate_every)
-        _expect_counts(checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
+        expect_counts(rounds=rounds, local_epochs=local_epochs, evaluate_every=evaluate_every)
+        expect_counts(checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
         expect(0 < client_fraction <= 1, "trainer.client_fraction", "above 0 and at most 1", client_fraction)
         kinds = get_args(EvaluatedModel)
         expect(evaluate_model in kinds, "trainer.evaluate_model", " or ".join(kinds), evaluate_model)
         expect(monitor_mode in ("max", "min"), "trainer.monitor_mode", "max or min", monitor_mode)
-        expect(name is None or _is_file_name(name), "trainer.name", "the name of a folder, without /", name)
+        expect(name is None or is_file_name(name), "trainer.name", "the name of a folder, without /", name)
         expect(isinstance(aggregator, Aggregator), "trainer.aggregator", "an Aggregator", type(aggregator).__name__)
         self.engine = engine or Sequential()
         given: dict[str, Any] = {
@@ -205,8 +179,8 @@ class FederatedTrainer(pl.Trainer):
                     enable_model_summary=False,
                 )
             except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
-                raise _refused_by_lightning(given, error) from error
-        self._check_processes(devices)
+                raise refused_by_lightning(given, error) from error
+        check_processes(self.engine, self.world_size, devices)
         self.aggregator = aggregator
         self.rounds, self.local_epochs, self.client_fraction = rounds, local_epochs, client_fraction
         self.evaluate_every, self.evaluate_model = evaluate_every, evaluate_model
@@ -237,18 +211,6 @@ class FederatedTrainer(pl.Trainer):
     def federated_data(self) -> FederatedData | None:
         """The data of the run; ``None`` before the first."""
         return None if self._fitted is None else self._fitted[1]
-
-    def _check_processes(self, devices: Any) -> None:
-        """One device per process; several processes belong to the engine, or to Lightning's strategy under torchrun."""
-        place = Place.here()
-        if isinstance(self.engine, ProcessGroup) or not place.launched or place.world == 1:
-            expect(
-                self.world_size == 1, "trainer.devices", "one device, which all clients of a process share,", devices
-            )
-            return
-        given = f"{type(self.engine).__name__} with a strategy of {self.world_size} processes"
-        what = f"ProcessGroup, or the strategy to be one of {place.world} processes, as torchrun started,"
-        expect(self.world_size == place.world, "trainer.engine", what, given)
 
     # ------------------------------------------------------------------------------------------------- entry points
     def fit(  # type: ignore[override]
@@ -426,13 +388,7 @@ class FederatedTrainer(pl.Trainer):
             if first:
                 datamodule.prepare_data()
         datamodule.setup(stage)
-        names = list(datamodule.clients)
-        expect(len(names) > 0, "data.clients", "at least one client", "none")
-        expect(len(set(names)) == len(names), "data.clients", "different names", names)
-        for name in names:
-            fits = _is_file_name(name) and name != "mean"
-            expect(fits, "data.clients", "names that can be file names, and none of them `mean`,", name)
-        return names
+        return client_names(datamodule)
 
     def _make_clients(self, model: Model, datamodule: FederatedData, names: Sequence[str], stage: str) -> None:
         """Has the engine make the clients; it may make some of them later, which must be like the others."""
@@ -532,7 +488,7 @@ class FederatedTrainer(pl.Trainer):
         assert self.run_dir is not None
         if not resumed:
             with writing(self.run_dir):
-                self.run_dir = _new_version(self.run_dir)
+                self.run_dir = new_version(self.run_dir)
         with writing(self.run_dir):
             if self.config_text:
                 write_text(self.config_text, self.run_dir / "config.yaml")
@@ -604,48 +560,3 @@ class FederatedTrainer(pl.Trainer):
     def _call(self, hook: str, *args: Any) -> None:
         for callback in self.round_callbacks:
             getattr(callback, hook)(self, *args)
-
-
-@contextmanager
-def quick_garbage_collection() -> Iterator[None]:
-    """Keeps what exists now out of garbage collections: libraries and idle clients are many, and they stay."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-def _expect_counts(**values: int) -> None:
-    for field, value in values.items():
-        expect(isinstance(value, int) and value >= 1, f"trainer.{field}", "a whole number of 1 or more", value)
-
-
-def _refused_by_lightning(arguments: Mapping[str, Any], error: Exception) -> InputError:
-    """Lightning's objection to one of its arguments as a sentence of ours; it names the argument in many ways."""
-    told = " ".join(str(error).split()).removesuffix(".")
-    named = [key for key in arguments if re.search(rf"`{key}\b", told)]
-    named += [key for key in arguments if re.search(rf"\b{key}\b", told, re.IGNORECASE)]
-    if not named:
-        return InputError(f"Expected `trainer` to be arguments that Lightning takes but got: {told}.")
-    shown = repr(arguments[named[0]])
-    return InputError(f"Expected `trainer.{named[0]}` to be one that Lightning takes here but got {shown}: {told}.")
-
-
-def _is_file_name(name: str) -> bool:
-    fits = len(f"{name}.ckpt".encode()) <= 255  # what file systems take
-    return fits and bool(re.fullmatch(r"[^/\\\0]+", name)) and name not in (".", "..")
-
-
-def _new_version(runs: Path) -> Path:
-    runs.mkdir(parents=True, exist_ok=True)
-    numbers = [int(text) for path in runs.glob("version_*") if (text := path.name.removeprefix("version_")).isdigit()]
-    number = max(numbers, default=-1) + 1
-    while True:  # another process may take the number first
-        try:
-            folder = runs / f"version_{number}"
-            folder.mkdir()
-            return folder
-        except FileExistsError:
-            number += 1

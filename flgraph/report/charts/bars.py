@@ -1,0 +1,171 @@
+"""Bars and boxes: a value per client, a value per method."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from flgraph.report.charts.style import (
+    INK,
+    MUTED,
+    PAPER,
+    Spread,
+    Style,
+    empty_figure,
+    mark,
+    names_down,
+    panel,
+    shortened,
+    value_text,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_BARS = 110
+"""So many bars lie side by side before clients go into a second row."""
+
+
+def grouped_bars(
+    groups: Sequence[str],
+    values: Mapping[str, Sequence[Spread]],
+    *,
+    ylabel: str,
+    styles: Mapping[str, Style],
+    width: float,
+    height: float = 3.2,
+    title: str = "",
+) -> Figure:
+    """A group of bars per client, a bar per method, with error bars; in several rows if there are many.
+
+    Args:
+        groups: clients.
+        values: method to mean and standard deviation per client.
+        ylabel: what is measured.
+        styles: method to its looks.
+        width: inches.
+        height: inches of one row.
+        title: above the first row.
+    """
+    rows = max(1, math.ceil(len(groups) * len(values) / MAX_BARS))
+    columns = math.ceil(len(groups) / rows)
+    rows = math.ceil(len(groups) / columns)
+    with empty_figure((width, height * rows)) as figure:
+        panels = figure.subplots(rows, 1, sharey=True, squeeze=False)[:, 0]
+        bar = 0.84 / max(len(values), 4)
+        for row, axes in enumerate(panels):
+            here = list(groups[row * columns : (row + 1) * columns])
+            axes.grid(axis="y")
+            axes.set_ylabel(ylabel)
+            for number, (name, spreads) in enumerate(values.items()):
+                style = styles[name]
+                part = spreads[row * columns : (row + 1) * columns]
+                places = [group + (number - (len(values) - 1) / 2) * bar for group in range(len(here))]
+                for place, (mean, std) in zip(places, part, strict=True):
+                    if math.isnan(mean):
+                        continue
+                    (patch,) = axes.bar(place, mean, 0.9 * bar, color=style.colour, linewidth=0)
+                    if style.hatch:
+                        patch.set(hatch=style.hatch, edgecolor=PAPER)
+                    mark(patch, style, f"{name}, {here[round(place)]}: {value_text(mean, std)}")
+                    if not math.isnan(std):
+                        stroke = axes.vlines(place, mean - std, mean + std, color=INK, linewidth=0.8, zorder=3)
+                        mark(stroke, style)
+            axes.axhline(0, color=MUTED, linewidth=0.8)
+            axes.set_xlim(-0.6, columns - 0.4)
+            letters = sum(len(group) for group in here) + 2 * len(here)
+            tilted = letters > 13 * width
+            axes.set_xticks(range(len(here)), [shortened(group) for group in here], color=INK)
+            if tilted:
+                for label in axes.get_xticklabels():
+                    label.set(rotation=35, ha="right", rotation_mode="anchor")
+            axes.tick_params(axis="x", length=0)
+        panels[0].set_title(title)
+    return figure
+
+
+def distributions(
+    values: Mapping[str, Sequence[float]],
+    *,
+    xlabel: str,
+    styles: Mapping[str, Style],
+    width: float,
+    title: str = "",
+    zero: bool = False,
+) -> Figure:
+    """A box and a dot per client for every method: what remains readable with very many clients.
+
+    Args:
+        values: method to one value per client.
+        xlabel: what is measured.
+        styles: method to its looks.
+        width: inches.
+        title: above the panel.
+        zero: marks zero, for differences.
+    """
+    with empty_figure((width, 0.75 + 0.5 * max(len(values), 1))) as figure:
+        axes = panel(figure, title, xlabel, "")
+        axes.grid(axis="y", visible=False)
+        for number, (name, given) in enumerate(values.items()):
+            style, known = styles[name], [value for value in given if math.isfinite(value)]
+            if not known:
+                continue
+            box = axes.boxplot(
+                [known],
+                positions=[number],
+                orientation="horizontal",
+                widths=0.55,
+                showfliers=False,
+                patch_artist=True,
+                boxprops={"facecolor": style.colour, "alpha": 0.25, "linewidth": 0},
+                whiskerprops={"color": style.colour, "linewidth": 1},
+                capprops={"color": style.colour, "linewidth": 1},
+                medianprops={"color": style.colour, "linewidth": 2},
+            )
+            for artists in box.values():
+                for artist in artists:
+                    mark(artist, style, f"{name}: median {statistics.median(known):.4g}")
+            # Spread by the golden ratio: even, and the same in every report.
+            heights = [number + 0.42 * ((index * 0.618034) % 1 - 0.5) for index in range(len(known))]
+            dots = axes.scatter(known, heights, s=7, color=style.colour, alpha=0.7, linewidths=0, zorder=3)
+            mark(dots, style, name)
+        if zero:
+            axes.axvline(0, color=MUTED, linewidth=0.8)
+        names_down(axes, list(values))
+    return figure
+
+
+def level_bars(
+    values: Mapping[str, Spread],
+    *,
+    xlabel: str,
+    styles: Mapping[str, Style],
+    size: tuple[float, float],
+    title: str = "",
+) -> Figure:
+    """One horizontal bar per method with its value beside it."""
+    with empty_figure(size) as figure:
+        axes = panel(figure, title, xlabel, "")
+        axes.grid(axis="y", visible=False)
+        known = [mean + (0 if math.isnan(std) else std) for mean, std in values.values() if math.isfinite(mean)]
+        longest = max(known, default=1.0) or 1.0
+        for number, (name, (mean, std)) in enumerate(values.items()):
+            if math.isnan(mean):
+                continue
+            style = styles[name]
+            (patch,) = axes.barh(number, mean, 0.66, color=style.colour, linewidth=0)
+            if style.hatch:
+                patch.set(hatch=style.hatch, edgecolor=PAPER)
+            mark(patch, style, f"{name}: {value_text(mean, std)}")
+            end = mean
+            if not math.isnan(std):
+                stroke = axes.hlines(number, mean - std, mean + std, color=INK, linewidth=0.9, zorder=3)
+                mark(stroke, style)
+                end += std
+            note = axes.text(end + 0.015 * longest, number, f"{mean:.3g}", va="center", fontsize=8)
+            mark(note, style)
+        axes.set_xlim(0, 1.12 * longest)
+        names_down(axes, list(values))
+    return figure
