@@ -15,12 +15,11 @@ from typing import Any
 from flgraph.data.datamodule import TU_SETTINGS
 from flgraph.errors import expect
 from flgraph.report.charts import Spread, spread
-from flgraph.report.runs import Run, mapping, natural, number, version_of
+from flgraph.report.runs import Run, lower_is_better, mapping, natural, number, version_of
 
 PERCENT = {"accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "average_precision", "precision", "recall"}
 """Metrics that are shown in percent, as papers do."""
 
-_LOWER = re.compile(r"loss|error|perplexity|\b(mae|mse|rmse)\b")
 _NOT_THE_METHOD = re.compile(
     r"(.*[._])?seed(_everything)?|ckpt_path|(trainer\.)?(default_root_dir|name|logger|enable_progress_bar|"
     r"enable_checkpointing|checkpoint_every|keep_checkpoints|max_logged_clients)|data\.(root|cache_dir|name)"
@@ -239,7 +238,7 @@ def compare(runs: Sequence[Run], name: str) -> tuple[Metric, list[Comparison]]:
     known += sorted(m for m in told if m.partition("/")[0].endswith("_test"))
     expect(name in known, "--metric", f"one of {', '.join(known) or 'none: no run has a metric'}", name)
     modes = {mode for run in runs for metric, mode in [run.monitor] if metric.partition("/")[2] == name}
-    metric = Metric(name, modes == {"min"} or bool(_LOWER.search(name)))
+    metric = Metric(name, modes == {"min"} or lower_is_better(name))
     by_data: dict[str, list[Run]] = {}
     # Settings say what data it is; where checksums tell that two kinds of them come to the same, these are one.
     same = {_data_key(run): contents for run in runs if (contents := _contents(run))}

@@ -22,6 +22,8 @@ Metrics = dict[str, dict[str, float]]
 FILES = ("results.json", "history.jsonl")
 """A folder with one of these is a run."""
 
+_LOWER = re.compile(r"loss|error|perplexity|\b(mae|mse|rmse)\b")
+
 
 @dataclass(frozen=True)
 class Round:
@@ -211,6 +213,11 @@ def version_of(folder: Path) -> int | None:
 def number(value: Any) -> float:
     """As a float; NaN for null and whatever is none."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a metric's name says that less of it is better, as in ``test/loss``."""
+    return bool(_LOWER.search(metric))
 
 
 def mapping(value: Any) -> dict[str, Any]:

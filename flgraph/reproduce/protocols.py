@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from flgraph.federation.records import read_records
-from flgraph.report.runs import number
+from flgraph.report.runs import lower_is_better, number
 from flgraph.reproduce.study import PARTITION
 
 PROTOCOLS = {
@@ -42,21 +42,28 @@ def value_of(results: Mapping[str, Any], protocol: str, metric: str, mean: str) 
 
 def _best_test(results: Mapping[str, Any], metric: str, mean: str) -> float:
     values = [number(record.get(mean, {}).get(metric)) for record in _records(results)]
-    return max((value for value in values if not math.isnan(value)), default=math.nan)
+    return _better_of(metric)((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 def _best_cluster(results: Mapping[str, Any], metric: str) -> float | None:
     splits = results.get("aggregator", {}).get("splits")
     if splits is None:
         return None
+    choose = _better_of(metric)
     rounds = {record["round"]: record["metrics"] for record in _records(results) if record["metrics"]}
     best = {client: number(values.get(metric)) for client, values in results["final"]["clients"].items()}
     for split in splits:
         before = rounds.get(split["round"] - 1, {})
         for client in (client for part in split["into"] for client in part):
             value = number(before.get(client, {}).get(metric))
-            best[client] = value if math.isnan(best[client]) or value > best[client] else best[client]
+            known = [one for one in (best[client], value) if not math.isnan(one)]
+            best[client] = choose(known, default=math.nan)
     return statistics.fmean(best.values())
+
+
+def _better_of(metric: str) -> Callable[..., float]:
+    """``min`` or ``max``."""
+    return min if lower_is_better(metric) else max
 
 
 def _records(results: Mapping[str, Any]) -> list[dict[str, Any]]:
