@@ -10,6 +10,9 @@ from flgraph.errors import InputError, expect
 from flgraph.federation.engines import Engine, ProcessGroup
 from flgraph.federation.engines.place import Place
 
+WHERE = ("accelerator", "devices", "strategy", "plugins")
+"""Arguments that say where a Trainer computes; all others may change what comes out."""
+
 
 def expect_counts(**values: int) -> None:
     """Raises :class:`InputError` for arguments that are no whole numbers of 1 or more."""

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from flgraph.errors import expect
 from flgraph.federation.aggregator import Aggregator
-from flgraph.federation.arguments import check_processes, expect_counts, refused_by_lightning
+from flgraph.federation.arguments import WHERE, check_processes, expect_counts, refused_by_lightning
 from flgraph.federation.callback import FederatedCallback, acts_in_clients
 from flgraph.federation.checkpoint import (
     CLIENTS,
@@ -423,11 +423,7 @@ class FederatedTrainer(pl.Trainer):
             "evaluate_model": self.evaluate_model,
             "monitor": self.monitor,
             "monitor_mode": self.monitor_mode,
-            **{
-                key: value
-                for key, value in self._client_args.items()
-                if key not in ("accelerator", "devices", "strategy", "plugins")
-            },
+            **{key: value for key, value in self._client_args.items() if key not in WHERE},
         }
         data = {name: about["data"] for name, about in self.engine.about().items()}
         return {"seed": self.seed, "trainer": trainer, "model": model_settings(model), "data": data}

@@ -50,8 +50,9 @@ class SiteExecutor(Executor):
                 return self._host.answer(message)
             with self._opening:
                 kit = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
-                self._host = host(message["config"], read_settings(kit))
-                return {"about": tell(self._host)}
+                settings = read_settings(kit)
+                self._host = host(message["config"], settings)
+                return {"about": tell(self._host, settings)}
         except Exception as error:  # the server tells the user
             self.log_exception(fl_ctx, f"flgraph: {message['kind']} failed")
             told = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"

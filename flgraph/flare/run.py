@@ -15,6 +15,7 @@ import yaml
 
 from flgraph.cli import FederatedCLI
 from flgraph.errors import InputError, expect
+from flgraph.federation.arguments import WHERE
 from flgraph.federation.checkpoint import find_checkpoint
 from flgraph.federation.engines.remote import Host, Post, Remote
 from flgraph.flare.settings import SiteSettings, clients_folder, refuse_foreign_classes
@@ -105,9 +106,16 @@ def serve(
     return cli.trainer.run_dir
 
 
-def tell(host: Host) -> str:
-    """What a site's clients tell of themselves, as JSON."""
-    return json.dumps({name: client.about for name, client in host.clients.items()})
+def tell(host: Host, settings: SiteSettings) -> str:
+    """What a site's clients tell of themselves, as JSON.
+
+    The site's own ``trainer`` fields, but for those that say where it computes, go with what a run must share to go on.
+    """
+    trainer = {key: value for key, value in settings.trainer.items() if key not in WHERE}
+    told = {name: client.about for name, client in host.clients.items()}
+    if trainer:
+        told = {name: {**about, "data": {**about["data"], "trainer": trainer}} for name, about in told.items()}
+    return json.dumps(told)
 
 
 def _newest(runs: Path) -> str | None:

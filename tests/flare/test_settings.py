@@ -32,37 +32,59 @@ def config(*further: str) -> str:
     return configuration(["-c", str(EXAMPLE / "federation.yaml"), "--trainer.rounds=2", *further])
 
 
+class Handing:
+    """A post that hands bytes over, as FLARE would carry them."""
+
+    def __init__(self, folder: Path, **trainer: Any) -> None:
+        own = {site: settings(site, folder / site, trainer=trainer) for site in ("north", "east")}
+        self.hosts = {site: host(config(), given) for site, given in own.items()}
+        self.sites = {site: json.loads(tell(self.hosts[site], given)) for site, given in own.items()}
+
+    def send(self, site: str, message: Message, timeout: float) -> Message:
+        return self.hosts[site].answer(message)
+
+
 def test_both_halves_together(tmp_path: Path) -> None:
-    """Sites and server as FLARE would run them, with a post that hands bytes over."""
-    hosts = {site: host(config(), settings(site, tmp_path / site)) for site in ("north", "east")}
-
-    class Post:
-        def send(self, site: str, message: Message, timeout: float) -> Message:
-            return hosts[site].answer(message)
-
-    sites = {site: json.loads(tell(own)) for site, own in hosts.items()}
-    server = SiteSettings(folder=str(tmp_path / "server"))
-    run = serve(config(), "first", Post(), sites, server, {"deadline": 60.0})
+    """Sites and server as FLARE would run them."""
+    post, server = Handing(tmp_path), SiteSettings(folder=str(tmp_path / "server"))
+    run = serve(config(), "first", post, post.sites, server, {"deadline": 60.0})
     assert run == tmp_path / "server" / "first" / "version_0"
     results = json.loads((run / "results.json").read_text())
     assert list(results["final"]["clients"]) == ["trees", "rings"]
     assert "data" not in yaml.safe_load(config())
-    further = serve(config("--trainer.rounds=3"), "first", Post(), sites, server, {"deadline": 60.0})
+    further = serve(config("--trainer.rounds=3"), "first", post, post.sites, server, {"deadline": 60.0})
     assert further == run  # it went on
     assert json.loads((run / "results.json").read_text())["rounds"] == 3
     with pytest.raises(InputError, match="whose data its site keeps"):
         SitesData(["trees"]).client("trees")
 
 
+def test_sites_go_on_in_the_precision_that_they_began_in(tmp_path: Path) -> None:
+    server, more = SiteSettings(folder=str(tmp_path / "server")), config("--trainer.rounds=3")
+    for name, began, now, sentence in [
+        ("a", {"precision": "bf16-true"}, {}, r"`data\.\w+\.trainer` to be there as in checkpoint"),
+        ("b", {}, {"precision": "bf16-true"}, "to be left out as in checkpoint"),
+        ("c", {"precision": "64-true"}, {"precision": "bf16-true"}, "precision` to be '64-true' as in checkpoint"),
+    ]:
+        post = Handing(tmp_path / name, **began)
+        run = serve(config(), name, post, post.sites, server, {"deadline": 60.0})
+        post = Handing(tmp_path / name, **now)
+        with pytest.raises(InputError, match=sentence):
+            serve(more, name, post, post.sites, server, {"deadline": 60.0})
+        post = Handing(tmp_path / name, **began, accelerator="cpu")  # where a site computes is its own affair
+        assert serve(more, name, post, post.sites, server, {"deadline": 60.0}) == run
+
+
 def test_too_few_sites_end_a_run(tmp_path: Path) -> None:
-    own = host(config(), settings("north", tmp_path))
+    given = settings("north", tmp_path)
+    own = host(config(), given)
 
     class Post:
         def send(self, site: str, message: Message, timeout: float) -> None:
             return None
 
     with pytest.raises(EngineError, match="Only 0 of at least 1 clients answered in time; missing: trees"):
-        serve(config(), "x", Post(), {"north": json.loads(tell(own))}, SiteSettings(folder=str(tmp_path)), {})
+        serve(config(), "x", Post(), {"north": json.loads(tell(own, given))}, SiteSettings(folder=str(tmp_path)), {})
 
 
 def test_classes_that_a_site_has_not_allowed_are_refused(tmp_path: Path) -> None:
