@@ -48,6 +48,8 @@ def main(args: Sequence[str]) -> None:
         "keep the checkpoints of finished runs; those of runs cut short by --rounds are always kept, to be gone on from"
     )
     parser.add_argument("--keep_checkpoints", action="store_true", help=keep)
+    every = "rounds between the checkpoints of a run; as its configuration says if not given"
+    parser.add_argument("--checkpoint_every", type=PositiveInt, help=every)
     given = parser.parse_args(list(args))
     if given.list:
         print("\n".join(f"{name}: {load_study(name).title}" for name in list_studies()))
@@ -63,7 +65,14 @@ def main(args: Sequence[str]) -> None:
     keep_checkpoints = given.keep_checkpoints or given.rounds is not None
     try:
         if not given.collect:
-            run_study(study, runs, given.jobs, keep_checkpoints=keep_checkpoints, ledger=ledger)
+            run_study(
+                study,
+                runs,
+                given.jobs,
+                keep_checkpoints=keep_checkpoints,
+                ledger=ledger,
+                checkpoint_every=given.checkpoint_every,
+            )
     finally:  # whatever is done is worth showing, also when a run failed or the study was stopped
         for file in write_study(study, runs, given.out, ledger):
             print(f"wrote {file}")

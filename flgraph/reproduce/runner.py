@@ -26,6 +26,7 @@ def run_study(
     report: Callable[[str], None] = print,
     keep_checkpoints: bool = True,
     ledger: Ledger | None = None,
+    checkpoint_every: int | None = None,
 ) -> None:
     """Runs whatever is not done yet.
 
@@ -41,6 +42,7 @@ def run_study(
         keep_checkpoints: whether a run that has ended keeps its checkpoints, which a longer run could go on from; a
             study of hundreds of runs can need a great deal of room for them.
         ledger: runs that are done although they have no folder.
+        checkpoint_every: rounds between a run's checkpoints, as its configuration says when ``None``.
 
     Raises:
         InputError: a run failed; names its log. The other runs are finished first.
@@ -50,7 +52,7 @@ def run_study(
     report(f"{study.name}: {total - len(waiting)} of {total} runs are done")
     failed = []
     with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(_execute, study, run, runs, keep_checkpoints): run for run in waiting}
+        futures = {pool.submit(_execute, study, run, runs, keep_checkpoints, checkpoint_every): run for run in waiting}
         for done, future in enumerate(as_completed(futures), start=total - len(waiting) + 1):
             run, code = futures[future], future.result()
             report(f"[{done}/{total}] {run.setting} {run.method} seed {run.seed}: {'done' if code == 0 else 'FAILED'}")
@@ -99,7 +101,7 @@ def find_results(study: Study, run: Run, runs: Path, ledger: Ledger | None = Non
     return None if ledger is None else recorded(ledger, study, run)
 
 
-def _execute(study: Study, run: Run, runs: Path, keep_checkpoints: bool) -> int:
+def _execute(study: Study, run: Run, runs: Path, keep_checkpoints: bool, checkpoint_every: int | None) -> int:
     folder = run_folder(study, run, runs)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "log.txt", "a") as log:
@@ -109,6 +111,8 @@ def _execute(study: Study, run: Run, runs: Path, keep_checkpoints: bool) -> int:
         if find_results(study, run, runs) is not None:
             return 0
         args = command(study, run, runs)
+        if checkpoint_every is not None:
+            args.append(f"--trainer.checkpoint_every={checkpoint_every}")
         checkpoint = _checkpoint(folder, study.rounds_of(run.method))
         if checkpoint is not None:
             args.append(f"--ckpt_path={checkpoint}")

@@ -94,6 +94,17 @@ def test_finished_runs_need_not_keep_checkpoints(tmp_path: Path) -> None:
     assert [len(results) for results in finished(study, tmp_path).values()] == [2]
 
 
+def test_checkpoints_come_as_often_as_asked(tmp_path: Path) -> None:
+    study = tiny_study(rounds=1).cut(methods=["Local"], seeds=[1])
+    for every, checkpoint_every in ((None, 1), (7, 7)):
+        runs = tmp_path / str(every)
+        run_study(study, runs, jobs=1, report=lambda line: None, checkpoint_every=every)
+        config = yaml.safe_load(
+            (run_folder(study, next(iter(study.runs())), runs) / "version_0/config.yaml").read_text()
+        )
+        assert config["trainer"]["checkpoint_every"] == checkpoint_every
+
+
 def test_failed_run_names_its_log(tmp_path: Path) -> None:
     study = Study(
         "tiny/bad", "t", "accuracy", 1, [1], {"TINY": [*TINY, "--data.batch_size=0"]}, {"Local": METHODS["Local"]}
