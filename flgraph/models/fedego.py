@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from flgraph.errors import expect
 from flgraph.models.classifier import Classifier, OptimizerName, at_least_float32
 from flgraph.nn import Dropout
-from flgraph.nn.ego import EgoSAGEConv, kaiming
+from flgraph.nn.ego import EgoSAGEConv, kaiming, take_nodes
 from flgraph.nn.sparse import SparseLinear
 
 
@@ -49,7 +49,8 @@ class Personalization(torch.nn.Module):
         dropout: probability of a zero after each hidden layer.
 
     Shapes:
-        - **input:** ``[B, P, hidden_channels]``
+        - **input:** ``[B, P, hidden_channels]``, or ``[n, hidden_channels]`` and ``index [B, P]``, see
+          :class:`~flgraph.nn.EgoSAGEConv`
         - **output:** ``[B, num_classes]``
     """
 
@@ -68,13 +69,13 @@ class Personalization(torch.nn.Module):
         """Kaiming-normal weights and zero biases."""
         _initialise(self)
 
-    def forward(self, p: Tensor, fanouts: Sequence[int]) -> Tensor:
+    def forward(self, p: Tensor, fanouts: Sequence[int], index: Tensor | None = None) -> Tensor:
         """Logits of the centers."""
         remaining = list(fanouts)
         expect(not self.ego or len(remaining) >= len(self.layers), "fanouts", f"{len(self.layers)} hops", remaining)
         for number, layer in enumerate(self.layers, start=1):
             if self.ego:
-                p = layer(p, remaining)
+                p, index = layer(p, remaining, index), None
                 remaining.pop()
             else:
                 p = layer(p[:, :1])
@@ -149,13 +150,18 @@ class FedEgo(Classifier):
     def forward(self, batch: Any) -> Tensor:
         """Logits of the centers ``[B, num_classes]``."""
         self.check_sizes()
-        return self.personalization(self.embed(batch), batch.fanouts if self.ego else ())
+        if not self.ego:
+            return self.personalization(self.embed(batch), ())
+        return self.personalization(self.reduction.nodes(self._features(batch)), batch.fanouts, batch.index)
 
     def embed(self, batch: Any) -> Tensor:
         """Reduction embeddings of all positions ``[B, P, H]``; of the centers alone (``P`` = 1) where not ``ego``."""
+        return self.reduction(self._features(batch), batch.index, batch.fanouts)
+
+    def _features(self, batch: Any) -> Tensor:
         fits = batch.x.dim() == 2 and batch.x.size(1) == self.in_channels
         expect(fits, "batch.x", f"of shape [nodes, {self.in_channels}]", list(batch.x.shape))
-        return self.reduction(batch.x, batch.index, batch.fanouts)
+        return batch.x
 
     @torch.no_grad()
     def mash(self, batch: Any, mixup: bool = True) -> MashedEgos:
@@ -204,15 +210,20 @@ class Reduction(torch.nn.Module):
 
     def forward(self, x: Tensor, index: Tensor, fanouts: Sequence[int]) -> Tensor:
         """Embeddings of all positions, or of the centers."""
+        p, remaining = self.nodes(x), list(fanouts)
+        expect(len(remaining) >= len(self.convs), "fanouts", f"{len(self.convs)} hops", remaining)
+        if not len(self.convs):
+            return take_nodes(p, index)
+        for number, conv in enumerate(self.convs):
+            p = self.dropout(conv(p, remaining, None if number else index), rectify=True)
+            remaining.pop()
+        return p[:, :1]
+
+    def nodes(self, x: Tensor) -> Tensor:
+        """Embeddings ``[n, hidden_channels]`` of the nodes, by the linear layers alone."""
         for layer in self.layers:
             x = self.dropout(layer(x), rectify=True)
-        p = x.index_select(0, index.reshape(-1)).view(*index.shape, -1)
-        remaining = list(fanouts)
-        expect(len(remaining) >= len(self.convs), "fanouts", f"{len(self.convs)} hops", remaining)
-        for conv in self.convs:
-            p = self.dropout(conv(p, remaining), rectify=True)
-            remaining.pop()
-        return p[:, :1] if len(self.convs) else p
+        return x
 
 
 class EgoHead(Classifier):

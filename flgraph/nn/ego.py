@@ -20,7 +20,8 @@ class EgoSAGEConv(torch.nn.Module):
         + \mathbf{W}_n \frac{1}{k} \sum_{u \in \mathrm{children}(v)} \mathbf{p}_u + \mathbf{b}
 
     All trees have the same shape, so the mean over children is a mean over a dimension: nothing is scattered. The last
-    hop has no children and is left out of the output.
+    hop has no children and is left out of the output. Where the input tells which positions are the same node,
+    :math:`\mathbf{W}_s` is applied to every node once.
 
     Args:
         in_channels: columns of the input.
@@ -28,7 +29,8 @@ class EgoSAGEConv(torch.nn.Module):
 
     Shapes:
         - **input:** ``[B, P, in_channels]``; positions are hops one after another, the children of a position
-          contiguous, see :func:`flgraph.data.sample_egos`
+          contiguous, see :func:`flgraph.data.sample_egos`. Or ``[n, in_channels]``, a row per node, with
+          ``index [B, P]``, the node at every position
         - **output:** ``[B, P', out_channels]``, the positions of all hops but the last
     """
 
@@ -43,13 +45,24 @@ class EgoSAGEConv(torch.nn.Module):
         for linear in (self.lin_self, self.lin_neighbour):
             kaiming(linear)
 
-    def forward(self, p: Tensor, fanouts: Sequence[int]) -> Tensor:
-        """One step; ``fanouts`` are the neighbours per node of each hop that ``p`` has."""
-        inner = p[:, : -prod(fanouts)]
-        return self.lin_self(inner) + self.lin_neighbour(children_mean(p, fanouts))
+    def forward(self, p: Tensor, fanouts: Sequence[int], index: Tensor | None = None) -> Tensor:
+        """One step; ``fanouts`` are the neighbours per node of each hop that there is."""
+        last = prod(fanouts)
+        if index is None:
+            own = self.lin_self(p[:, :-last])
+        else:
+            nodes, place = index[:, :-last].unique(return_inverse=True)
+            own = take_nodes(self.lin_self(p.index_select(0, nodes)), place)
+            p = take_nodes(p, index)
+        return own + self.lin_neighbour(children_mean(p, fanouts))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"
+
+
+def take_nodes(x: Tensor, index: Tensor) -> Tensor:
+    """Rows ``x [n, C]`` of the nodes at positions ``index [B, P]``: ``[B, P, C]``."""
+    return x.index_select(0, index.reshape(-1)).view(*index.shape, -1)
 
 
 def children_mean(p: Tensor, fanouts: Sequence[int]) -> Tensor:

@@ -38,6 +38,31 @@ def test_layer_is_the_formula_node_by_node(fanouts: tuple[int, ...]) -> None:
     assert str(conv) == "EgoSAGEConv(4, 3)"
 
 
+@pytest.mark.parametrize("fanouts", [(6, 6), (2,), (3, 2, 4)])
+def test_nodes_that_recur_are_mapped_once(fanouts: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    conv = EgoSAGEConv(4, 3).double()
+    positions = 1 + sum(int(torch.tensor(fanouts[: h + 1]).prod()) for h in range(len(fanouts)))
+    x = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
+    index = torch.randint(7, (5, positions))
+    mapped: list[int] = []
+    handle = conv.lin_self.register_forward_pre_hook(lambda module, given: mapped.append(given[0].size(0)))
+    out = conv(x, fanouts, index)
+    handle.remove()
+    inner = index[:, : -int(torch.tensor(fanouts).prod())]
+    assert mapped == [inner.unique().numel()]
+    expected = conv(x[index], fanouts)
+    torch.testing.assert_close(out, expected)
+    weights = torch.randn_like(out)
+    wanted = [x, *conv.parameters()]
+    for one, other in zip(
+        torch.autograd.grad((out * weights).sum(), wanted),
+        torch.autograd.grad((expected * weights).sum(), wanted),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
 def test_two_layers_reach_the_center() -> None:
     one, two = EgoSAGEConv(4, 4), EgoSAGEConv(4, 2)
     assert two(one(torch.randn(3, 43, 4), (6, 6)), (6,)).shape == (3, 1, 2)
