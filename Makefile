@@ -23,6 +23,8 @@ install: build/.linked ## Build .venv, or bring it up to date
 demo: build/.linked ## Train a first federation
 	@$(DEMO_CMD)
 
+# One thread per process: the tests of two workers with two threads each take several times as long on two cores.
+test: export OMP_NUM_THREADS ?= 1
 test: lint ## Check style and types, then run the tests and the docstrings' examples (PYTEST_ARGS="-k fedavg")
 	@.venv/bin/pytest ./tests --pyargs flgraph --doctest-modules $(PYTEST_ARGS)
 

@@ -66,6 +66,15 @@ def threads() -> None:
     torch.set_num_threads(min(2, torch.get_num_threads()))
 
 
+@pytest.fixture(autouse=True)
+def default_type() -> Iterator[None]:
+    """torch's default type is one for the whole process: a test that leaves it changed breaks others."""
+    yield
+    found = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    assert found == torch.float32
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache() -> Iterator[Path]:
     """An empty FLGRAPH_CACHE, gone after the session."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,15 +34,20 @@ def config(*further: str) -> str:
 
 
 class Handing:
-    """A post that hands bytes over, as FLARE would carry them."""
+    """A post that hands bytes over, as FLARE would carry them.
+
+    One site at a time: a Trainer's precision changes torch's default type, which these two share and real sites do not.
+    """
 
     def __init__(self, folder: Path, **trainer: Any) -> None:
         own = {site: settings(site, folder / site, trainer=trainer) for site in ("north", "east")}
         self.hosts = {site: host(config(), given) for site, given in own.items()}
         self.sites = {site: json.loads(tell(self.hosts[site], given)) for site, given in own.items()}
+        self.one_at_a_time = threading.Lock()
 
     def send(self, site: str, message: Message, timeout: float) -> Message:
-        return self.hosts[site].answer(message)
+        with self.one_at_a_time:
+            return self.hosts[site].answer(message)
 
 
 def test_both_halves_together(tmp_path: Path) -> None:
