@@ -17,17 +17,10 @@ from flgraph.federation.records import read_records
 
 PARITY = Path(__file__).resolve().parents[1] / "parity"
 
-BEGAN = [
-    ("fedavg", "at sites"),
-    ("fedavg", "in one process"),
-    ("fedstar", "in one process"),
-    ("fedego", "at sites"),
-    ("fedhgn", "in one process"),
-    ("fclg", "at sites"),
-]
-"""Methods of every kind, and where their runs begin; that FedStar may begin at sites is in test_federation.py."""
-
-METHODS = list(dict.fromkeys(method for method, _ in BEGAN))
+METHODS = ("fedavg", "fedstar", "fedego", "fedhgn", "fclg")
+BEGAN = [(method, began) for method in METHODS for began in ("at sites", "in one process")]
+BEGAN.remove(("fedstar", "at sites"))  # which is in test_federation.py
+"""Methods of every kind, and where their runs begin."""
 
 
 @pytest.fixture(scope="module")
