@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -237,8 +238,7 @@ def versions() -> dict[str, str]:
 def new_version(runs: Path) -> Path:
     """Makes the folder of a new run, ``version_N`` in ``runs``, with the lowest number above all that are there."""
     runs.mkdir(parents=True, exist_ok=True)
-    numbers = [int(text) for path in runs.glob("version_*") if (text := path.name.removeprefix("version_")).isdigit()]
-    number = max(numbers, default=-1) + 1
+    number = max((taken for path in runs.iterdir() if (taken := version_of(path)) is not None), default=-1) + 1
     while True:  # another process may take the number first
         try:
             folder = runs / f"version_{number}"
@@ -246,6 +246,12 @@ def new_version(runs: Path) -> Path:
             return folder
         except FileExistsError:
             number += 1
+
+
+def version_of(folder: Path) -> int | None:
+    """The N of ``version_N``; None for folders of other names."""
+    found = re.fullmatch(r"version_(\d+)", folder.name)
+    return int(found[1]) if found else None
 
 
 def _git_revision() -> str:

@@ -152,6 +152,7 @@ class FedEgo(Classifier):
         self.check_sizes()
         if not self.ego:
             return self.personalization(self.embed(batch), ())
+        # A row per node, not per position: the first GraphSAGE layer then maps a node that recurs once, too.
         return self.personalization(self.reduction.nodes(self._features(batch)), batch.fanouts, batch.index)
 
     def embed(self, batch: Any) -> Tensor:

@@ -14,8 +14,9 @@ from typing import Any
 
 from flgraph.data.datamodule import TU_SETTINGS
 from flgraph.errors import expect
+from flgraph.federation.records import version_of
 from flgraph.report.charts import Spread, spread
-from flgraph.report.runs import Run, lower_is_better, mapping, natural, number, version_of
+from flgraph.report.runs import Run, lower_is_better, mapping, natural, number
 
 PERCENT = {"accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "average_precision", "precision", "recall"}
 """Metrics that are shown in percent, as papers do."""

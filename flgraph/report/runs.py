@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from flgraph.errors import InputError, expect
-from flgraph.federation.records import mean_metrics
+from flgraph.federation.records import mean_metrics, version_of
 
 Metrics = dict[str, dict[str, float]]
 """Client to metric to value; NaN where a run wrote null."""
@@ -202,12 +202,6 @@ def read_run(folder: Path, place: int = 0) -> Run:
         found = re.search(r"seed[-_=]?(\d+)", folder.resolve().parent.name)
         seed = float(found[1]) if found else math.nan
     return Run(folder, place, None if math.isnan(seed) else int(seed), config, tuple(rounds), results)
-
-
-def version_of(folder: Path) -> int | None:
-    """The N of ``version_N``."""
-    found = re.fullmatch(r"version_(\d+)", folder.name)
-    return int(found[1]) if found else None
 
 
 def number(value: Any) -> float:
