@@ -12,6 +12,7 @@ from flgraph.callbacks.fedper import FedPer
 from flgraph.callbacks.fedprox import FedProx
 from flgraph.callbacks.fedprox_adaptive import FedProxAdaptive
 from flgraph.callbacks.fedsage import FedSage
+from flgraph.callbacks.fedsageplus import FedSagePlus
 from flgraph.callbacks.fedstar import FedStar
 from flgraph.callbacks.gcfl import GCFL
 from flgraph.callbacks.gcflplus import GCFLPlus
@@ -34,6 +35,7 @@ __all__ = [
     "FedProx",
     "FedProxAdaptive",
     "FedSage",
+    "FedSagePlus",
     "FedStar",
     "GCFLPlus",
     "GraphFL",

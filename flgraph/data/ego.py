@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from flgraph.data.loader import visited
-from flgraph.data.node_graph import NodeGraph, take_rows
+from flgraph.data.node_graph import NodeGraph
 from flgraph.errors import expect
+from flgraph.nn.sparse import take_rows
 
 _RANGE = 2**62
 """Random whole numbers are drawn below this; their remainders are even to within degree / 2^62."""

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch_geometric.datasets import CitationFull, Planetoid, WikiCS
 
 from flgraph.data.cache import cache_folder, cached, content_key
-from flgraph.data.node_graph import NodeGraph, csr
+from flgraph.data.node_graph import NodeGraph
 from flgraph.errors import InputError, expect, first_line
+from flgraph.nn.sparse import csr
 
 _READER_VERSION = 1
 """Part of the cache's key; raise it when the parsed tensors change."""

@@ -8,7 +8,8 @@ from torch_geometric.data import Data
 
 from flgraph.data.cache import content_key
 from flgraph.errors import InputError, expect
-from flgraph.nn.adjacency import Adjacency, gather_ranges, offsets
+from flgraph.nn.adjacency import Adjacency, offsets
+from flgraph.nn.sparse import csr, take_rows
 
 
 class NodeGraph:
@@ -252,22 +253,6 @@ def sorted_edges(edge_index: Tensor, num_nodes: int, undirected: bool = True) ->
         keys = torch.cat([keys, target * num_nodes + source])
     keys = keys.unique()
     return torch.stack([keys.div(max(num_nodes, 1), rounding_mode="floor"), keys % max(num_nodes, 1)])
-
-
-def csr(rowptr: Tensor, col: Tensor, value: Tensor, num_columns: int) -> Tensor:
-    """A sparse CSR tensor ``[n, num_columns]`` of rows that are known to be sound."""
-    # 32-bit indices: the kernels would make them of wider ones at every product.
-    narrow = torch.int32 if col.numel() < 2**31 else torch.int64
-    size = (rowptr.numel() - 1, num_columns)
-    return torch.sparse_csr_tensor(rowptr.to(narrow), col.to(narrow), value, size, check_invariants=False)
-
-
-def take_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Rows ``index [n]`` of a dense or sparse CSR ``x [N, F]`` in the same layout, ``[n, F]``; one gather, no loop."""
-    if x.layout != torch.sparse_csr:
-        return x.index_select(0, index)
-    positions, rowptr = gather_ranges(x.crow_indices(), index)
-    return csr(rowptr, x.col_indices()[positions], x.values()[positions], x.size(1))
 
 
 def normalize_rows(x: Tensor) -> Tensor:

@@ -198,6 +198,10 @@ class Client:
         metrics = fit_more(self.trainer, self.module, self._loader("train"), epochs)
         self._train_metrics = self._same_everywhere(metrics)
 
+    def forget_optimizers(self) -> None:
+        """Lets the next training begin with new optimizers and schedulers, even where their state is kept."""
+        self._optimizers.forget()
+
     def evaluate(self, splits: Sequence[str] = ("train", "val", "test")) -> dict[str, float]:
         """Metrics as the module logs them; ``train`` gives those logged during the last local training.
 

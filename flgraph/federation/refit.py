@@ -48,6 +48,10 @@ class OptimizerStates(pl.Callback):
         self.optimizers: list[dict[str, Any]] = []
         self.schedulers: list[dict[str, Any]] = []
 
+    def forget(self) -> None:
+        """Lets the next fit begin anew."""
+        self.optimizers, self.schedulers = [], []
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Puts the states into the new optimizers."""
         for optimizer, state in zip(trainer.optimizers, self.optimizers, strict=bool(self.optimizers)):

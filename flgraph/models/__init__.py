@@ -13,6 +13,7 @@ from flgraph.models.hetero_gat import HeteroGAT
 from flgraph.models.hetero_links import LinkPredictor
 from flgraph.models.infograph import InfoGraph
 from flgraph.models.mvgrl import MVGRL
+from flgraph.models.sage_node import NeighGenSAGE, NodeSAGE
 
 __all__ = [
     "FCLG",
@@ -31,6 +32,8 @@ __all__ = [
     "KnownNeighbours",
     "LinkPredictor",
     "MashedEgos",
+    "NeighGenSAGE",
     "NodeGCN",
+    "NodeSAGE",
     "OptimizerName",
 ]

@@ -69,7 +69,10 @@ class Classifier(SizedModule, ABC):
 
     def _step(self, batch: Any, stage: str) -> Tensor:
         logits = at_least_float32(self(batch))
-        labels = self._labels(batch, logits.size(0))
+        return self._score(logits, self._labels(batch, logits.size(0)), stage)
+
+    def _score(self, logits: Tensor, labels: Tensor, stage: str) -> Tensor:
+        """The mean cross-entropy, and what the epoch's metrics need of it."""
         loss = F.cross_entropy(logits, labels)
         # An update of the metrics costs as much as a layer of a small model, so there is one per epoch, not per step.
         self._seen[stage].append((loss.detach(), logits.detach(), labels))

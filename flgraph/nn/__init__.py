@@ -16,10 +16,11 @@ from flgraph.nn.gcn import GCNConv, gcn_norm
 from flgraph.nn.gin import GINConv
 from flgraph.nn.gin_encoder import GINEncoder, NormName
 from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear, fold
+from flgraph.nn.neighgen import FeatureGenerator, ImpairedGraph, NeighGen
 from flgraph.nn.pool import Pool, PoolName, graph_max, graph_mean, graph_pool, graph_sum
 from flgraph.nn.relations import Relations
 from flgraph.nn.rgcn import BasisRGCNConv, RelationMean, RGCNConv, basis_product
-from flgraph.nn.sage import SAGEConv
+from flgraph.nn.sage import SAGEConv, SparseSAGEConv
 from flgraph.nn.sparse import SparseLinear, sparse_matmul, transpose_csr
 from flgraph.nn.structure import degree_one_hot, random_walk_return, structure_embedding
 from flgraph.nn.tanh import tanh
@@ -35,9 +36,12 @@ __all__ = [
     "ConvName",
     "Dropout",
     "EgoSAGEConv",
+    "FeatureGenerator",
     "GCNConv",
     "GINConv",
     "GINEncoder",
+    "ImpairedGraph",
+    "NeighGen",
     "NormName",
     "OneHot",
     "Pool",
@@ -48,6 +52,7 @@ __all__ = [
     "SAGEConv",
     "Similarity",
     "SparseLinear",
+    "SparseSAGEConv",
     "TwinAdjacency",
     "TypedAttentionConv",
     "WeightedAdjacency",

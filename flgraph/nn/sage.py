@@ -1,4 +1,4 @@
-"""GraphSAGE layer with mean aggregation."""
+"""GraphSAGE layers with mean aggregation."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flgraph.nn.adjacency import Adjacency
 from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear
+from flgraph.nn.sparse import sparse_matmul
 
 
 class SAGEConv(torch.nn.Module):
@@ -63,3 +64,47 @@ class SAGEConv(torch.nn.Module):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"
+
+
+class SparseSAGEConv(torch.nn.Module):
+    r"""GraphSAGE layer with the mean of all neighbours, of rows in several blocks, each sparse or dense.
+
+    The same map as :class:`SAGEConv`. Both of its matrices stand side by side in one weight, so that sparse rows are
+    gone through once.
+
+    Args:
+        in_channels: columns of the input.
+        out_channels: columns of the output.
+
+    Shapes:
+        - **weight:** ``[in_channels, 2 * out_channels]``: for the node itself, then for its neighbours
+        - **input:** ``blocks``, together ``[N, in_channels]``, each dense or sparse CSR; ``adj`` of ``N`` nodes
+        - **output:** ``[N, out_channels]``
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.weight = torch.nn.Parameter(torch.empty(in_channels, 2 * out_channels))
+        self.bias = torch.nn.Parameter(torch.empty(out_channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws new weights, from the distribution of :class:`torch.nn.Linear`'s."""
+        bound = self.in_channels**-0.5
+        torch.nn.init.uniform_(self.weight, -bound, bound)
+        torch.nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, blocks: Sequence[Tensor], adj: Adjacency) -> Tensor:
+        """Node representations after one step."""
+        z = torch.cat([_times(rows, self.weight) for rows in blocks])
+        own, other = z.split(self.out_channels, dim=1)
+        share = adj.degree.clamp(min=1).to(z.dtype).reciprocal()
+        return torch.addcmul(own + self.bias.to(z.dtype), adj.sum(other.contiguous()), share)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"
+
+
+def _times(rows: Tensor, weight: Tensor) -> Tensor:
+    return rows @ weight if rows.layout == torch.strided else sparse_matmul(rows, weight)

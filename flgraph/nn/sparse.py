@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flgraph.nn.adjacency import gather_ranges
+
 
 class SparseLinear(torch.nn.Module):
     r"""A linear map :math:`\mathbf{x} \mathbf{W} + \mathbf{b}` of sparse or dense rows.
@@ -92,6 +94,22 @@ def transpose_csr(matrix: Tensor) -> Tensor:
     torch.cumsum(torch.bincount(column, minlength=columns), 0, out=rowptr[1:])
     parts = (rowptr, row.to(column.dtype).index_select(0, order), matrix.values().index_select(0, order))
     return torch.sparse_csr_tensor(*parts, (columns, rows), check_invariants=False)
+
+
+def csr(rowptr: Tensor, col: Tensor, value: Tensor, num_columns: int) -> Tensor:
+    """A sparse CSR tensor ``[n, num_columns]`` of rows that are known to be sound."""
+    # 32-bit indices: the kernels would make them of wider ones at every product.
+    narrow = torch.int32 if col.numel() < 2**31 else torch.int64
+    size = (rowptr.numel() - 1, num_columns)
+    return torch.sparse_csr_tensor(rowptr.to(narrow), col.to(narrow), value, size, check_invariants=False)
+
+
+def take_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Rows ``index [n]`` of a dense or sparse CSR ``x [N, F]`` in the same layout, ``[n, F]``; one gather, no loop."""
+    if x.layout != torch.sparse_csr:
+        return x.index_select(0, index)
+    positions, rowptr = gather_ranges(x.crow_indices(), index)
+    return csr(rowptr, x.col_indices()[positions], x.values()[positions], x.size(1))
 
 
 class _SparseProduct(torch.autograd.Function):

@@ -13,8 +13,9 @@ from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, remove_self_loops, subgraph, to_undirected
 
 from flgraph.data import NodeGraph
-from flgraph.data.node_graph import normalize_rows, sorted_edges, sparse_rows, take_rows
+from flgraph.data.node_graph import normalize_rows, sorted_edges, sparse_rows
 from flgraph.errors import InputError
+from flgraph.nn.sparse import take_rows
 
 
 def raw(n: int = 50, edges: int = 120, seed: int = 0) -> Data:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch_geometric import nn as pyg
 
-from flgraph.nn import Adjacency, SAGEConv
+from flgraph.nn import Adjacency, SAGEConv, SparseSAGEConv
 
 RANDOM = torch.randint(30, (2, 80), generator=torch.Generator().manual_seed(3))
 LITERAL = torch.tensor([[0, 1, 1, 2, 2], [1, 0, 2, 1, 3]])
@@ -47,3 +47,26 @@ def test_equals_pyg(edges: Tensor, nodes: int) -> None:
 
 def test_repr() -> None:
     assert str(SAGEConv(8, 4)) == "SAGEConv(8, 4)"
+
+
+@pytest.mark.parametrize(("edges", "nodes"), [(LITERAL, 5), (RANDOM, 30), (LITERAL[:, :0], 4)])
+def test_of_sparse_blocks_equals_pyg(edges: Tensor, nodes: int) -> None:
+    """The first rows sparse, the others dense."""
+    torch.manual_seed(0)
+    conv, twin = SparseSAGEConv(6, 3), pyg.SAGEConv(6, 3)
+    with torch.no_grad():
+        twin.lin_r.weight.copy_(conv.weight[:, :3].t())
+        twin.lin_l.weight.copy_(conv.weight[:, 3:].t())
+        twin.lin_l.bias.copy_(conv.bias)
+    x = torch.randn(nodes, 6) * (torch.rand(nodes, 6) < 0.4)
+    last = x[nodes - 2 :].clone().requires_grad_()
+    y = x.clone().requires_grad_()
+    out = conv([x[: nodes - 2].to_sparse_csr(), last], Adjacency.from_edges(edges, nodes))
+    expected = twin(y, edges)
+    torch.testing.assert_close(out, expected)
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(conv.weight.grad, torch.cat([twin.lin_r.weight.grad.t(), twin.lin_l.weight.grad.t()], 1))
+    torch.testing.assert_close(conv.bias.grad, twin.lin_l.bias.grad)
+    torch.testing.assert_close(last.grad, y.grad[nodes - 2 :])
+    assert str(conv) == "SparseSAGEConv(6, 3)"

@@ -13,7 +13,7 @@ from flgraph.cli import main
 CONFIGS = Path(__file__).parents[2] / "configs" / "method"
 
 METHODS = [
-    *("fedavg", "fedstar", "fedego", "fedhgn", "gcflplus_chem", "graphfl", "fedgcn", "fclg"),
+    *("fedavg", "fedstar", "fedego", "fedhgn", "gcflplus_chem", "graphfl", "fedgcn", "fedsageplus", "fclg"),
     *("fedstar@bf16-mixed", "fedego@bf16-mixed", "fedhgn@bf16-true"),
 ]
 """Files of methods, some with ``@PRECISION``."""

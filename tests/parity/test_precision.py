@@ -16,7 +16,10 @@ DTYPES = {"bf16-true": torch.bfloat16, "64-true": torch.float64, "bf16-mixed": t
 @pytest.mark.parametrize("precision", sorted(DTYPES))
 @pytest.mark.parametrize(
     "method",
-    ["fedstar", "fedego", "fedgcn", "graphfl", "fedhgn", "fedhgn_gat", "fclg", "infograph_fedavg", "mvgrl_fedavg"],
+    [
+        *("fedstar", "fedego", "fedgcn", "fedsageplus", "graphfl", "fedhgn", "fedhgn_gat", "fclg"),
+        *("infograph_fedavg", "mvgrl_fedavg"),
+    ],
 )
 def test_one_round(method: str, precision: str, methods: Any, tmp_path: Path) -> None:
     name = f"{method}@{precision}"

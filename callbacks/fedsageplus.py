@@ -1,0 +1,238 @@
+"""FedSage+: Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS 2021."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from flgraph.callbacks.fedavg import FedAvg
+from flgraph.errors import expect
+from flgraph.federation.client import Client
+from flgraph.federation.payload import Payload
+from flgraph.federation.routes import Route, collected, personal, shared
+from flgraph.federation.seeding import derive_seed
+from flgraph.models.sage_node import NeighGenSAGE
+from flgraph.nn import FeatureGenerator
+from flgraph.nn.neighgen import feature_loss, nearest_of_all
+
+_OWN = "fedsageplus."
+"""Prefix of the tensors that are no part of the model."""
+
+_FGEN = "generator.fgen."
+
+
+class FedSagePlus(FedAvg):
+    r"""FedAvg on graphs that each client mends first, with a generator of missing neighbours that learns from all.
+
+    Before the first round (Section 4 and Algorithm 1 of the paper),
+
+    - ``"generate"``: clients train generator and classifier together on their own graph with some of its nodes hidden
+      (:class:`flgraph.models.NeighGenSAGE`), and send the weights of the generator of features (fGen) and its input:
+      noisy representations of the nodes with hidden neighbours.
+    - ``"compare k"``, ``"refine k"``, as often as ``generator_rounds`` says: everyone gets the others' fGen with its
+      input, and answers with the gradient of
+      :math:`\sum_v \sum_{p \le n_v} \min_{u \in V_j} \lVert \tilde x_v^p - x_u \rVert_2^2`, where :math:`V_j` are the
+      nodes that it holds; then each client takes a step along its own gradient and
+      :math:`\alpha \lambda^f / |\bar V|` times the sum of these.
+
+    Then clients mend their graphs, and the classifier is trained as in :class:`FedAvg`, from its first weights. With
+    ``generator_rounds=0`` no generator learns from other clients.
+
+    What leaks: clients see the others' fGen, noisy representations of their nodes and how many neighbours of each were
+    hidden, and a gradient that depends on the features of nodes of theirs; where few nodes have hidden neighbours, such
+    features may be told from it. The server sees all of this.
+
+    Goes with :class:`flgraph.models.NeighGenSAGE` and data whose batches are whole graphs, such as
+    :class:`flgraph.data.WholeGraphFederation`.
+
+    Args:
+        pretrain_epochs: epochs of generator and classifier at each client alone.
+        generator_rounds: steps of the generators with gradients from the other clients.
+        alpha: weight of these gradients.
+        weighting: see :class:`FedAvg`.
+        optimizer_state: see :class:`FedAvg`.
+    """
+
+    extra_tensors = (f"{_OWN}*",)
+
+    def __init__(
+        self,
+        pretrain_epochs: int = 20,
+        generator_rounds: int = 20,
+        alpha: float = 1.0,
+        weighting: Literal["samples", "uniform"] = "samples",
+        optimizer_state: Literal["keep", "reset"] = "keep",
+    ) -> None:
+        super().__init__(weighting, optimizer_state)
+        expect(pretrain_epochs >= 0, "aggregator.pretrain_epochs", "0 or more", pretrain_epochs)
+        expect(generator_rounds >= 0, "aggregator.generator_rounds", "0 or more", generator_rounds)
+        expect(0 <= alpha < float("inf"), "aggregator.alpha", "a finite number, 0 or more", alpha)
+        self.pretrain_epochs, self.generator_rounds, self.alpha = pretrain_epochs, generator_rounds, alpha
+        self._answers: dict[str, dict[str, Tensor]] = {}  # what each client is sent before the first round
+        self._others: dict[str, dict[str, Tensor]] = {}  # the client half's: other clients' generators
+        self._gradients: dict[str, Tensor] = {}  # the client half's: sums of theirs, until the next step
+        self._visible = 0  # the client half's: nodes that are not hidden
+        self._told: dict[str, Any] = {}  # the client half's: what its model was told
+
+    def routes(self) -> list[Route]:
+        return [*collected(_FGEN + "*"), *personal("generator.*"), *shared("*", mismatch="personal")]
+
+    def exchanges(self, round: int) -> Sequence[str]:
+        if round:
+            return ("train",)
+        steps = range(1, self.generator_rounds + 1)
+        return ("generate", *(f"{step} {number}" for number in steps for step in ("compare", "refine")))
+
+    # ----------------------------------------------------------------------------------------------- server half
+    def download(self, client: str, round: int, exchange: str) -> Payload | None:
+        if round:
+            return super().download(client, round, exchange)
+        asked = exchange.startswith(("compare", "refine"))  # nothing goes with the evaluation
+        return Payload(self._answers[client]) if asked and client in self._answers else None
+
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
+        self._answers = {}
+        if round:
+            super().aggregate(uploads, round, exchange)
+        elif exchange.startswith("compare"):
+            self._answers = {client: _summed(uploads, client) for client in uploads}
+        else:
+            parts = {client: upload.tensors for client, upload in uploads.items()}
+            for client in parts if self.generator_rounds else ():
+                others = ((other, name, t) for other in parts if other != client for name, t in parts[other].items())
+                self._answers[client] = {f"{_OWN}{other}/{name.removeprefix(_OWN)}": t for other, name, t in others}
+
+    # ----------------------------------------------------------------------------------------------- client half
+    def install(self, client: Client, download: Payload) -> None:
+        super().install(client, Payload({name: t for name, t in download.tensors.items() if not name.startswith(_OWN)}))
+        self._others = {}
+        for name, tensor in download.tensors.items():
+            if name.startswith(_OWN):
+                other, _, part = name.removeprefix(_OWN).rpartition("/")
+                (self._others.setdefault(other, {}) if other else self._gradients)[part] = tensor
+
+    def local_update(self, client: Client, round: int, exchange: str) -> None:
+        """Training of the generator; comparing others' generated neighbours with one's own nodes; local training."""
+        if exchange == "generate":
+            self._begin(client)
+            client.fit(self.pretrain_epochs)
+        elif exchange.startswith("refine"):
+            client.fit(1)
+        elif round:
+            self._settle(client)
+            super().local_update(client, round, exchange)
+
+    def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
+        if round:
+            return super().upload(client, round, exchange)
+        if exchange.startswith("compare"):
+            return self._compare(client)
+        if exchange == f"refine {self.generator_rounds}" or not self.generator_rounds:
+            return None
+        module, batch = _module(client), next(iter(client.data.train_dataloader()))
+        batch = module.transfer_batch_to_device(batch, module.device, 0)
+        z, counts = module.published(batch)
+        self._visible = module.impaired(batch).visible.numel()
+        fgen = {_FGEN + name: tensor for name, tensor in module.generator.fgen.state_dict().items()}
+        return Payload({**fgen, _OWN + "z": z, _OWN + "counts": counts.int()})
+
+    def _begin(self, client: Client) -> None:
+        module = _module(client)
+        self._told = {"seed": derive_seed(self.seed, client.name, "neighgen"), "settled": False}
+        module.draw_from(self._told["seed"])
+
+    def _settle(self, client: Client) -> None:
+        if not self._told["settled"]:
+            self._told["settled"] = True
+            _module(client).settle()
+            client.forget_optimizers()  # their moments are of another loss and, for the classifier, other weights
+
+    def _compare(self, client: Client) -> Payload:
+        module, batch = _module(client), next(iter(client.data.train_dataloader()))
+        x = batch.x.to(module.device)
+        gradients = {}
+        for other in sorted(self._others):
+            part = {name: tensor.to(module.device) for name, tensor in self._others[other].items()}
+            z, counts = part.pop("z"), part.pop("counts")
+            fgen = copy.deepcopy(module.generator.fgen).eval()
+            fgen.load_state_dict({name.removeprefix(_FGEN): tensor for name, tensor in part.items()})
+            for name, gradient in foreign_gradients(fgen, z, counts, x).items():
+                gradients[f"{_OWN}{other}/{name}"] = gradient
+        self._others = {}
+        return Payload(gradients)
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Adds the gradient that other clients gave, once."""
+        if not self._gradients:
+            return
+        assert isinstance(pl_module, NeighGenSAGE)
+        weight = self.alpha * pl_module.feature_weight / self._visible
+        for name, parameter in pl_module.generator.fgen.named_parameters():
+            gradient = self._gradients[name].to(parameter) * weight
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        self._gradients = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the client's model was told before the first round."""
+        return {"told": self._told}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Puts back what :meth:`state_dict` returned."""
+        self._told = dict(state_dict["told"])
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Tells the module what it was told before; called after :meth:`load_state_dict`."""
+        if self._told:
+            assert isinstance(pl_module, NeighGenSAGE)
+            pl_module.draw_from(self._told["seed"])
+            if self._told["settled"]:
+                pl_module.settle()
+
+
+def foreign_gradients(fgen: FeatureGenerator, z: Tensor, counts: Tensor, x: Tensor) -> dict[str, Tensor]:
+    r"""Gradient of :math:`\sum_v \sum_{p \le n_v} \min_u \lVert \tilde x_v^p - x_u \rVert_2^2` with respect to fGen.
+
+    Args:
+        fgen: another client's generator of features.
+        z: its input ``[n, C]``.
+        counts: neighbours of each node that count ``[n]``.
+        x: features of the nodes that are held here ``[N, F]``, dense or sparse CSR.
+
+    Returns:
+        Name of a parameter of ``fgen`` to gradient.
+    """
+    with torch.enable_grad():
+        generated = fgen(z)
+        flat = generated.detach().flatten(0, 1)
+        nearest = nearest_of_all(flat, x).view(generated.shape[:2])
+        loss = feature_loss(generated, x, nearest, counts)
+        names, parameters = zip(*fgen.named_parameters(), strict=True)
+        return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+def _summed(uploads: Mapping[str, Payload], client: str) -> dict[str, Tensor]:
+    """What the others answered to one client, added up in the order of their names."""
+    sums: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    for other in sorted(uploads):
+        for path, tensor in uploads[other].tensors.items():
+            whose, _, name = path.removeprefix(_OWN).rpartition("/")
+            if whose == client:
+                sums[name], dtypes[name] = sums.get(name, 0) + tensor.double(), tensor.dtype
+    return {_OWN + name: total.to(dtypes[name]) for name, total in sums.items()}
+
+
+def _module(client: Client) -> NeighGenSAGE:
+    module = client.module
+    expect(isinstance(module, NeighGenSAGE), "model", "flgraph.models.NeighGenSAGE for FedSage+", type(module).__name__)
+    assert isinstance(module, NeighGenSAGE)
+    return module

@@ -1,0 +1,239 @@
+"""NeighGen: a generator of the neighbours that a part of a graph lacks (FedSage+)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flgraph.errors import expect
+from flgraph.nn.adjacency import Adjacency, gather_ranges
+from flgraph.nn.dropout import Dropout
+from flgraph.nn.sage import SparseSAGEConv
+from flgraph.nn.sparse import sparse_matmul
+
+
+class FeatureGenerator(torch.nn.Module):
+    r"""Features of missing neighbours (the paper's fGen): linear layers with ReLU, and tanh at the end.
+
+    Args:
+        in_channels: columns of a node's representation, noise included.
+        channels: columns of the layers between.
+        out_channels: columns of a neighbour's features; those learned from should lie between -1 and 1.
+        max_neighbours: neighbours per node.
+        dropout: probability of a zero before the last layer.
+
+    Shapes:
+        - **input:** ``[n, in_channels]``
+        - **output:** ``[n, max_neighbours, out_channels]``
+    """
+
+    def __init__(
+        self, in_channels: int, channels: Sequence[int], out_channels: int, max_neighbours: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.max_neighbours = max_neighbours
+        sizes = [in_channels, *channels, max_neighbours * out_channels]
+        self.layers = torch.nn.ModuleList(map(torch.nn.Linear, sizes[:-1], sizes[1:]))
+        self.dropout = Dropout(dropout)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Features of every node's neighbours."""
+        *hidden, last = self.layers
+        for layer in hidden:
+            z = layer(z).relu()
+        return last(self.dropout(z)).tanh().unflatten(1, (self.max_neighbours, -1))
+
+
+class NeighGen(torch.nn.Module):
+    r"""A generator of missing neighbours, and of their number.
+
+    `"Subgraph Federated Learning with Missing Neighbor Generation" <https://arxiv.org/abs/2106.13430>`_, Section 4:
+    two GraphSAGE layers (:attr:`encoder`) represent a node, a linear layer with ReLU (:attr:`dgen`, dGen) tells how
+    many of its neighbours are missing, and :attr:`fgen` (fGen) from the representation with Gaussian noise what
+    features they have.
+
+    Args:
+        in_channels: columns of the features.
+        hidden_channels: columns of a node's representation.
+        fgen_channels: columns of the layers within fGen.
+        max_neighbours: neighbours generated for a node at most.
+        dropout: probability of a zero after the first layer of the encoder and before the last of fGen.
+    """
+
+    def __init__(
+        self, in_channels: int, hidden_channels: int, fgen_channels: Sequence[int], max_neighbours: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.encoder = torch.nn.ModuleList(
+            [SparseSAGEConv(in_channels, hidden_channels), SparseSAGEConv(hidden_channels, hidden_channels)]
+        )
+        self.dropout = Dropout(dropout)
+        self.dgen = torch.nn.Linear(hidden_channels, 1)
+        self.fgen = FeatureGenerator(hidden_channels, fgen_channels, in_channels, max_neighbours, dropout)
+
+    def forward(self, x: Tensor, adj: Adjacency) -> tuple[Tensor, Tensor]:
+        """Represents nodes.
+
+        Args:
+            x: features ``[N, in_channels]``, dense or sparse CSR.
+            adj: of ``N`` nodes.
+
+        Returns:
+            Representations ``[N, hidden_channels]``, and how many neighbours each node lacks ``[N]``, not rounded.
+        """
+        z = self.encoder[1]([self.dropout(self.encoder[0]([x], adj), rectify=True)], adj)
+        return z, self.dgen(z).relu().squeeze(1)
+
+    def round(self, missing: Tensor) -> Tensor:
+        """Whole numbers of neighbours to generate ``[N]``, int64."""
+        return missing.detach().float().round().long().clamp(0, self.fgen.max_neighbours)
+
+
+@dataclass(frozen=True)
+class ImpairedGraph:
+    """A graph some of whose nodes are hidden, from which a generator can learn what is missing.
+
+    Args:
+        visible: numbers of the other nodes in the whole graph, in ascending order ``[V]``.
+        adj: the adjacency among them.
+        pairs: visible nodes, by their places in ``visible``, and hidden neighbours of theirs, by their numbers in the
+            whole graph ``[2, E]``, sorted by the first.
+    """
+
+    visible: Tensor
+    adj: Adjacency
+    pairs: Tensor
+
+    @classmethod
+    def of(cls, adj: Adjacency, hidden: Tensor) -> ImpairedGraph:
+        """Hides nodes.
+
+        Args:
+            adj: the whole graph's.
+            hidden: whether to hide each of its nodes ``[N]``.
+        """
+        target = torch.repeat_interleave(adj.rowptr.diff(), output_size=adj.col.numel())
+        source, visible = adj.col, (~hidden).nonzero().squeeze(1)
+        place = torch.cumsum(~hidden, 0) - 1
+        seen, lost = ~hidden[target] & ~hidden[source], ~hidden[target] & hidden[source]
+        inside = torch.stack([place[source[seen]], place[target[seen]]])
+        pairs = torch.stack([place[target[lost]], source[lost]])
+        return cls(visible, Adjacency.from_edges(inside, visible.numel()), pairs)
+
+    @property
+    def missing(self) -> Tensor:
+        """How many hidden neighbours each visible node has ``[V]``."""
+        return torch.bincount(self.pairs[0], minlength=self.visible.numel())
+
+
+def mend(adj: Adjacency, counts: Tensor) -> tuple[Adjacency, Tensor, Tensor]:
+    """Adds neighbours to a graph, each joined to one node only, in both directions.
+
+    Args:
+        adj: of ``N`` nodes.
+        counts: how many to add to each ``[N]``, int64.
+
+    Returns:
+        The adjacency of ``N + M`` nodes; whose neighbour each of the ``M`` new ones is ``[M]``; and which of that
+        node's, counted from 0, ``[M]``.
+    """
+    n = adj.num_nodes
+    owner = torch.repeat_interleave(counts)
+    new = torch.arange(owner.numel(), device=owner.device)
+    target = torch.repeat_interleave(adj.rowptr.diff(), output_size=adj.col.numel())
+    edges = torch.cat([torch.stack([adj.col, target]), torch.stack([n + new, owner]), torch.stack([owner, n + new])], 1)
+    return Adjacency.from_edges(edges, n + new.numel()), owner, new - (counts.cumsum(0) - counts)[owner]
+
+
+def nearest_of_pairs(generated: Tensor, x: Tensor, pairs: Tensor) -> Tensor:
+    """The nearest of its node's candidates for every generated neighbour.
+
+    Args:
+        generated: features ``[n, P, F]``.
+        x: features of the candidates ``[N, F]``, dense or sparse CSR.
+        pairs: nodes, numbers of ``generated`` in ascending order, and candidates of theirs, numbers of ``x``
+            ``[2, E]``; every node has one at least.
+
+    Returns:
+        Numbers of ``x``, ``[n, P]``.
+    """
+    node, candidate = pairs
+    generated = _wide(generated)
+    distances = generated.new_empty(node.numel(), generated.size(1))
+    for start in range(0, node.numel(), _ROWS):
+        some = slice(start, start + _ROWS)
+        rows = _dense_rows(x, candidate[some], generated.dtype).unsqueeze(1)
+        distances[some] = (generated[node[some]] - rows).square().sum(2)
+    owner = node.unsqueeze(1).expand_as(distances)
+    least = distances.new_full(generated.shape[:2], torch.inf).scatter_reduce_(0, owner, distances, "amin")
+    # The first of those that are as near.
+    order = torch.arange(node.numel(), device=node.device).unsqueeze(1).expand_as(owner)
+    order = torch.where(distances == least[node], order, node.numel())
+    first = order.new_full(generated.shape[:2], node.numel()).scatter_reduce_(0, owner, order, "amin")
+    return candidate[first]
+
+
+def nearest_of_all(generated: Tensor, x: Tensor) -> Tensor:
+    """The nearest of all candidates for every generated neighbour.
+
+    Args:
+        generated: features ``[n, F]``.
+        x: features of the candidates ``[N, F]``, dense or sparse CSR.
+
+    Returns:
+        Numbers of ``x``, ``[n]``.
+    """
+    generated = _wide(generated)
+    norms = _squared_norms(x, generated.dtype).unsqueeze(1)
+    found = []
+    for rows in generated.split(_ROWS):
+        products = x.to(rows.dtype) @ rows.t() if x.layout == torch.strided else sparse_matmul(x, rows.t())
+        found.append((norms - 2 * products).argmin(0))  # a row's own square is the same for all candidates
+    return torch.cat(found)
+
+
+def feature_loss(generated: Tensor, x: Tensor, nearest: Tensor, counts: Tensor) -> Tensor:
+    """Sum of squared distances between generated neighbours and those that they should be like.
+
+    Args:
+        generated: features ``[n, P, F]``.
+        x: features ``[N, F]``, dense or sparse CSR.
+        nearest: rows of ``x``, ``[n, P]``.
+        counts: how many of each node's ``P`` neighbours count, the first ones, ``[n]``.
+
+    Returns:
+        A scalar, float32 at least, differentiable in ``generated``.
+    """
+    expect(nearest.shape == generated.shape[:2], "nearest", f"of shape {list(generated.shape[:2])}", nearest.shape)
+    counted = torch.arange(generated.size(1), device=counts.device) < counts.unsqueeze(1)
+    chosen = _wide(generated[counted])
+    return (chosen - _dense_rows(x, nearest[counted], chosen.dtype)).square().sum()
+
+
+_ROWS = 4096
+"""Rows that are compared at a time, to bound the memory."""
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _dense_rows(x: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.layout == torch.strided:
+        return x.index_select(0, index).to(dtype)
+    positions, ptr = gather_ranges(x.crow_indices(), index)
+    row = torch.repeat_interleave(ptr.diff(), output_size=positions.numel())
+    rows = torch.zeros(index.numel(), x.size(1), dtype=dtype, device=x.device)
+    rows[row, x.col_indices()[positions]] = x.values()[positions].to(dtype)
+    return rows
+
+
+def _squared_norms(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.layout == torch.strided:
+        return x.to(dtype).square().sum(1)
+    row = torch.repeat_interleave(x.crow_indices().diff(), output_size=x.values().numel())
+    norms = torch.zeros(x.size(0), dtype=dtype, device=x.device)
+    return norms.index_add_(0, row, x.values().to(dtype).square())

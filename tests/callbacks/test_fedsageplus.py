@@ -1,0 +1,161 @@
+"""FedSage+: what crosses, the gradients that clients give each other against a loop, and resumption."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from flgraph.callbacks import FedAvg, FedSagePlus
+from flgraph.data import NodeGraph, WholeGraphDataModule
+from flgraph.errors import InputError
+from flgraph.federation import FederatedTrainer
+from flgraph.models import GNN, NeighGenSAGE, NodeSAGE
+
+Federate = Callable[..., FederatedTrainer]
+NODES = 30
+
+
+class Parts:
+    """A federation of disjoint thirds of a random graph; every node is used for everything."""
+
+    name = "parts"
+
+    def __init__(self, count: int = 3) -> None:
+        random = torch.Generator().manual_seed(0)
+        x = torch.rand(NODES, 7, generator=random) * (torch.rand(NODES, 7, generator=random) < 0.4)
+        edges = torch.randint(0, NODES, (2, 160), generator=random)
+        whole = NodeGraph.from_pyg(Data(x=x, edge_index=edges, y=torch.arange(NODES) % 3))
+        self.given = {}
+        for number, nodes in enumerate(torch.arange(NODES).chunk(count)):
+            every = torch.arange(nodes.numel())
+            self.given[chr(65 + number)] = WholeGraphDataModule(whole.subgraph(nodes), every, every, every)
+
+    clients = property(lambda self: list(self.given))
+
+    def client(self, name: str) -> WholeGraphDataModule:
+        return self.given[name]
+
+    def prepare_data(self) -> None: ...
+
+    def setup(self, stage: str) -> None: ...
+
+
+def net(**kwargs: Any) -> NeighGenSAGE:
+    plain = {"hidden_channels": 4, "fgen_channels": (5,), "max_neighbours": 2, "dropout": 0.0, "lr": 0.02}
+    return NeighGenSAGE(**{**plain, **kwargs})
+
+
+def test_what_crosses(federate: Federate, recorder: Any) -> None:
+    trainer: Any = federate(FedSagePlus(pretrain_epochs=2, generator_rounds=2), rounds=2, engine=recorder)
+    trainer.fit(net(), Parts())
+    names = {name for name in trainer.engine.clients["A"].module.state_dict() if name.startswith("generator.fgen.")}
+    sent = {name: upload for name, upload in recorder.uploads("generate")}
+    for upload in sent.values():
+        assert set(upload.tensors) == names | {"fedsageplus.z", "fedsageplus.counts"}
+        assert upload.tensors["fedsageplus.z"].size(0) == upload.tensors["fedsageplus.counts"].numel()
+        assert bool((upload.tensors["fedsageplus.counts"] > 0).all())
+    for name, upload in recorder.uploads("compare 1"):
+        whose = {path.removeprefix("fedsageplus.").split("/")[0] for path in upload.tensors}
+        assert whose == {"A", "B", "C"} - {name}
+        assert {"generator.fgen." + path.split("/")[1] for path in upload.tensors} == names
+    assert [name for name, _ in recorder.uploads("refine 1")] == ["A", "B", "C"]
+    assert recorder.uploads("refine 2") == []
+    for _, upload in recorder.uploads("train"):
+        assert set(upload.tensors) == {f"convs.{n}.{part}" for n in (0, 1) for part in ("weight", "bias")}
+    turns = {(turn.round, turn.exchange) for _, turn, _ in recorder.downloads()}
+    assert {exchange for round, exchange in turns if not round} == {"compare 1", "refine 1", "compare 2", "refine 2"}
+
+
+def test_gradients_from_others_equal_a_loop(federate: Federate, recorder: Any) -> None:
+    """One step of SGD with and without them differs by their sum, of which a loop gives another account."""
+    fgens, settings = [], {"rounds": 1, "enable_checkpointing": False}
+    for alpha in (0.0, 0.5):
+        engine = type(recorder)()
+        method = FedSagePlus(pretrain_epochs=1, generator_rounds=1, alpha=alpha)
+        trainer: Any = federate(method, engine=engine, **settings)
+        trainer.fit(net(optimizer="sgd", lr=0.1, feature_weight=2.0), Parts())
+        clients = trainer.engine.clients
+        fgens.append({name: client.module.generator.fgen.state_dict() for name, client in clients.items()})
+        sent = dict(engine.uploads("generate"))
+    data = {name: part.graph.x.to_dense() for name, part in Parts().given.items()}
+    for name, upload in sent.items():
+        weights = {key: t.clone().requires_grad_() for key, t in upload.tensors.items() if key.startswith("generator")}
+        first, second = ([weights[f"generator.fgen.layers.{n}.{part}"] for part in ("weight", "bias")] for n in (0, 1))
+        total = torch.zeros(())
+        for z, count in zip(upload.tensors["fedsageplus.z"], upload.tensors["fedsageplus.counts"], strict=True):
+            made = torch.tanh(second[0] @ torch.relu(first[0] @ z + first[1]) + second[1]).view(2, 7)
+            for p in range(min(int(count), 2)):
+                for other in data:
+                    if other != name:
+                        total = total + torch.stack([(made[p] - row).square().sum() for row in data[other]]).min()
+        gradients: tuple[Tensor, ...] = torch.autograd.grad(total, list(weights.values()))
+        visible = 10 - round(0.25 * 10)
+        for key, gradient in zip(weights, gradients, strict=True):
+            part = key.removeprefix("generator.fgen.")
+            step = fgens[1][name][part] - fgens[0][name][part]
+            torch.testing.assert_close(step, -0.1 * 0.5 * 2.0 / visible * gradient, rtol=1e-4, atol=1e-6)
+            assert gradient.abs().sum() > 0
+
+
+def test_the_classifier_starts_from_the_first_weights(federate: Federate, recorder: Any) -> None:
+    """What the generator's training did to it is forgotten, its optimizer's moments included; then it is FedAvg."""
+    trainer: Any = federate(FedSagePlus(pretrain_epochs=3, generator_rounds=1), rounds=1, engine=recorder)
+    trainer.fit(net(), Parts())
+    first = [payload for name, turn, payload in recorder.downloads() if turn.round == 1 and turn.exchange == "train"]
+    plain: Any = federate(FedAvg(), rounds=1, engine=type(recorder)())
+    plain.fit(net(), Parts())
+    start = next(payload for _, turn, payload in plain.engine.downloads())
+    for payload in first:
+        for name, tensor in payload.tensors.items():
+            assert torch.equal(tensor, start.tensors[name])
+    for client in trainer.engine.clients.values():
+        (state,) = client._optimizers.optimizers
+        assert {int(entry["step"]) for entry in state["state"].values()} == {1}
+        assert client.module.settled
+
+
+def test_without_other_clients(federate: Federate) -> None:
+    """No rounds of the generators, or nobody else: each learns from its own graph."""
+    for count, rounds in ((3, 0), (1, 2)):
+        trainer: Any = federate(FedSagePlus(pretrain_epochs=1, generator_rounds=rounds), rounds=2)
+        results = trainer.fit(net(), Parts(count))
+        assert len(results["final"]["clients"]) == count
+
+
+def test_it_learns(federate: Federate) -> None:
+    results = federate(FedSagePlus(pretrain_epochs=5, generator_rounds=3), rounds=40).fit(net(lr=0.05), Parts())
+    assert results["final"]["mean"]["train/loss"] < 0.8
+    assert results["final"]["mean"]["test/accuracy"] > 0.6
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_resumed_equals_uninterrupted(federate: Federate, tmp_path: Any, assert_same: Any, cut: int) -> None:
+    """Clients that took no part yet included: their generator is not frozen before they do."""
+
+    def run(folder: str, rounds: int, ckpt: str | None = None) -> Any:
+        settings = {"default_root_dir": str(tmp_path / folder), "client_fraction": 0.4, "local_epochs": 2}
+        trainer = federate(FedSagePlus(pretrain_epochs=2, generator_rounds=1), rounds=rounds, **settings)
+        return trainer, trainer.fit(net(dropout=0.5), Parts(), ckpt_path=ckpt)["final"]
+
+    (whole, final), _, (resumed, again) = run("whole", 4), run("cut", cut), run("cut", 4, "last")
+    assert again == final
+    for name, client in whole.engine.clients.items():
+        assert_same(client.state(), resumed.engine.clients[name].state())
+        assert client.module.settled == resumed.engine.clients[name].module.settled
+    assert whole.server.state({}) == resumed.server.state({})
+
+
+def test_refusals(federate: Federate, graph_federation: Callable[..., Any]) -> None:
+    for name, value in (("pretrain_epochs", -1), ("generator_rounds", -1), ("alpha", float("nan"))):
+        with pytest.raises(InputError, match=rf"`aggregator\.{name}` to be .* but got {re.escape(str(value))}"):
+            FedSagePlus(**{name: value})
+    with pytest.raises(InputError, match=r"generator\.fgen\.\*"):
+        federate(FedSagePlus(), rounds=1).fit(NodeSAGE(), Parts())
+    with pytest.raises(InputError, match=r"generator\.fgen\.\*"):
+        federate(FedSagePlus(), rounds=1).fit(GNN(hidden_channels=4, num_layers=1), graph_federation())
