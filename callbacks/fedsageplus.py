@@ -18,7 +18,7 @@ from flgraph.federation.routes import Route, collected, personal, shared
 from flgraph.federation.seeding import derive_seed
 from flgraph.models.sage_node import NeighGenSAGE
 from flgraph.nn import FeatureGenerator
-from flgraph.nn.neighgen import feature_loss, nearest_of_all
+from flgraph.nn.neighgen import feature_loss, first_ones, nearest_of_all
 
 _OWN = "fedsageplus."
 """Prefix of the tensors that are no part of the model."""
@@ -43,9 +43,10 @@ class FedSagePlus(FedAvg):
     Then clients mend their graphs, and the classifier is trained as in :class:`FedAvg`, from its first weights. With
     ``generator_rounds=0`` no generator learns from other clients.
 
-    What leaks: clients see the others' fGen, noisy representations of their nodes and how many neighbours of each were
-    hidden, and a gradient that depends on the features of nodes of theirs; where few nodes have hidden neighbours, such
-    features may be told from it. The server sees all of this.
+    What leaks: the server can solve a client's gradient for the features of the nodes that were nearest, exactly where
+    fewer neighbours are compared than the last hidden layer of fGen has columns; so can, with two clients, the other.
+    Clients see the others' fGen with its input, which is a model of hidden neighbours' features, and how many of each
+    node were hidden. The noise is drawn once.
 
     Goes with :class:`flgraph.models.NeighGenSAGE` and data whose batches are whole graphs, such as
     :class:`flgraph.data.WholeGraphFederation`.
@@ -55,10 +56,11 @@ class FedSagePlus(FedAvg):
         generator_rounds: steps of the generators with gradients from the other clients.
         alpha: weight of these gradients.
         weighting: see :class:`FedAvg`.
-        optimizer_state: see :class:`FedAvg`.
+        optimizer_state: see :class:`FedAvg`; ``"reset"`` also begins every step of the generators anew.
     """
 
     extra_tensors = (f"{_OWN}*",)
+    upload_scalars = ("num_samples", "num_features")
 
     def __init__(
         self,
@@ -77,7 +79,6 @@ class FedSagePlus(FedAvg):
         self._others: dict[str, dict[str, Tensor]] = {}  # the client half's: other clients' generators
         self._gradients: dict[str, Tensor] = {}  # the client half's: sums of theirs, until the next step
         self._visible = 0  # the client half's: nodes that are not hidden
-        self._told: dict[str, Any] = {}  # the client half's: what its model was told
 
     def routes(self) -> list[Route]:
         return [*collected(_FGEN + "*"), *personal("generator.*"), *shared("*", mismatch="personal")]
@@ -90,10 +91,9 @@ class FedSagePlus(FedAvg):
 
     # ----------------------------------------------------------------------------------------------- server half
     def download(self, client: str, round: int, exchange: str) -> Payload | None:
-        if round:
+        if round or exchange == "evaluate":  # at the end of round 0, too: the classifier's first weights
             return super().download(client, round, exchange)
-        asked = exchange.startswith(("compare", "refine"))  # nothing goes with the evaluation
-        return Payload(self._answers[client]) if asked and client in self._answers else None
+        return Payload(self._answers[client]) if client in self._answers else None
 
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
         self._answers = {}
@@ -101,9 +101,11 @@ class FedSagePlus(FedAvg):
             super().aggregate(uploads, round, exchange)
         elif exchange.startswith("compare"):
             self._answers = {client: _summed(uploads, client) for client in uploads}
-        else:
+        elif exchange != self.exchanges(0)[-1]:
             parts = {client: upload.tensors for client, upload in uploads.items()}
-            for client in parts if self.generator_rounds else ():
+            columns = {client: upload.scalars["num_features"] for client, upload in uploads.items()}
+            expect(len(set(columns.values())) <= 1, "data", "of as many features at all clients for FedSage+", columns)
+            for client in parts:
                 others = ((other, name, t) for other in parts if other != client for name, t in parts[other].items())
                 self._answers[client] = {f"{_OWN}{other}/{name.removeprefix(_OWN)}": t for other, name, t in others}
 
@@ -132,34 +134,29 @@ class FedSagePlus(FedAvg):
             return super().upload(client, round, exchange)
         if exchange.startswith("compare"):
             return self._compare(client)
-        if exchange == f"refine {self.generator_rounds}" or not self.generator_rounds:
+        if exchange == self.exchanges(0)[-1]:
             return None
-        module, batch = _module(client), next(iter(client.data.train_dataloader()))
-        batch = module.transfer_batch_to_device(batch, module.device, 0)
+        module, batch = _module(client), _batch(client)
         z, counts = module.published(batch)
         self._visible = module.impaired(batch).visible.numel()
         fgen = {_FGEN + name: tensor for name, tensor in module.generator.fgen.state_dict().items()}
-        return Payload({**fgen, _OWN + "z": z, _OWN + "counts": counts.int()})
+        tensors = {**fgen, _OWN + "z": z, _OWN + "counts": counts.int()}
+        return Payload(tensors, {"num_features": module.in_channels})
 
     def _begin(self, client: Client) -> None:
-        module = _module(client)
-        self._told = {"seed": derive_seed(self.seed, client.name, "neighgen"), "settled": False}
-        module.draw_from(self._told["seed"])
+        _module(client).draw_from(derive_seed(self.seed, client.name, "neighgen"))
 
     def _settle(self, client: Client) -> None:
-        if not self._told["settled"]:
-            self._told["settled"] = True
+        if not _module(client).settled:
             _module(client).settle()
             client.forget_optimizers()  # their moments are of another loss and, for the classifier, other weights
 
     def _compare(self, client: Client) -> Payload:
-        module, batch = _module(client), next(iter(client.data.train_dataloader()))
-        x = batch.x.to(module.device)
-        gradients = {}
+        module, x = _module(client), _batch(client).x
+        fgen, gradients = copy.deepcopy(module.generator.fgen).eval(), {}
         for other in sorted(self._others):
             part = {name: tensor.to(module.device) for name, tensor in self._others[other].items()}
             z, counts = part.pop("z"), part.pop("counts")
-            fgen = copy.deepcopy(module.generator.fgen).eval()
             fgen.load_state_dict({name.removeprefix(_FGEN): tensor for name, tensor in part.items()})
             for name, gradient in foreign_gradients(fgen, z, counts, x).items():
                 gradients[f"{_OWN}{other}/{name}"] = gradient
@@ -179,24 +176,6 @@ class FedSagePlus(FedAvg):
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         self._gradients = {}
 
-    def state_dict(self) -> dict[str, Any]:
-        """What the client's model was told before the first round."""
-        return {"told": self._told}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Puts back what :meth:`state_dict` returned."""
-        self._told = dict(state_dict["told"])
-
-    def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Tells the module what it was told before; called after :meth:`load_state_dict`."""
-        if self._told:
-            assert isinstance(pl_module, NeighGenSAGE)
-            pl_module.draw_from(self._told["seed"])
-            if self._told["settled"]:
-                pl_module.settle()
-
 
 def foreign_gradients(fgen: FeatureGenerator, z: Tensor, counts: Tensor, x: Tensor) -> dict[str, Tensor]:
     r"""Gradient of :math:`\sum_v \sum_{p \le n_v} \min_u \lVert \tilde x_v^p - x_u \rVert_2^2` with respect to fGen.
@@ -211,10 +190,9 @@ def foreign_gradients(fgen: FeatureGenerator, z: Tensor, counts: Tensor, x: Tens
         Name of a parameter of ``fgen`` to gradient.
     """
     with torch.enable_grad():
-        generated = fgen(z)
-        flat = generated.detach().flatten(0, 1)
-        nearest = nearest_of_all(flat, x).view(generated.shape[:2])
-        loss = feature_loss(generated, x, nearest, counts)
+        generated = fgen(z)[first_ones(counts, fgen.max_neighbours)]
+        nearest = nearest_of_all(generated.detach(), x)
+        loss = feature_loss(generated, x, nearest)
         names, parameters = zip(*fgen.named_parameters(), strict=True)
         return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
 
@@ -236,3 +214,9 @@ def _module(client: Client) -> NeighGenSAGE:
     expect(isinstance(module, NeighGenSAGE), "model", "flgraph.models.NeighGenSAGE for FedSage+", type(module).__name__)
     assert isinstance(module, NeighGenSAGE)
     return module
+
+
+def _batch(client: Client) -> Any:
+    """The client's whole graph, on the device and in the precision of its training."""
+    batch = client.trainer.precision_plugin.convert_input(next(iter(client.data.train_dataloader())))
+    return client.module.transfer_batch_to_device(batch, client.module.device, 0)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flgraph.errors import expect
 from flgraph.models.classifier import Classifier, OptimizerName
+from flgraph.models.graph_batch import expect_whole_graph
 from flgraph.nn import Adjacency, Dropout, sparse_matmul
 
 
@@ -118,8 +119,7 @@ class NodeGCN(Classifier):
     def forward(self, batch: Any) -> Tensor:
         """Logits of the nodes ``batch.index``."""
         self.check_sizes()
-        fits = batch.x.dim() == 2 and batch.x.size(1) == self.in_channels
-        expect(fits, "batch.x", f"of shape [nodes, {self.in_channels}]", list(batch.x.shape))
+        expect_whole_graph(batch, self.in_channels)
         known, own = self._known_of(batch.nodes), gcn_matrix(batch.adj)
         if known is None:
             hidden, second = self.convs[0](batch.x, own), own

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -45,3 +47,12 @@ def graph_of_nodes(batch: Data, device: torch.device) -> tuple[Tensor, int]:
     if batch.batch is None:
         return torch.zeros(batch.num_nodes, dtype=torch.long, device=device), 1
     return batch.batch, batch.num_graphs
+
+
+def expect_whole_graph(batch: Any, columns: int) -> None:
+    """Raises :class:`InputError` unless a batch is a :class:`~flgraph.data.WholeGraph` of ``columns`` features."""
+    whole = all(hasattr(batch, name) for name in ("x", "adj", "index"))
+    wanted = "one whose batches are whole graphs, such as flgraph.data.WholeGraphFederation,"
+    expect(whole, "data", wanted, f"batches of type {type(batch).__name__}")
+    fits = batch.x.dim() == 2 and batch.x.size(1) == columns
+    expect(fits, "batch.x", f"of shape [nodes, {columns}]", list(batch.x.shape))

@@ -76,10 +76,14 @@ class SizedModule(pl.LightningModule):
             return batch
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """What the optimizer is given: all parameters, in one group."""
+        return [{"params": list(self.parameters())}]
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimizer that the hyper-parameters name, over all parameters."""
         optimizer: torch.optim.Optimizer = OPTIMIZERS[self.optimizer_name](
-            self.parameters(), lr=self.lr, weight_decay=self.weight_decay, fused=self._may_fuse()
+            self.parameter_groups(), lr=self.lr, weight_decay=self.weight_decay, fused=self._may_fuse()
         )
         return optimizer
 

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from flgraph.errors import expect
 from flgraph.models.classifier import Classifier, OptimizerName, at_least_float32
+from flgraph.models.graph_batch import expect_whole_graph
 from flgraph.nn import Adjacency, Dropout, ImpairedGraph, NeighGen, SparseSAGEConv
-from flgraph.nn.neighgen import feature_loss, mend, nearest_of_pairs
+from flgraph.nn.neighgen import feature_loss, first_ones, mend, nearest_of_own
 from flgraph.nn.sparse import take_rows
 
 
@@ -61,18 +62,14 @@ class NodeSAGE(Classifier):
 
     def forward(self, batch: Any) -> Tensor:
         """Logits of the nodes ``batch.index``."""
-        self._check(batch)
+        self.check_sizes()
+        expect_whole_graph(batch, self.in_channels)
         return self.classify([batch.x], batch.adj).index_select(0, batch.index)
 
     def classify(self, blocks: Sequence[Tensor], adj: Adjacency) -> Tensor:
         """Logits of all nodes of a graph, whose features may come in several blocks."""
         logits: Tensor = self.convs[1]([self.dropout(self.convs[0](blocks, adj), rectify=True)], adj)
         return logits
-
-    def _check(self, batch: Any) -> None:
-        self.check_sizes()
-        fits = batch.x.dim() == 2 and batch.x.size(1) == self.in_channels
-        expect(fits, "batch.x", f"of shape [nodes, {self.in_channels}]", list(batch.x.shape))
 
 
 class NeighGenSAGE(NodeSAGE):
@@ -105,7 +102,8 @@ class NeighGenSAGE(NodeSAGE):
         feature_weight: :math:`\lambda^f`.
         label_weight: :math:`\lambda^c`.
         dropout: probability of a zero after the first layer, in the generator, too.
-        lr: learning rate.
+        lr: learning rate of the classifier.
+        generator_lr: learning rate of the generator.
         weight_decay: weight decay (an L2 penalty, except with ``adamw``).
         optimizer: ``adam``, ``adamw`` or ``sgd``.
 
@@ -127,6 +125,7 @@ class NeighGenSAGE(NodeSAGE):
         label_weight: float = 1.0,
         dropout: float = 0.5,
         lr: float = 0.01,
+        generator_lr: float = 0.001,
         weight_decay: float = 0.0,
         optimizer: OptimizerName = "adam",
     ) -> None:
@@ -135,16 +134,17 @@ class NeighGenSAGE(NodeSAGE):
         expect(sound, "model.fgen_channels", "positive integers", list(fgen_channels))
         expect(max_neighbours >= 1, "model.max_neighbours", "a positive integer", max_neighbours)
         expect(0 < hide < 1, "model.hide", "above 0 and less than 1", hide)
+        expect(0 <= generator_lr < float("inf"), "model.generator_lr", "a finite number, 0 or more", generator_lr)
         weights = {"count_weight": count_weight, "feature_weight": feature_weight, "label_weight": label_weight}
         for name, weight in weights.items():
             expect(0 <= weight < float("inf"), f"model.{name}", "a finite number, 0 or more", weight)
-        self.hide = hide
+        self.hide, self.generator_lr = hide, generator_lr
         self.count_weight, self.feature_weight, self.label_weight = count_weight, feature_weight, label_weight
         self.draw_seed = 0
         self.settled = False
         self._whole = False  # whether graphs are taken as they are
-        self._impaired: tuple[Tensor, ImpairedGraph] | None = None  # with the numbers of the graph's nodes
-        self._mended: tuple[Tensor, Tensor, Adjacency] | None = None
+        self._impaired: tuple[Adjacency, ImpairedGraph] | None = None  # of which graph, and what came of it
+        self._mended: tuple[Tensor, Adjacency, Tensor, Adjacency] | None = None
         if not self.is_template:
             self.generator = NeighGen(in_channels, hidden_channels, fgen_channels, max_neighbours, dropout)
 
@@ -157,12 +157,34 @@ class NeighGenSAGE(NodeSAGE):
         self.settled, self._mended = True, None
         self.generator.requires_grad_(False)
 
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The generator's parameters, with a learning rate of their own, and the others."""
+        rest = [parameter for name, parameter in self.named_parameters() if not name.startswith("generator.")]
+        return [{"params": rest}, {"params": list(self.generator.parameters()), "lr": self.generator_lr}]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what the weights do not tell."""
+        checkpoint["neighgen"] = {"draw_seed": self.draw_seed, "settled": self.settled}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Puts it back."""
+        told = checkpoint.get("neighgen", {})
+        self.draw_from(told.get("draw_seed", 0))
+        if told.get("settled"):
+            self.settle()
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any module; graphs are mended anew."""
+        self._mended = None
+        return super().load_state_dict(*args, **kwargs)
+
     # ------------------------------------------------------------------------------------------------------ steps
     def forward(self, batch: Any) -> Tensor:
         """Logits of the nodes ``batch.index``, in the graph mended."""
         if self._whole:
             return super().forward(batch)
-        self._check(batch)
+        self.check_sizes()
+        expect_whole_graph(batch, self.in_channels)
         generated, adj = self._mend(batch)
         return self.classify([batch.x, generated], adj).index_select(0, batch.index)
 
@@ -177,36 +199,38 @@ class NeighGenSAGE(NodeSAGE):
 
     def impaired(self, batch: Any) -> ImpairedGraph:
         """The batch's graph with a share of the nodes hidden, always the same ones."""
-        if self._impaired is None or not torch.equal(self._impaired[0], batch.nodes):
+        if self._impaired is None or self._impaired[0] is not batch.adj:
             n = batch.adj.num_nodes
             order = torch.randperm(n, generator=torch.Generator().manual_seed(self.draw_seed))
             hidden = torch.zeros(n, dtype=torch.bool)
-            hidden[order[: round(self.hide * n)]] = True
-            self._impaired = batch.nodes, ImpairedGraph.of(batch.adj, hidden.to(batch.nodes.device))
+            hidden[order[: min(round(self.hide * n), n - 1)]] = True
+            self._impaired = batch.adj, ImpairedGraph.of(batch.adj, hidden.to(batch.adj.col.device))
         return self._impaired[1]
 
     def _joint_step(self, batch: Any) -> Tensor:
-        self._check(batch)
+        self.check_sizes()
+        expect_whole_graph(batch, self.in_channels)
         graph = self.impaired(batch)
         x = take_rows(batch.x, graph.visible)
         z, missing = self.generator(x, graph.adj)
         counts = graph.missing
         number = at_least_float32(missing)
         count_loss = F.smooth_l1_loss(number, counts.to(number.dtype))
-        # Neighbours are generated where some are hidden, to learn their features, and where some are told to be.
         told = self.generator.round(missing)
-        wanted = (counts > 0) | (told > 0)
-        place = torch.cumsum(wanted, 0) - 1
+        wanted = (counts > 0) | (
+            told > 0
+        )  # where neighbours are hidden, to learn their features, or told to be missing
         features = self.generator.fgen(noisy(z[wanted]))
-        lacking = features[place[counts > 0]]
-        pairs = torch.stack([(torch.cumsum(counts > 0, 0) - 1)[graph.pairs[0]], graph.pairs[1]])
-        nearest = nearest_of_pairs(lacking.detach(), batch.x, pairs)
-        features_loss = feature_loss(lacking, batch.x, nearest, counts[counts > 0]) / counts.numel()
-        adj, owner, which = mend(graph.adj, told)
-        generated = features[place[owner], which].to(self.convs[0].weight.dtype)
-        label_loss = self._label_loss(batch, graph, [x, generated], adj)
+        learned = features[first_ones(counts[wanted], features.size(1))]
+        nearest = nearest_of_own(learned.detach(), batch.x, graph.candidates(features.size(1)))
+        features_loss = feature_loss(learned, batch.x, nearest) / counts.numel()
+        added = features[first_ones(told[wanted], features.size(1))].to(self._dtype_of_weights)
+        label_loss = self._label_loss(batch, graph, [x, added], mend(graph.adj, told))
         self.log("train/count_loss", count_loss.detach(), batch_size=1)
         self.log("train/feature_loss", features_loss.detach(), batch_size=1)
+        # None is left when the generator makes the same neighbour for every node.
+        spread = learned.detach().float().std(0, correction=0).mean() if len(learned) else learned.new_zeros(())
+        self.log("train/feature_spread", spread, batch_size=1)
         return self.count_weight * count_loss + self.feature_weight * features_loss + self.label_weight * label_loss
 
     def _label_loss(self, batch: Any, graph: ImpairedGraph, blocks: Sequence[Tensor], adj: Adjacency) -> Tensor:
@@ -221,17 +245,26 @@ class NeighGenSAGE(NodeSAGE):
 
     def _mend(self, batch: Any) -> tuple[Tensor, Adjacency]:
         """Generated neighbours' features ``[M, in_channels]``, and the adjacency of ``N + M`` nodes."""
-        if self.settled and self._mended is not None and torch.equal(self._mended[0], batch.nodes):
-            return self._mended[1:]
+        known = self._mended
+        if self.settled and known is not None and known[0] is batch.x and known[1] is batch.adj:
+            return known[2:]
         with torch.no_grad(), self._without_dropout():
             z, missing = self.generator(batch.x, batch.adj)
-            adj, owner, which = mend(batch.adj, self.generator.round(missing))
-            noise = torch.randn(z.shape, generator=torch.Generator().manual_seed(self.draw_seed)).to(z)
-            some, place = owner.unique(return_inverse=True)
-            generated = self.generator.fgen((z + noise)[some])[place, which].to(self.convs[0].weight.dtype)
+            counts = self.generator.round(missing)
+            some = counts > 0
+            generated = self.generator.features(self._noised(z)[some], counts[some]).to(self._dtype_of_weights)
+        adj = mend(batch.adj, counts)
         if self.settled:
-            self._mended = batch.nodes, generated, adj
+            self._mended = batch.x, batch.adj, generated, adj
         return generated, adj
+
+    @property
+    def _dtype_of_weights(self) -> torch.dtype:
+        return next(self.convs.parameters()).dtype
+
+    def _noised(self, z: Tensor) -> Tensor:
+        """Representations with noise that is always the same."""
+        return z + torch.randn(z.shape, generator=torch.Generator().manual_seed(self.draw_seed)).to(z)
 
     def published(self, batch: Any) -> tuple[Tensor, Tensor]:
         """What others need, with the weights of fGen, to tell how like their nodes the generated neighbours are.
@@ -240,14 +273,14 @@ class NeighGenSAGE(NodeSAGE):
             batch: as in training.
 
         Returns:
-            Representations with noise of the visible nodes that have hidden neighbours ``[n, hidden_channels]``, and
-            how many neighbours of each count ``[n]``.
+            Representations with noise, always the same, of the visible nodes that have hidden neighbours
+            ``[n, hidden_channels]``, and how many neighbours of each count ``[n]``.
         """
         graph = self.impaired(batch)
         with torch.no_grad(), self._without_dropout():
             z, _ = self.generator(take_rows(batch.x, graph.visible), graph.adj)
         counts = graph.missing
-        return noisy(z[counts > 0]), counts[counts > 0].clamp(max=self.generator.fgen.max_neighbours)
+        return self._noised(z)[counts > 0], counts[counts > 0].clamp(max=self.generator.fgen.max_neighbours)
 
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:

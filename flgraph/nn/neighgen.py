@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flgraph.errors import expect
-from flgraph.nn.adjacency import Adjacency, gather_ranges
+from flgraph.nn.adjacency import Adjacency, gather_ranges, offsets
 from flgraph.nn.dropout import Dropout
 from flgraph.nn.sage import SparseSAGEConv
 from flgraph.nn.sparse import sparse_matmul
@@ -34,7 +33,7 @@ class FeatureGenerator(torch.nn.Module):
         self, in_channels: int, channels: Sequence[int], out_channels: int, max_neighbours: int, dropout: float
     ) -> None:
         super().__init__()
-        self.max_neighbours = max_neighbours
+        self.out_channels, self.max_neighbours = out_channels, max_neighbours
         sizes = [in_channels, *channels, max_neighbours * out_channels]
         self.layers = torch.nn.ModuleList(map(torch.nn.Linear, sizes[:-1], sizes[1:]))
         self.dropout = Dropout(dropout)
@@ -87,6 +86,12 @@ class NeighGen(torch.nn.Module):
         z = self.encoder[1]([self.dropout(self.encoder[0]([x], adj), rectify=True)], adj)
         return z, self.dgen(z).relu().squeeze(1)
 
+    def features(self, z: Tensor, counts: Tensor) -> Tensor:
+        """Features of as many neighbours of each node as ``counts`` ``[N]`` says ``[sum of counts, in_channels]``."""
+        step = max(1, _CELLS // (self.fgen.max_neighbours * self.fgen.out_channels))
+        parts = zip(z.split(step), counts.split(step), strict=True)
+        return torch.cat([self.fgen(some)[first_ones(n, self.fgen.max_neighbours)] for some, n in parts])
+
     def round(self, missing: Tensor) -> Tensor:
         """Whole numbers of neighbours to generate ``[N]``, int64."""
         return missing.detach().float().round().long().clamp(0, self.fgen.max_neighbours)
@@ -123,13 +128,27 @@ class ImpairedGraph:
         pairs = torch.stack([place[target[lost]], source[lost]])
         return cls(visible, Adjacency.from_edges(inside, visible.numel()), pairs)
 
+    def candidates(self, max_neighbours: int) -> Tensor:
+        """Pairs of a neighbour to generate, counted over all visible nodes, and a hidden node that it may be like.
+
+        Args:
+            max_neighbours: of a node that are generated; a node with fewer hidden ones has as many as these.
+
+        Returns:
+            ``[2, E']``, sorted by the first.
+        """
+        missing = self.missing
+        rows = torch.repeat_interleave(missing.clamp(max=max_neighbours))  # the node of each
+        positions, ptr = gather_ranges(offsets(missing), rows)
+        return torch.stack([torch.repeat_interleave(ptr.diff()), self.pairs[1][positions]])
+
     @property
     def missing(self) -> Tensor:
         """How many hidden neighbours each visible node has ``[V]``."""
         return torch.bincount(self.pairs[0], minlength=self.visible.numel())
 
 
-def mend(adj: Adjacency, counts: Tensor) -> tuple[Adjacency, Tensor, Tensor]:
+def mend(adj: Adjacency, counts: Tensor) -> Adjacency:
     """Adds neighbours to a graph, each joined to one node only, in both directions.
 
     Args:
@@ -137,84 +156,84 @@ def mend(adj: Adjacency, counts: Tensor) -> tuple[Adjacency, Tensor, Tensor]:
         counts: how many to add to each ``[N]``, int64.
 
     Returns:
-        The adjacency of ``N + M`` nodes; whose neighbour each of the ``M`` new ones is ``[M]``; and which of that
-        node's, counted from 0, ``[M]``.
+        The adjacency of ``N + M`` nodes; the ``M`` new ones are in the order of the nodes that they belong to.
     """
     n = adj.num_nodes
     owner = torch.repeat_interleave(counts)
-    new = torch.arange(owner.numel(), device=owner.device)
+    new = n + torch.arange(owner.numel(), device=owner.device)
     target = torch.repeat_interleave(adj.rowptr.diff(), output_size=adj.col.numel())
-    edges = torch.cat([torch.stack([adj.col, target]), torch.stack([n + new, owner]), torch.stack([owner, n + new])], 1)
-    return Adjacency.from_edges(edges, n + new.numel()), owner, new - (counts.cumsum(0) - counts)[owner]
+    edges = torch.cat([torch.stack([adj.col, target]), torch.stack([new, owner]), torch.stack([owner, new])], dim=1)
+    return Adjacency.from_edges(edges, n + owner.numel())
 
 
-def nearest_of_pairs(generated: Tensor, x: Tensor, pairs: Tensor) -> Tensor:
-    """The nearest of its node's candidates for every generated neighbour.
+def first_ones(counts: Tensor, size: int) -> Tensor:
+    """Which of each node's ``size`` neighbours count ``[n, size]``, bool: the first ``counts`` ``[n]``."""
+    return torch.arange(size, device=counts.device) < counts.unsqueeze(1)
+
+
+def nearest_of_own(rows: Tensor, x: Tensor, pairs: Tensor) -> Tensor:
+    """The nearest of its own candidates for every generated neighbour.
 
     Args:
-        generated: features ``[n, P, F]``.
+        rows: features of the generated ``[m, F]``.
         x: features of the candidates ``[N, F]``, dense or sparse CSR.
-        pairs: nodes, numbers of ``generated`` in ascending order, and candidates of theirs, numbers of ``x``
-            ``[2, E]``; every node has one at least.
+        pairs: rows, in ascending order, and candidates of theirs, numbers of ``x`` ``[2, E]``; every row has one at
+            least.
 
     Returns:
-        Numbers of ``x``, ``[n, P]``.
+        Numbers of ``x``, ``[m]``.
     """
-    node, candidate = pairs
-    generated = _wide(generated)
-    distances = generated.new_empty(node.numel(), generated.size(1))
-    for start in range(0, node.numel(), _ROWS):
-        some = slice(start, start + _ROWS)
-        rows = _dense_rows(x, candidate[some], generated.dtype).unsqueeze(1)
-        distances[some] = (generated[node[some]] - rows).square().sum(2)
-    owner = node.unsqueeze(1).expand_as(distances)
-    least = distances.new_full(generated.shape[:2], torch.inf).scatter_reduce_(0, owner, distances, "amin")
-    # The first of those that are as near.
-    order = torch.arange(node.numel(), device=node.device).unsqueeze(1).expand_as(owner)
-    order = torch.where(distances == least[node], order, node.numel())
-    first = order.new_full(generated.shape[:2], node.numel()).scatter_reduce_(0, owner, order, "amin")
-    return candidate[first]
+    row, candidate = pairs
+    rows = _wide(rows)
+    distances = rows.new_empty(row.numel())
+    step = max(1, _CELLS // max(1, rows.size(1)))
+    for start in range(0, row.numel(), step):
+        some = slice(start, start + step)
+        distances[some] = (rows[row[some]] - _dense_rows(x, candidate[some], rows.dtype)).square().sum(1)
+    least = distances.new_full(rows.shape[:1], torch.inf).scatter_reduce_(0, row, distances, "amin")
+    # The first of those that are as near; any where distances are not numbers, so that the loss is none, either.
+    order = torch.arange(row.numel(), device=row.device)
+    order = torch.where(distances == least[row], order, row.numel())
+    first = order.new_full(rows.shape[:1], row.numel()).scatter_reduce_(0, row, order, "amin")
+    return candidate[first.clamp(max=row.numel() - 1)]
 
 
-def nearest_of_all(generated: Tensor, x: Tensor) -> Tensor:
+def nearest_of_all(rows: Tensor, x: Tensor) -> Tensor:
     """The nearest of all candidates for every generated neighbour.
 
     Args:
-        generated: features ``[n, F]``.
+        rows: features of the generated ``[m, F]``.
         x: features of the candidates ``[N, F]``, dense or sparse CSR.
 
     Returns:
-        Numbers of ``x``, ``[n]``.
+        Numbers of ``x``, ``[m]``.
     """
-    generated = _wide(generated)
-    norms = _squared_norms(x, generated.dtype).unsqueeze(1)
+    rows = _wide(rows)
+    norms = _squared_norms(x, rows.dtype).unsqueeze(1)
     found = []
-    for rows in generated.split(_ROWS):
-        products = x.to(rows.dtype) @ rows.t() if x.layout == torch.strided else sparse_matmul(x, rows.t())
+    for some in rows.split(max(1, _CELLS // x.size(0))):
+        products = x.to(rows.dtype) @ some.t() if x.layout == torch.strided else sparse_matmul(x, some.t())
         found.append((norms - 2 * products).argmin(0))  # a row's own square is the same for all candidates
     return torch.cat(found)
 
 
-def feature_loss(generated: Tensor, x: Tensor, nearest: Tensor, counts: Tensor) -> Tensor:
+def feature_loss(rows: Tensor, x: Tensor, nearest: Tensor) -> Tensor:
     """Sum of squared distances between generated neighbours and those that they should be like.
 
     Args:
-        generated: features ``[n, P, F]``.
+        rows: features of the generated ``[m, F]``.
         x: features ``[N, F]``, dense or sparse CSR.
-        nearest: rows of ``x``, ``[n, P]``.
-        counts: how many of each node's ``P`` neighbours count, the first ones, ``[n]``.
+        nearest: rows of ``x``, ``[m]``.
 
     Returns:
-        A scalar, float32 at least, differentiable in ``generated``.
+        A scalar, float32 at least, differentiable in ``rows``.
     """
-    expect(nearest.shape == generated.shape[:2], "nearest", f"of shape {list(generated.shape[:2])}", nearest.shape)
-    counted = torch.arange(generated.size(1), device=counts.device) < counts.unsqueeze(1)
-    chosen = _wide(generated[counted])
-    return (chosen - _dense_rows(x, nearest[counted], chosen.dtype)).square().sum()
+    rows = _wide(rows)
+    return (rows - _dense_rows(x, nearest, rows.dtype)).square().sum()
 
 
-_ROWS = 4096
-"""Rows that are compared at a time, to bound the memory."""
+_CELLS = 2**24
+"""Numbers that are compared at a time, to bound the memory."""
 
 
 def _wide(tensor: Tensor) -> Tensor:

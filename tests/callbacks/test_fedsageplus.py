@@ -26,11 +26,12 @@ class Parts:
 
     name = "parts"
 
-    def __init__(self, count: int = 3) -> None:
+    def __init__(self, count: int = 3, sparse: bool = True) -> None:
         random = torch.Generator().manual_seed(0)
         x = torch.rand(NODES, 7, generator=random) * (torch.rand(NODES, 7, generator=random) < 0.4)
         edges = torch.randint(0, NODES, (2, 160), generator=random)
         whole = NodeGraph.from_pyg(Data(x=x, edge_index=edges, y=torch.arange(NODES) % 3))
+        whole = whole if sparse else NodeGraph(x, whole.edge_index, whole.y, 3)
         self.given = {}
         for number, nodes in enumerate(torch.arange(NODES).chunk(count)):
             every = torch.arange(nodes.numel())
@@ -69,7 +70,8 @@ def test_what_crosses(federate: Federate, recorder: Any) -> None:
     for _, upload in recorder.uploads("train"):
         assert set(upload.tensors) == {f"convs.{n}.{part}" for n in (0, 1) for part in ("weight", "bias")}
     turns = {(turn.round, turn.exchange) for _, turn, _ in recorder.downloads()}
-    assert {exchange for round, exchange in turns if not round} == {"compare 1", "refine 1", "compare 2", "refine 2"}
+    before = {"compare 1", "refine 1", "compare 2", "refine 2", "evaluate"}
+    assert {exchange for round, exchange in turns if not round} == before
 
 
 def test_gradients_from_others_equal_a_loop(federate: Federate, recorder: Any) -> None:
@@ -79,7 +81,7 @@ def test_gradients_from_others_equal_a_loop(federate: Federate, recorder: Any) -
         engine = type(recorder)()
         method = FedSagePlus(pretrain_epochs=1, generator_rounds=1, alpha=alpha)
         trainer: Any = federate(method, engine=engine, **settings)
-        trainer.fit(net(optimizer="sgd", lr=0.1, feature_weight=2.0), Parts())
+        trainer.fit(net(optimizer="sgd", generator_lr=0.1, feature_weight=2.0), Parts())
         clients = trainer.engine.clients
         fgens.append({name: client.module.generator.fgen.state_dict() for name, client in clients.items()})
         sent = dict(engine.uploads("generate"))
@@ -107,11 +109,13 @@ def test_the_classifier_starts_from_the_first_weights(federate: Federate, record
     """What the generator's training did to it is forgotten, its optimizer's moments included; then it is FedAvg."""
     trainer: Any = federate(FedSagePlus(pretrain_epochs=3, generator_rounds=1), rounds=1, engine=recorder)
     trainer.fit(net(), Parts())
-    first = [payload for name, turn, payload in recorder.downloads() if turn.round == 1 and turn.exchange == "train"]
+    first = [payload for _, turn, payload in recorder.downloads() if (turn.round, turn.exchange) == (0, "evaluate")]
     plain: Any = federate(FedAvg(), rounds=1, engine=type(recorder)())
     plain.fit(net(), Parts())
     start = next(payload for _, turn, payload in plain.engine.downloads())
+    assert len(first) == 3
     for payload in first:
+        assert set(payload.tensors) == {f"convs.{n}.{part}" for n in (0, 1) for part in ("weight", "bias")}
         for name, tensor in payload.tensors.items():
             assert torch.equal(tensor, start.tensors[name])
     for client in trainer.engine.clients.values():
@@ -151,6 +155,22 @@ def test_resumed_equals_uninterrupted(federate: Federate, tmp_path: Any, assert_
     assert whole.server.state({}) == resumed.server.state({})
 
 
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true", "bf16-mixed"])
+def test_dense_features_in_any_precision(federate: Federate, precision: str) -> None:
+    method = FedSagePlus(pretrain_epochs=1, generator_rounds=1)
+    results = federate(method, rounds=1, precision=precision).fit(net(), Parts(sparse=False))
+    assert len(results["final"]["clients"]) == 3
+
+
+def test_the_noise_is_drawn_once(federate: Federate, recorder: Any) -> None:
+    """Else the mean over many uploads would be without it."""
+    trainer: Any = federate(FedSagePlus(pretrain_epochs=1, generator_rounds=2), rounds=1, engine=recorder)
+    trainer.fit(net(lr=0.0, generator_lr=0.0), Parts())
+    first, second = (dict(recorder.uploads(exchange)) for exchange in ("generate", "refine 1"))
+    for name, upload in first.items():
+        assert torch.equal(upload.tensors["fedsageplus.z"], second[name].tensors["fedsageplus.z"])
+
+
 def test_refusals(federate: Federate, graph_federation: Callable[..., Any]) -> None:
     for name, value in (("pretrain_epochs", -1), ("generator_rounds", -1), ("alpha", float("nan"))):
         with pytest.raises(InputError, match=rf"`aggregator\.{name}` to be .* but got {re.escape(str(value))}"):
@@ -159,3 +179,9 @@ def test_refusals(federate: Federate, graph_federation: Callable[..., Any]) -> N
         federate(FedSagePlus(), rounds=1).fit(NodeSAGE(), Parts())
     with pytest.raises(InputError, match=r"generator\.fgen\.\*"):
         federate(FedSagePlus(), rounds=1).fit(GNN(hidden_channels=4, num_layers=1), graph_federation())
+    other = Parts()
+    graph = other.given["B"].graph
+    wide = NodeGraph(torch.rand(graph.num_nodes, 8), graph.edge_index, graph.y, 3)
+    other.given["B"] = WholeGraphDataModule(wide, *[torch.arange(graph.num_nodes)] * 3)
+    with pytest.raises(InputError, match=r"as many features at all clients for FedSage\+ but got .*'B': 8"):
+        federate(FedSagePlus(generator_rounds=1), rounds=1).fit(net(), other)

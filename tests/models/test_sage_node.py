@@ -126,10 +126,33 @@ def test_graphs_are_mended() -> None:
     torch.testing.assert_close(model(batch), expected)
     model.generator.fgen.layers[0].weight.data.add_(1.0)
     torch.testing.assert_close(model(batch), expected)  # not computed again
-    other = made.subgraph(torch.arange(9))
-    assert model(WholeGraph.of(other, torch.arange(9))).shape == (9, 3)
-    model.draw_from(7)
+    other = NodeGraph(made.x, made.edge_index[:, :0], made.y, 3)  # as many nodes, of the same numbers
+    fresh = net().eval()
+    fresh.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model(WholeGraph.of(other, batch.index)), fresh(WholeGraph.of(other, batch.index)))
+    torch.testing.assert_close(model(batch), fresh(batch))
+    fresh.generator.fgen.layers[0].weight.data.sub_(2.0)
+    model.load_state_dict(fresh.state_dict())
+    torch.testing.assert_close(model(batch), fresh(batch))
     assert not torch.equal(model(batch), expected)
+    before = model(batch)
+    for one in (model, fresh):
+        one.draw_from(7)
+    torch.testing.assert_close(model(batch), fresh(batch))
+    assert not torch.equal(model(batch), before)
+
+
+def test_a_checkpoint_is_the_whole_model() -> None:
+    model, told = net(), {}
+    model.draw_from(3)
+    model.settle()
+    model.on_save_checkpoint(told)
+    again = net()
+    again.on_load_checkpoint(told)
+    assert (again.draw_seed, again.settled) == (3, True)
+    assert not any(parameter.requires_grad for parameter in again.generator.parameters())
+    first, second = again.configure_optimizers().param_groups
+    assert (first["lr"], second["lr"], len(first["params"])) == (0.01, 0.001, 4)
 
 
 def test_with_any_trainer() -> None:
@@ -142,7 +165,9 @@ def test_with_any_trainer() -> None:
     )
     trainer.fit(model, data.train_dataloader())
     first = trainer.callback_metrics
-    assert {"train/loss", "train/accuracy", "train/count_loss", "train/feature_loss"} <= set(first)
+    assert {"train/loss", "train/accuracy", "train/count_loss", "train/feature_loss", "train/feature_spread"} <= set(
+        first
+    )
     assert float(first["train/accuracy"]) > 0.8
     found: dict[str, float] = {}
     for result in trainer.test(model, data.test_dataloader(), verbose=False):
@@ -159,9 +184,9 @@ def test_with_any_trainer() -> None:
     assert changed == {"convs.0.weight", "convs.0.bias", "convs.1.weight", "convs.1.bias"}
 
 
-@pytest.mark.parametrize(("num_edges", "hide", "index"), [(0, 0.5, [0, 1]), (45, 0.96, [0, 1]), (45, 0.01, [2])])
+@pytest.mark.parametrize(("num_edges", "hide", "index"), [(0, 0.5, [0, 1]), (45, 0.99, [0, 1]), (45, 0.01, [2])])
 def test_odd_graphs(num_edges: int, hide: float, index: list[int]) -> None:
-    """Without edges, with all training nodes hidden, with no node hidden: finite losses and gradients."""
+    """Without edges, with all nodes but one hidden, with no node hidden: finite losses and gradients."""
     model = net(hide=hide)
     model.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     batch = WholeGraph.of(graph(num_edges=num_edges), torch.tensor(index))
@@ -182,7 +207,16 @@ def test_half_precision_and_refusals() -> None:
             kind()(WholeGraph.of(made, torch.arange(NODES)))
         with pytest.raises(InputError, match=r"`batch\.x` to be of shape \[nodes, 5\]"):
             kind(5, 3)(WholeGraph.of(made, torch.arange(NODES)))
-    wrong = {"hidden_channels": 0, "dropout": 1.0, "fgen_channels": [0], "max_neighbours": 0, "hide": 1.0}
+        with pytest.raises(InputError, match=r"`data` to be one whose batches are whole graphs, .*type Data'"):
+            kind(6, 3)(Data(x=torch.rand(3, 6), edge_index=torch.zeros(2, 0, dtype=torch.long)))
+    wrong = {
+        "hidden_channels": 0,
+        "dropout": 1.0,
+        "fgen_channels": [0],
+        "max_neighbours": 0,
+        "hide": 1.0,
+        "generator_lr": -1.0,
+    }
     for name, value in {**wrong, "count_weight": -1.0, "feature_weight": -1.0, "label_weight": float("inf")}.items():
         with pytest.raises(InputError, match=f"`model.{name}`"):
             NeighGenSAGE(6, 3, **{name: value})
