@@ -22,7 +22,8 @@ DATA = sorted(path.stem for path in (CONFIGS / "data").glob("*.yaml"))
 MODELS = {
     name: yaml.safe_load((CONFIGS / f"method/{name}.yaml").read_text())["model"]["class_path"] for name in METHODS
 }
-OF_NODES = [name for name in METHODS if MODELS[name] in ("flgraph.models.FedEgo", "flgraph.models.NodeGCN")]
+OF_WHOLE = [name for name in METHODS if MODELS[name].rpartition(".")[2] in ("NodeGCN", "NodeSAGE", "NeighGenSAGE")]
+OF_NODES = [name for name in METHODS if MODELS[name] == "flgraph.models.FedEgo" or name in OF_WHOLE]
 OF_EMBEDDINGS = [
     name for name in METHODS if issubclass(getattr(flgraph.models, MODELS[name].rpartition(".")[2]), GraphEmbedding)
 ]
@@ -74,7 +75,7 @@ def test_every_method_for_nodes_parses(done: Call, method: str) -> None:
     files = ("-c", "configs/data/cora_label_skew.yaml", "-c", f"configs/method/{method}.yaml")
     shown = yaml.safe_load(done("fit", *files, "--print_config").out)
     assert shown["model"]["class_path"] == MODELS[method]
-    whole = MODELS[method] == "flgraph.models.NodeGCN"
+    whole = method in OF_WHOLE
     assert shown["data"]["class_path"] == f"flgraph.data.{'WholeGraphFederation' if whole else 'NodeFederation'}"
     assert shown["data"]["init_args"]["dataset"] == "Cora"
 
@@ -83,6 +84,8 @@ def test_every_method_for_nodes_parses(done: Call, method: str) -> None:
 def test_every_method_for_nodes_runs(done: Call, data_root: Path, tmp_path: Path, method: str) -> None:
     files = ("-c", "configs/data/cora_label_skew.yaml", "-c", f"configs/method/{method}.yaml")
     small = ("--trainer.rounds", "1", "--trainer.local_epochs", "1", "--model.hidden_channels", "4")
+    if method == "fedsageplus":
+        small += ("--trainer.aggregator.pretrain_epochs", "1", "--trainer.aggregator.generator_rounds", "1")
     where = ("--trainer.default_root_dir", str(tmp_path / "runs"), "--trainer.accelerator", "cpu")
     done("fit", *files, *small, *where, "--data.root", str(data_root))
     (run,) = (tmp_path / "runs").glob("*/version_0")
