@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from flgraph.data.loader import visited
 from flgraph.data.node_graph import NodeGraph
 from flgraph.errors import expect
 from flgraph.nn.sparse import take_rows
+
+Isolated = Literal["self", "none"]
 
 _RANGE = 2**62
 """Random whole numbers are drawn below this; their remainders are even to within degree / 2^62."""
@@ -29,6 +32,11 @@ def hop_offsets(fanouts: Sequence[int]) -> list[int]:
         width *= k
         ends.append(ends[-1] + width)
     return ends
+
+
+def check_isolated(isolated: str) -> None:
+    """Raises :class:`~flgraph.errors.InputError` for what is no :data:`Isolated`."""
+    expect(isolated in get_args(Isolated), "data.isolated", f"one of {', '.join(get_args(Isolated))}", isolated)
 
 
 def sample_egos(
@@ -89,6 +97,8 @@ class EgoBatch:
         y: classes of the centers ``[B]``.
         labels: classes of all positions ``[B, P]``.
         fanouts: neighbours per node, for each hop.
+        childless: positions of all hops but the last whose children are not to count ``[B, P']``, bool; ``None`` where
+            all do.
     """
 
     x: Tensor
@@ -96,6 +106,7 @@ class EgoBatch:
     y: Tensor
     labels: Tensor
     fanouts: tuple[int, ...]
+    childless: Tensor | None = None
 
     @classmethod
     def gather(cls, x: Tensor, y: Tensor, egos: Tensor, fanouts: Sequence[int]) -> EgoBatch:
@@ -112,7 +123,8 @@ class EgoBatch:
     def to(self, device: torch.device | str) -> EgoBatch:
         """The same batch on another device."""
         x, index, y, labels = (part.to(device) for part in (self.x, self.index, self.y, self.labels))
-        return replace(self, x=x, index=index, y=y, labels=labels)
+        childless = None if self.childless is None else self.childless.to(device)
+        return replace(self, x=x, index=index, y=y, labels=labels, childless=childless)
 
 
 class EgoLoader:
@@ -133,6 +145,8 @@ class EgoLoader:
         seed: see ``fixed``.
         full: whether a remainder goes into the other batches, so that none is smaller than ``batch_size`` (unless there
             are fewer centers); what is averaged over a batch then never stands for a few.
+        isolated: what stands for the neighbours of a node without any: the node itself (``"self"``), or nothing
+            (``"none"``), so that their mean is zero.
 
     Raises:
         InputError: a number is out of range.
@@ -149,10 +163,13 @@ class EgoLoader:
         fixed: bool = False,
         seed: int = 0,
         full: bool = False,
+        isolated: Isolated = "self",
     ) -> None:
         expect(batch_size >= 1, "data.batch_size", "1 or more", batch_size)
         expect(0 < fraction <= 1, "data.epoch_fraction", "above 0 and at most 1", fraction)
-        hop_offsets(fanouts)
+        check_isolated(isolated)
+        self._inner = hop_offsets(fanouts)[-2]  # positions that have children
+        self.isolated = isolated
         self.graph, self.index, self.batch_size, self.fanouts = graph, index, batch_size, tuple(fanouts)
         self.shuffle, self.fraction, self.fixed, self.seed, self.full = shuffle, fraction, fixed, seed, full
         self._egos: Tensor | None = None
@@ -171,13 +188,21 @@ class EgoLoader:
         order = self._order()
         for chosen in order.tensor_split(max(1, len(self))) if self.full else order.split(self.batch_size):
             if chosen.numel():
-                yield EgoBatch.gather(self.graph.x, self.graph.y, self._sample(chosen), self.fanouts)
+                egos = self._sample(chosen)
+                batch = EgoBatch.gather(self.graph.x, self.graph.y, egos, self.fanouts)
+                batch.childless = self._childless(egos)
+                yield batch
 
     def _order(self) -> Tensor:
         """Positions in ``index`` that this pass visits."""
         n, count = self.index.numel(), self.num_visited
         order = torch.randperm(n)[:count] if self.shuffle or count < n else torch.arange(n)
         return (order if self.shuffle else order.sort().values).to(self.index.device)
+
+    def _childless(self, egos: Tensor) -> Tensor | None:
+        if self.isolated == "self":
+            return None
+        return self.graph.rowptr.diff()[egos[:, : self._inner]] == 0
 
     def _sample(self, chosen: Tensor) -> Tensor:
         rowptr, col = self.graph.rowptr, self.graph.col

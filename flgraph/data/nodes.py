@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flgraph.data.cache import content_key
-from flgraph.data.ego import EgoLoader, hop_offsets
+from flgraph.data.ego import EgoLoader, Isolated, check_isolated, hop_offsets
 from flgraph.data.node_datasets import read_nodes
 from flgraph.data.node_graph import NodeGraph
 from flgraph.data.node_partition import (
@@ -55,6 +55,8 @@ class NodeDataModule(pl.LightningDataModule):
             they are fewer; drawn anew for each.
         eval_batch_size: ego-graphs per batch otherwise.
         eval_seed: of the ego-graphs for evaluation.
+        isolated: what stands for the neighbours of a node without any, in ego-graphs: the node itself (``"self"``), or
+            nothing (``"none"``), so that their mean is zero.
         settings: plain values that describe how the data was made; a stopped run can only be continued with the same.
 
     Raises:
@@ -74,10 +76,12 @@ class NodeDataModule(pl.LightningDataModule):
         epoch_fraction: float = 1.0,
         eval_batch_size: int = 512,
         eval_seed: int = 0,
+        isolated: Isolated = "self",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         _check_sampling(batch_size, fanouts, epoch_fraction, eval_batch_size)
+        check_isolated(isolated)
         for field, index in (("train", train), ("val", val), ("test", test)):
             expect(index.dtype == torch.long, field, "node numbers, int64", index.dtype)
             expect(index.dim() == 1, field, "of shape [n]", list(index.shape))
@@ -91,7 +95,7 @@ class NodeDataModule(pl.LightningDataModule):
             expect(sizes == other, "global_graph", what, other)
         self.graph, self.train, self.val, self.test, self.global_graph = graph, train, val, test, global_graph
         self.batch_size, self.eval_batch_size, self.eval_seed = batch_size, eval_batch_size, eval_seed
-        self.fanouts, self.epoch_fraction = tuple(fanouts), epoch_fraction
+        self.fanouts, self.epoch_fraction, self.isolated = tuple(fanouts), epoch_fraction, isolated
         everywhere = None if global_graph is None else global_graph.content
         self.settings = {
             "num_nodes": graph.num_nodes,
@@ -99,6 +103,7 @@ class NodeDataModule(pl.LightningDataModule):
             "fanouts": list(fanouts),
             "epoch_fraction": epoch_fraction,
             "eval_seed": eval_seed,
+            "isolated": isolated,
             "content": content_key(graph.content, train, val, test, everywhere)[:16],
             **(settings or {}),
         }
@@ -132,7 +137,7 @@ class NodeDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> EgoLoader:
         """Shuffled ego-graphs of some training nodes, others in each epoch."""
-        return EgoLoader(self.graph, self.train, self.batch_size, self.fanouts, shuffle=True, fraction=self.epoch_share)
+        return self._loader(self.train, self.batch_size, shuffle=True, fraction=self.epoch_share)
 
     def mixup_dataloader(self) -> EgoLoader:
         """Shuffled ego-graphs of all training nodes, in batches of at least the size for training.
@@ -144,7 +149,7 @@ class NodeDataModule(pl.LightningDataModule):
         """
         count = self.train.numel()
         expect(count > 1, "data", f"two training nodes or more in `{self.graph.name}` to average over", count)
-        return EgoLoader(self.graph, self.train, self.batch_size, self.fanouts, shuffle=True, full=True)
+        return self._loader(self.train, self.batch_size, shuffle=True, full=True)
 
     def support_query(self, num_nodes: int) -> tuple[Any, Any]:
         """Two batches of disjoint random sets of training nodes, for meta-learning.
@@ -153,7 +158,7 @@ class NodeDataModule(pl.LightningDataModule):
             num_nodes: nodes in each; half of all where these do not suffice.
         """
         support, query = self.draw_support_query(num_nodes)
-        loaders = [EgoLoader(self.graph, part, part.numel(), self.fanouts) for part in (support, query)]
+        loaders = [self._loader(part, part.numel()) for part in (support, query)]
         return next(iter(loaders[0])), next(iter(loaders[1]))
 
     def draw_support_query(self, num_nodes: int) -> tuple[Tensor, Tensor]:
@@ -185,7 +190,11 @@ class NodeDataModule(pl.LightningDataModule):
 
     def _fixed(self, graph: NodeGraph, index: Tensor) -> EgoLoader:
         index = index.to(graph.y.device)
-        return EgoLoader(graph, index, self.eval_batch_size, self.fanouts, fixed=True, seed=self.eval_seed)
+        fixed: dict[str, Any] = {"fixed": True, "seed": self.eval_seed, "isolated": self.isolated}
+        return EgoLoader(graph, index, self.eval_batch_size, self.fanouts, **fixed)
+
+    def _loader(self, index: Tensor, batch_size: int, **kwargs: Any) -> EgoLoader:
+        return EgoLoader(self.graph, index, batch_size, self.fanouts, isolated=self.isolated, **kwargs)
 
 
 class NodeFederation(pl.LightningDataModule):
@@ -218,6 +227,9 @@ class NodeFederation(pl.LightningDataModule):
             where they are fewer; drawn anew for each. 0.2 in FedEgo's published code.
         eval_batch_size: ego-graphs per batch otherwise.
         eval_seed: of the ego-graphs for evaluation.
+        isolated: what stands for the neighbours of a node without any, in ego-graphs: the node itself (``"self"``), or
+            nothing (``"none"``), so that their mean is zero. FedEgo's published code has nothing. Clients of
+            ``label_skew`` have no such nodes, the global test graph has.
         cache_dir: where parsed data is kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
         name: how runs on this data are called; data set and partition when ``None``.
 
@@ -250,6 +262,7 @@ class NodeFederation(pl.LightningDataModule):
         epoch_fraction: float = 0.2,
         eval_batch_size: int = 512,
         eval_seed: int = 0,
+        isolated: Isolated = "self",
         cache_dir: str | Path | None = None,
         name: str | None = None,
     ) -> None:
@@ -257,6 +270,7 @@ class NodeFederation(pl.LightningDataModule):
         kinds = get_args(Partition)
         expect(partition in kinds, "data.partition", f"one of {', '.join(kinds)}", partition)
         _check_sampling(batch_size, fanouts, epoch_fraction, eval_batch_size)
+        check_isolated(isolated)
         wanted = "the name of a data set or a NodeGraph, for example NodeGraph.from_pyg(data),"
         expect(isinstance(dataset, str | NodeGraph), "data.dataset", wanted, type(dataset).__name__)
         title = dataset if isinstance(dataset, str) else dataset.name
@@ -289,6 +303,7 @@ class NodeFederation(pl.LightningDataModule):
             "epoch_fraction": epoch_fraction,
             "eval_batch_size": eval_batch_size,
             "eval_seed": eval_seed,
+            "isolated": isolated,
         }
         self._clients: dict[str, NodeDataModule] = {}
         self._statistics: dict[str, Any] = {}

@@ -49,8 +49,8 @@ class Personalization(torch.nn.Module):
         dropout: probability of a zero after each hidden layer.
 
     Shapes:
-        - **input:** ``[B, P, hidden_channels]``, or ``[n, hidden_channels]`` and ``index [B, P]``, see
-          :class:`~flgraph.nn.EgoSAGEConv`
+        - **input:** ``[B, P, hidden_channels]``, or ``[n, hidden_channels]`` and ``index [B, P]``, and perhaps
+          ``childless``, see :class:`~flgraph.nn.EgoSAGEConv`
         - **output:** ``[B, num_classes]``
     """
 
@@ -69,13 +69,15 @@ class Personalization(torch.nn.Module):
         """Kaiming-normal weights and zero biases."""
         _initialise(self)
 
-    def forward(self, p: Tensor, fanouts: Sequence[int], index: Tensor | None = None) -> Tensor:
+    def forward(
+        self, p: Tensor, fanouts: Sequence[int], index: Tensor | None = None, childless: Tensor | None = None
+    ) -> Tensor:
         """Logits of the centers."""
         remaining = list(fanouts)
         expect(not self.ego or len(remaining) >= len(self.layers), "fanouts", f"{len(self.layers)} hops", remaining)
         for number, layer in enumerate(self.layers, start=1):
             if self.ego:
-                p, index = layer(p, remaining, index), None
+                p, index = layer(p, remaining, index, childless), None
                 remaining.pop()
             else:
                 p = layer(p[:, :1])
@@ -153,11 +155,12 @@ class FedEgo(Classifier):
         if not self.ego:
             return self.personalization(self.embed(batch), ())
         # A row per node, not per position: the first GraphSAGE layer then maps a node that recurs once, too.
-        return self.personalization(self.reduction.nodes(self._features(batch)), batch.fanouts, batch.index)
+        nodes = self.reduction.nodes(self._features(batch))
+        return self.personalization(nodes, batch.fanouts, batch.index, batch.childless)
 
     def embed(self, batch: Any) -> Tensor:
         """Reduction embeddings of all positions ``[B, P, H]``; of the centers alone (``P`` = 1) where not ``ego``."""
-        return self.reduction(self._features(batch), batch.index, batch.fanouts)
+        return self.reduction(self._features(batch), batch.index, batch.fanouts, batch.childless)
 
     def _features(self, batch: Any) -> Tensor:
         fits = batch.x.dim() == 2 and batch.x.size(1) == self.in_channels
@@ -193,7 +196,8 @@ class Reduction(torch.nn.Module):
         dropout: probability of a zero after each layer.
 
     Shapes:
-        - **input:** ``x [n, in_channels]``, ``index [B, P]``
+        - **input:** ``x [n, in_channels]``, ``index [B, P]``, perhaps ``childless``, see
+          :class:`~flgraph.nn.EgoSAGEConv`
         - **output:** ``[B, P, hidden_channels]``; with GraphSAGE layers ``[B, 1, hidden_channels]``
     """
 
@@ -209,14 +213,14 @@ class Reduction(torch.nn.Module):
         """Kaiming-normal weights and zero biases."""
         _initialise(self)
 
-    def forward(self, x: Tensor, index: Tensor, fanouts: Sequence[int]) -> Tensor:
+    def forward(self, x: Tensor, index: Tensor, fanouts: Sequence[int], childless: Tensor | None = None) -> Tensor:
         """Embeddings of all positions, or of the centers."""
         p, remaining = self.nodes(x), list(fanouts)
         expect(len(remaining) >= len(self.convs), "fanouts", f"{len(self.convs)} hops", remaining)
         if not len(self.convs):
             return take_nodes(p, index)
         for number, conv in enumerate(self.convs):
-            p = self.dropout(conv(p, remaining, None if number else index), rectify=True)
+            p = self.dropout(conv(p, remaining, None if number else index, childless), rectify=True)
             remaining.pop()
         return p[:, :1]
 

@@ -30,7 +30,8 @@ class EgoSAGEConv(torch.nn.Module):
     Shapes:
         - **input:** ``[B, P, in_channels]``; positions are hops one after another, the children of a position
           contiguous, see :func:`flgraph.data.sample_egos`. Or ``[n, in_channels]``, a row per node, with
-          ``index [B, P]``, the node at every position
+          ``index [B, P]``, the node at every position. ``childless``, bool, tells of all positions but those of the
+          last hop of the ego-graphs (the last here, or one that was left out before) whether their mean is zero
         - **output:** ``[B, P', out_channels]``, the positions of all hops but the last
     """
 
@@ -45,7 +46,9 @@ class EgoSAGEConv(torch.nn.Module):
         for linear in (self.lin_self, self.lin_neighbour):
             kaiming(linear)
 
-    def forward(self, p: Tensor, fanouts: Sequence[int], index: Tensor | None = None) -> Tensor:
+    def forward(
+        self, p: Tensor, fanouts: Sequence[int], index: Tensor | None = None, childless: Tensor | None = None
+    ) -> Tensor:
         """One step; ``fanouts`` are the neighbours per node of each hop that there is."""
         last = prod(fanouts)
         if index is None:
@@ -54,7 +57,10 @@ class EgoSAGEConv(torch.nn.Module):
             nodes, place = index[:, :-last].unique(return_inverse=True)
             own = take_nodes(self.lin_self(p.index_select(0, nodes)), place)
             p = take_nodes(p, index)
-        return own + self.lin_neighbour(children_mean(p, fanouts))
+        mean = children_mean(p, fanouts)
+        if childless is not None:
+            mean = mean.masked_fill(childless[:, : mean.size(1)].unsqueeze(2), 0.0)
+        return own + self.lin_neighbour(mean)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"

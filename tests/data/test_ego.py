@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import scipy.stats
 import torch
@@ -209,8 +211,9 @@ def test_fixed_egos_do_not_depend_on_pass_or_batch_size() -> None:
         ("data.epoch_fraction", {"fraction": 0.0}),
         ("data.epoch_fraction", {"fraction": 1.5}),
         ("fanouts", {"fanouts": (0, 2)}),
+        ("data.isolated", {"isolated": "both"}),
     ],
 )
-def test_loader_refuses(field: str, arguments: dict[str, float]) -> None:
+def test_loader_refuses(field: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=f"^Expected `{field}` to be .* but got .*[.]$"):
         EgoLoader(graph(), torch.arange(5), **arguments)

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch_geometric.nn import SAGEConv
 
-from flgraph.data.ego import EgoBatch
+from flgraph.data.ego import EgoBatch, EgoLoader
+from flgraph.data.node_graph import NodeGraph
 from flgraph.errors import InputError
 from flgraph.models import EgoHead, FedEgo, MashedEgos
 
@@ -155,3 +157,29 @@ def test_bad_input() -> None:
     assert template.is_template
     with pytest.raises(InputError, match="given before the module is called"):
         template(ego_batch())
+
+
+@pytest.mark.parametrize("ego", [True, False])
+def test_nothing_may_stand_for_missing_neighbours(ego: bool) -> None:
+    """A node without edges: PyG's layer, whose mean over none is zero; its other nodes as ever."""
+    whole = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])  # 3 is alone
+    graph = NodeGraph(torch.rand(4, 5), whole, torch.tensor([0, 1, 2, 0]), 3)
+    model = make(ego=ego).eval()
+    every = torch.arange(4)
+    (with_self,) = EgoLoader(graph, every, 4, FANOUTS, fixed=True)
+    (without,) = EgoLoader(graph, every, 4, FANOUTS, fixed=True, isolated="none")
+    assert with_self.childless is None
+    assert without.childless.tolist() == [[False] * 3] * 3 + [[True] * 3]
+    assert torch.equal(model(with_self)[:3], model(without)[:3])
+    p = torch.relu(graph.x @ model.reduction.layers[0].weight + model.reduction.layers[0].bias)[3:]
+    for own in model.personalization.layers if ego else model.reduction.convs:
+        conv = SAGEConv(4, 4)
+        conv.lin_l.weight.data, conv.lin_l.bias.data = own.lin_neighbour.weight.data, own.lin_neighbour.bias.data
+        conv.lin_r.weight.data = own.lin_self.weight.data
+        p = conv(p, torch.zeros(2, 0, dtype=torch.long)).relu()
+    if not ego:
+        for linear in model.personalization.layers:
+            p = linear(p).relu()
+    torch.testing.assert_close(model(without)[3:], model.personalization.classifier(p))
+    assert not torch.allclose(model(without)[3], model(with_self)[3])
+    assert torch.equal(without.to("cpu").childless, without.childless)
