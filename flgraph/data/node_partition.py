@@ -64,6 +64,7 @@ def label_skew(
     val_fraction: float = 0.2,
     local_of: LocalOf = "graph",
     exclusive_test: bool = False,
+    num_train: int | None = None,
     seed: int = 123,
 ) -> NodePartition:
     """Clients with a few frequent labels each (FedEgo, Zhang et al., 2022, Section 5.1, and its published code).
@@ -92,6 +93,8 @@ def label_skew(
         local_of: ``"graph"``, all nodes, as for ``global_fraction``, or ``"pool"``, those outside of the global test
             graph (before any client has taken test nodes). The paper does not say which; its code takes all nodes.
         exclusive_test: whether test nodes of a client are kept from later ones.
+        num_train: training nodes per client; what is left has no use then but as neighbours. All that are left when
+            ``None`` or where there are fewer.
         seed: of all draws.
 
     Raises:
@@ -102,6 +105,7 @@ def label_skew(
     expect(0 <= major_rate <= 1, "data.major_rate", "between 0 and 1", major_rate)
     expect(0 <= val_fraction < 1, "data.val_fraction", "0 or more and below 1", val_fraction)
     expect(num_test >= 0, "data.num_test", "0 or more", num_test)
+    expect(num_train is None or num_train >= 1, "data.num_train", "1 or more, or null for all", num_train)
     expect(local_of in get_args(LocalOf), "data.local_of", f"one of {', '.join(get_args(LocalOf))}", local_of)
     present = graph.y.unique().numel()
     sound = 1 <= major_labels <= present
@@ -128,7 +132,7 @@ def label_skew(
         held = _round(val_fraction * nodes.numel())
         what = f"small enough for client `client-{number}` to have a training node"
         expect(held < rest.numel(), "data.val_fraction", what, val_fraction)
-        clients.append(ClientNodes(nodes.sort().values, rest[held:], rest[:held], test))
+        clients.append(ClientNodes(nodes.sort().values, rest[held:][:num_train], rest[:held], test))
         if exclusive_test:
             pool = pool[~torch.isin(pool, test)]
     return NodePartition(clients, global_test)

@@ -217,6 +217,7 @@ class NodeFederation(pl.LightningDataModule):
         num_test: test nodes per client (``label_skew``).
         val_fraction: validation nodes, as a share of a client's nodes (``label_skew``).
         exclusive_test: whether test nodes of a client are kept from later ones (``label_skew``).
+        num_train: training nodes per client; all that are left when ``None`` (``label_skew``).
         fractions: shares of the training, validation and test nodes of each client (the other partitions).
         alpha: concentration of the labels (``dirichlet``).
         partition_seed: of the partition; not the run's seed, so that runs differ in weights and batches only.
@@ -253,6 +254,7 @@ class NodeFederation(pl.LightningDataModule):
         num_test: int = 300,
         val_fraction: float = 0.2,
         exclusive_test: bool = False,
+        num_train: int | None = None,
         fractions: Sequence[float] = (0.6, 0.2, 0.2),
         alpha: float = 1.0,
         partition_seed: int = 123,
@@ -289,6 +291,7 @@ class NodeFederation(pl.LightningDataModule):
             "num_test": num_test,
             "val_fraction": val_fraction,
             "exclusive_test": exclusive_test,
+            "num_train": num_train,
         }
         self.partition = partition
         self.partition_args: dict[str, Any] = {

@@ -130,6 +130,16 @@ def test_test_nodes_are_scattered_and_training_nodes_shared() -> None:
     assert ranks.tolist() != sorted(ranks.tolist())
 
 
+def test_training_nodes_may_be_few() -> None:
+    """What is left over is the client's all the same: as neighbours."""
+    full, few, many = (label_skew(graph(), 3, num_train=count, **SMALL).clients for count in (None, 7, 10**6))
+    for one, other, all_of_them in zip(full, few, many, strict=True):
+        assert other.train.tolist() == one.train[:7].tolist()
+        assert all_of_them.train.tolist() == one.train.tolist()
+        for part in ("nodes", "val", "test"):
+            assert torch.equal(getattr(one, part), getattr(other, part))
+
+
 # -------------------------------------------------------------------------------------------------- all the partitions
 @pytest.mark.parametrize("partitioner", [*OTHERS, label_skew])
 def test_seeds_decide(partitioner: Callable[..., NodePartition]) -> None:
@@ -237,6 +247,7 @@ def test_one_client_has_no_distance_to_itself() -> None:
         ({"major_labels": 6}, "`data.major_labels` to be between 1 and the 5 labels of toy but got 6."),
         ({"major_labels": 0}, "`data.major_labels` to be between 1 and the 5 labels of toy but got 0."),
         ({"major_rate": 1.2}, "`data.major_rate` to be between 0 and 1 but got 1.2."),
+        ({"num_train": 0}, "`data.num_train` to be 1 or more, or null for all but got 0."),
         ({"num_test": -1}, "`data.num_test` to be 0 or more but got -1."),
         ({"val_fraction": 1.0}, "`data.val_fraction` to be 0 or more and below 1 but got 1.0."),
         ({"val_fraction": 0.999}, "`data.val_fraction` to be small enough for client `client-1` to have a training "),
