@@ -12,6 +12,7 @@ from flgraph.errors import expect
 from flgraph.models.classifier import Classifier, OptimizerName
 from flgraph.models.graph_batch import expect_whole_graph
 from flgraph.nn import Adjacency, Dropout, sparse_matmul
+from flgraph.nn.sparse import rows_times
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class GraphConv(torch.nn.Module):
 
     def forward(self, x: Tensor, matrix: Tensor | None) -> Tensor:
         """Node representations after one step."""
-        z = x @ self.weight if x.layout == torch.strided else sparse_matmul(x, self.weight)
+        z = rows_times(x, self.weight)
         z = z if matrix is None else sparse_matmul(matrix, z)
         return z + self.bias.to(z.dtype)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from flgraph.nn.adjacency import Adjacency, gather_ranges, offsets
 from flgraph.nn.dropout import Dropout
 from flgraph.nn.sage import SparseSAGEConv
-from flgraph.nn.sparse import sparse_matmul
+from flgraph.nn.sparse import rows_times, take_rows
 
 
 class FeatureGenerator(torch.nn.Module):
@@ -212,7 +212,7 @@ def nearest_of_all(rows: Tensor, x: Tensor) -> Tensor:
     norms = _squared_norms(x, rows.dtype).unsqueeze(1)
     found = []
     for some in rows.split(max(1, _CELLS // x.size(0))):
-        products = x.to(rows.dtype) @ some.t() if x.layout == torch.strided else sparse_matmul(x, some.t())
+        products = rows_times(x.to(rows.dtype), some.t())
         found.append((norms - 2 * products).argmin(0))  # a row's own square is the same for all candidates
     return torch.cat(found)
 
@@ -241,13 +241,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _dense_rows(x: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
-    if x.layout == torch.strided:
-        return x.index_select(0, index).to(dtype)
-    positions, ptr = gather_ranges(x.crow_indices(), index)
-    row = torch.repeat_interleave(ptr.diff(), output_size=positions.numel())
-    rows = torch.zeros(index.numel(), x.size(1), dtype=dtype, device=x.device)
-    rows[row, x.col_indices()[positions]] = x.values()[positions].to(dtype)
-    return rows
+    return take_rows(x, index).to_dense().to(dtype)
 
 
 def _squared_norms(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flgraph.nn.adjacency import Adjacency
 from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear
-from flgraph.nn.sparse import sparse_matmul
+from flgraph.nn.sparse import rows_times
 
 
 class SAGEConv(torch.nn.Module):
@@ -97,14 +97,10 @@ class SparseSAGEConv(torch.nn.Module):
 
     def forward(self, blocks: Sequence[Tensor], adj: Adjacency) -> Tensor:
         """Node representations after one step."""
-        z = torch.cat([_times(rows, self.weight) for rows in blocks])
+        z = torch.cat([rows_times(rows, self.weight) for rows in blocks])
         own, other = z.split(self.out_channels, dim=1)
         share = adj.degree.clamp(min=1).to(z.dtype).reciprocal()
         return torch.addcmul(own + self.bias.to(z.dtype), adj.sum(other.contiguous()), share)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"
-
-
-def _times(rows: Tensor, weight: Tensor) -> Tensor:
-    return rows @ weight if rows.layout == torch.strided else sparse_matmul(rows, weight)

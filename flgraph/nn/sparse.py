@@ -64,6 +64,11 @@ def sparse_matmul(matrix: Tensor, dense: Tensor) -> Tensor:
     return product.to(dense.dtype)
 
 
+def rows_times(rows: Tensor, dense: Tensor) -> Tensor:
+    """``rows @ dense``, where ``rows`` ``[N, M]`` are dense or sparse CSR; see :func:`sparse_matmul`."""
+    return rows @ dense if rows.layout == torch.strided else sparse_matmul(rows, dense)
+
+
 def sparse_times(matrix: Tensor, dense: Tensor, to: Tensor | None = None) -> Tensor:
     """``matrix @ dense``, for use inside of autograd functions: not differentiable itself.
 
