@@ -4,7 +4,9 @@ Every candidate trains on nine tenths of each client's graphs. It is judged by t
 temperature of 0.5, so that candidates with different ones can be compared) of the global model on the rest, of all
 clients together. The accuracy of K-means on each kind of embedding is written down beside it and decides nothing; what
 would have been best by it is shown, too, because the paper tuned on it. Candidates are drawn from a grid with a fixed
-seed, so a longer search begins with a shorter one, and what is in the CSV file is not run again.
+seed, so a longer search begins with a shorter one, and what is in the CSV file is not run again. ``--features`` and
+``--similarity`` search beside the grid, into a file of their own: other node features, and dot products instead of
+cosines (as Eq. 5 is written).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from flgraph.data import DealtGraphFederation, Diffusion, read_tu
 from flgraph.federation import FederatedTrainer
 from flgraph.models.clustering import clustering_metrics
 from flgraph.models.graph_embedding import EmbeddingName, embedded
-from flgraph.nn import instance_contrast
+from flgraph.nn import Similarity, instance_contrast
 
 GRID: dict[str, list[Any]] = {
     "features": ["auto", "all"],
@@ -46,6 +48,8 @@ EMD = {"PROTEINS": 0.5774, "ENZYMES": 1.2667, "DHFR": 0.5694, "NCI1": 0.5995}
 EMBEDDINGS = get_args(EmbeddingName)
 PERCENT = [f"{kind}_{metric}" for kind in EMBEDDINGS for metric in ("accuracy", "f1")]
 MEASURED = ("loss", *PERCENT, "seconds")
+DOT_SCALE = 100
+"""Dot products of sums over nodes are not bounded as cosines are: temperatures are so many times higher."""
 
 
 def candidates(seed: int = 0) -> Iterator[dict[str, Any]]:
@@ -62,7 +66,15 @@ def candidates(seed: int = 0) -> Iterator[dict[str, Any]]:
             yield point
 
 
-def measure(dataset: str, point: dict[str, Any], epochs: int, seed: int, folder: str) -> dict[str, float]:
+def beside_grid(point: dict[str, Any], features: str | None, similarity: str) -> dict[str, Any]:
+    """The candidate with other features, or with temperatures for dot products."""
+    scale = DOT_SCALE if similarity == "dot" else 1
+    return {**point, "features": features or point["features"], "temperature": scale * point["temperature"]}
+
+
+def measure(
+    dataset: str, point: dict[str, Any], epochs: int, seed: int, folder: str, similarity: str = "cosine"
+) -> dict[str, float]:
     """Trains a candidate for so many local epochs in all."""
     data = DealtGraphFederation(
         dataset,
@@ -89,7 +101,7 @@ def measure(dataset: str, point: dict[str, Any], epochs: int, seed: int, folder:
     )
     own = {name: point[name] for name in ("num_layers", "hidden_channels", "norm", "temperature", "lr")}
     began = time.perf_counter()
-    trainer.fit(models.FCLG(**own, embedding="raw"), data)
+    trainer.fit(models.FCLG(**own, similarity=similarity, embedding="raw"), data)
     seconds = time.perf_counter() - began
     predicted = trainer.predict()
     sums = torch.cat([torch.cat(predicted[name]) for name in data.clients])
@@ -122,7 +134,7 @@ def done_before(file: Path) -> list[dict[str, Any]]:
         return [{**row, **{name: float(row[name]) for name in MEASURED}} for row in csv.DictReader(stream)]
 
 
-def report(dataset: str, rows: Sequence[dict[str, Any]], epochs: int, seed: int) -> str:
+def report(dataset: str, rows: Sequence[dict[str, Any]], epochs: int, seed: int, similarity: str) -> str:
     """The two choices side by side, and all candidates in the order of the criterion."""
     ordered = sorted(rows, key=lambda row: row["loss"])
     choices = {"chosen without labels": ordered[0]}
@@ -132,7 +144,8 @@ def report(dataset: str, rows: Sequence[dict[str, Any]], epochs: int, seed: int)
     lines = [
         f"# FCLG's hyper-parameters on {dataset}, EMD {EMD[dataset]}",
         "",
-        f"{len(rows)} candidates, {epochs} local epochs in all, seed {seed}; by `benchmarks/fclg_search.py`. `loss` is",
+        f"{len(rows)} candidates ({similarity}), {epochs} local epochs in all, seed {seed}; by",
+        "`benchmarks/fclg_search.py`. `loss` is",
         "the contrastive loss on a tenth of every client's graphs, which were not trained on: it alone decides.",
         f"K-means on nothing but the logarithm of the number of nodes: {_by_size(dataset)}.",
         *_agreement(rows),
@@ -177,6 +190,8 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--candidates", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=50, help="local epochs of a candidate in all")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--features", help="instead of the grid's")
+    parser.add_argument("--similarity", choices=get_args(Similarity), default="cosine")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("reproduction/fclg"))
     given = parser.parse_args(args)
@@ -184,14 +199,19 @@ def main(args: Sequence[str] | None = None) -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     given.out.mkdir(parents=True, exist_ok=True)
-    file = given.out / f"search_{given.dataset.lower()}.csv"
+    beside = [name for name in (given.features, given.similarity) if name not in (None, "cosine")]
+    file = given.out / f"{'_'.join(['search', given.dataset.lower(), *beside])}.csv"
     rows = done_before(file)
     known = {tuple(str(row[name]) for name in GRID) for row in rows}
-    for _, point in zip(range(given.candidates), candidates(), strict=False):
-        if tuple(str(value) for value in point.values()) in known:
+    for _, drawn in zip(range(given.candidates), candidates(), strict=False):
+        point = beside_grid(drawn, given.features, given.similarity)
+        key = tuple(str(value) for value in point.values())
+        if key in known:
             continue
+        known.add(key)
         with tempfile.TemporaryDirectory() as folder:
-            row = {**point, **measure(given.dataset, point, given.epochs, given.seed, folder)}
+            measured = measure(given.dataset, point, given.epochs, given.seed, folder, given.similarity)
+        row = {**point, **measured}
         rows.append(row)
         with open(file, "a", newline="") as stream:
             writer = csv.DictWriter(stream, [*GRID, *MEASURED], lineterminator="\n")
@@ -199,7 +219,7 @@ def main(args: Sequence[str] | None = None) -> None:
                 writer.writeheader()
             writer.writerow(row)
         print(_line(str(len(rows)), row), flush=True)
-        file.with_suffix(".md").write_text(report(given.dataset, rows, given.epochs, given.seed))
+        file.with_suffix(".md").write_text(report(given.dataset, rows, given.epochs, given.seed, given.similarity))
 
 
 if __name__ == "__main__":
