@@ -8,6 +8,7 @@ from math import prod
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from flgraph.errors import expect
 
@@ -52,15 +53,18 @@ class EgoSAGEConv(torch.nn.Module):
         """One step; ``fanouts`` are the neighbours per node of each hop that there is."""
         last = prod(fanouts)
         if index is None:
-            own = self.lin_self(p[:, :-last])
-        else:
-            nodes, place = index[:, :-last].unique(return_inverse=True)
-            own = take_nodes(self.lin_self(p.index_select(0, nodes)), place)
-            p = take_nodes(p, index)
-        mean = children_mean(p, fanouts)
-        if childless is not None:
-            mean = mean.masked_fill(childless[:, : mean.size(1)].unsqueeze(2), 0.0)
-        return own + self.lin_neighbour(mean)
+            own = self.lin_self(p[:, :-last].contiguous())  # or else, in inference, a product for every ego-graph
+            return own + self.lin_neighbour(_without(childless, children_mean(p, fanouts)))
+        nodes, place = index[:, :-last].unique(return_inverse=True)
+        own = take_nodes(self.lin_self(p.index_select(0, nodes)), place)
+        if torch.is_grad_enabled():  # the bags below can be differentiated once only
+            return own + self.lin_neighbour(_without(childless, children_mean(take_nodes(p, index), fanouts)))
+        if p.size(0) > place.numel():
+            return own + self.lin_neighbour(_without(childless, children_mean_of_nodes(p, index, fanouts)))
+        # Batches of evaluation hold fewer nodes than positions: their rows are mapped, and then averaged.
+        mapped = F.linear(p, self.lin_neighbour.weight)
+        mean = _without(childless, children_mean_of_nodes(mapped, index, fanouts))
+        return own + mean + self.lin_neighbour.bias.to(mean.dtype)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"
@@ -84,12 +88,44 @@ def children_mean(p: Tensor, fanouts: Sequence[int]) -> Tensor:
     Raises:
         InputError: ``P`` is not what the fanouts make.
     """
+    return _side_by_side([hop.mean(2) for hop in _siblings(p, fanouts)])
+
+
+def children_mean_of_nodes(p: Tensor, index: Tensor, fanouts: Sequence[int]) -> Tensor:
+    """:func:`children_mean` of ``p [n, C]``, a row per node, without a row per position; for inference.
+
+    Args:
+        p: ``[n, C]``.
+        index: the node at every position ``[B, P]``.
+        fanouts: neighbours per node, for each hop.
+
+    Returns:
+        ``[B, P', C]``; gradients of gradients do not flow through it.
+
+    Raises:
+        InputError: ``P`` is not what the fanouts make.
+    """
+    hops = [F.embedding_bag(hop.flatten(0, 1), p, mode="mean") for hop in _siblings(index, fanouts)]
+    return _side_by_side([hop.unflatten(0, (index.size(0), -1)) for hop in hops])
+
+
+def _siblings(p: Tensor, fanouts: Sequence[int]) -> list[Tensor]:
+    """Positions of ``p [B, P, ...]`` by hop and parent, ``[B, parents, k, ...]`` each; one where all ``k`` agree."""
     widths = [1, *accumulate(fanouts, lambda width, k: width * k)]
     expect(len(fanouts) > 0 and p.size(1) == sum(widths), "p", f"of {sum(widths)} positions", p.size(1))
     if len(set(fanouts)) == 1:  # then the children of all positions lie in one row
-        return p[:, 1:].unflatten(1, (-1, fanouts[0])).mean(2)
+        return [p[:, 1:].unflatten(1, (-1, fanouts[0]))]
     hops = p.split(widths, dim=1)[1:]
-    return torch.cat([hop.unflatten(1, (-1, k)).mean(2) for hop, k in zip(hops, fanouts, strict=True)], dim=1)
+    return [hop.unflatten(1, (-1, k)) for hop, k in zip(hops, fanouts, strict=True)]
+
+
+def _side_by_side(hops: list[Tensor]) -> Tensor:
+    return torch.cat(hops, dim=1) if len(hops) > 1 else hops[0]
+
+
+def _without(childless: Tensor | None, mean: Tensor) -> Tensor:
+    """The means, zero where there are no children."""
+    return mean if childless is None else mean.masked_fill(childless[:, : mean.size(1)].unsqueeze(2), 0.0)
 
 
 def kaiming(linear: torch.nn.Linear) -> None:

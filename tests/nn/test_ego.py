@@ -6,6 +6,7 @@ from torch import Tensor
 
 from flgraph.errors import InputError
 from flgraph.nn import EgoSAGEConv, children_mean
+from flgraph.nn.ego import children_mean_of_nodes
 
 
 def children(position: int, fanouts: tuple[int, ...]) -> list[int]:
@@ -61,6 +62,39 @@ def test_nodes_that_recur_are_mapped_once(fanouts: tuple[int, ...]) -> None:
         strict=True,
     ):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("fanouts", [(6, 6), (2,), (3, 2, 4)])
+@pytest.mark.parametrize("num_nodes", [7, 500])  # fewer and more than there are positions with children
+@pytest.mark.parametrize("some_childless", [False, True])
+def test_inference_averages_without_a_row_per_position(
+    fanouts: tuple[int, ...], num_nodes: int, some_childless: bool
+) -> None:
+    torch.manual_seed(0)
+    conv = EgoSAGEConv(4, 3).double()
+    torch.nn.init.normal_(conv.lin_neighbour.bias)
+    positions = 1 + sum(int(torch.tensor(fanouts[: h + 1]).prod()) for h in range(len(fanouts)))
+    x = torch.randn(num_nodes, 4, dtype=torch.float64)
+    index = torch.randint(num_nodes, (5, positions))
+    inner = positions - int(torch.tensor(fanouts).prod())
+    childless = torch.rand(5, inner) < 0.5 if some_childless else None
+    with torch.no_grad():
+        torch.testing.assert_close(children_mean_of_nodes(x, index, fanouts), children_mean(x[index], fanouts))
+        inferred = conv(x, fanouts, index, childless)
+    torch.testing.assert_close(inferred, conv(x, fanouts, index, childless))
+    torch.testing.assert_close(inferred, conv(x[index], fanouts, childless=childless))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_inference_in_half_precision(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    conv, x, index = EgoSAGEConv(4, 3), torch.randn(7, 4), torch.randint(7, (5, 7))
+    expected = conv(x, (2, 2), index)
+    with torch.no_grad(), torch.autocast("cpu", dtype):
+        mixed = conv(x, (2, 2), index)
+        assert mixed.dtype == dtype
+        torch.testing.assert_close(mixed.float(), expected, rtol=0.05, atol=0.05)
+        torch.testing.assert_close(conv.to(dtype)(x.to(dtype), (2, 2), index).float(), expected, rtol=0.05, atol=0.05)
 
 
 def test_two_layers_reach_the_center() -> None:
