@@ -250,7 +250,8 @@ class TUFederation(GraphFederation):
         datasets: names, for example ``[MUTAG, ENZYMES]``.
         shards: clients per data set; with more than one they are called ``MUTAG-1``, ``MUTAG-2``, ...
         features: ``"auto"`` takes node labels as one-hots, where there are none attributes, where there are none degree
-            one-hots; ``"labels"``, ``"attributes"``, ``"all"`` (attributes and labels) and ``"degree"`` are the others.
+            one-hots; ``"labels"``, ``"attributes"``, ``"all"`` (attributes and labels), ``"degree"`` and ``"mvgrl"``
+            (attributes, where there are none labels and degrees) are the others.
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
         name: how runs on this data are called; when ``None``, the setting in :data:`TU_SETTINGS` or the data sets'
             names.

@@ -17,7 +17,7 @@ from flgraph.data.flat import FlatGraphs
 from flgraph.data.tu_files import TUFiles, locate
 from flgraph.errors import InputError, expect
 
-Features = Literal["auto", "labels", "attributes", "all", "degree"]
+Features = Literal["auto", "labels", "attributes", "all", "degree", "mvgrl"]
 
 _READER_VERSION = 1
 """Part of the cache's key; raise it when the parsed tensors change."""
@@ -43,7 +43,8 @@ def read_tu(
         root: folder of the data; ``$FLGRAPH_DATA`` when ``None``.
         features: ``"labels"``: one-hot node labels; ``"attributes"``: node attributes; ``"all"``: attributes, then
             labels; ``"degree"``: one-hot degrees, with as many columns as the largest degree + 1; ``"auto"``: the first
-            that there is of labels, attributes, degree.
+            that there is of labels, attributes, degree; ``"mvgrl"``: attributes where there are any, otherwise labels,
+            then degrees, as MVGRL's published code takes them.
         cache_dir: where parsed text is kept, see :func:`flgraph.data.cache.cache_folder`.
 
     Returns:
@@ -220,12 +221,14 @@ def _features(name: str, features: Features, parsed: dict[str, Tensor]) -> Tenso
     there = [kind for kind, tensor in (("labels", codes), ("attributes", attributes)) if tensor.size(1)]
     if features == "auto":
         features = cast("Features", [*there, "degree"][0])
+    if features == "mvgrl":
+        if "attributes" in there:
+            return attributes
+        return torch.cat([_one_hot(codes, parsed["widths"]), _degrees(parsed)], dim=1)
     if features == "degree":
-        shift = torch.repeat_interleave(parsed["node_ptr"][:-1], parsed["edge_ptr"].diff())
-        degree = torch.bincount(parsed["edge_index"][0] + shift, minlength=codes.size(0))
-        return _one_hot(degree.unsqueeze(1), degree.max().view(1) + 1)
+        return _degrees(parsed)
     if features not in there and not (features == "all" and there):
-        usable = ", ".join([*there, "degree"])
+        usable = ", ".join([*there, "degree", "mvgrl"])
         raise InputError(
             f"Expected `features` to be one of auto, {usable} for {name} but got {features!r}, which it lacks."
         )
@@ -233,6 +236,13 @@ def _features(name: str, features: Features, parsed: dict[str, Tensor]) -> Tenso
         return attributes
     labels = _one_hot(codes, parsed["widths"])
     return labels if features == "labels" or len(there) == 1 else torch.cat([attributes, labels.float()], dim=1)
+
+
+def _degrees(parsed: dict[str, Tensor]) -> Tensor:
+    """One-hots of the degrees, with as many columns as the largest + 1."""
+    shift = torch.repeat_interleave(parsed["node_ptr"][:-1], parsed["edge_ptr"].diff())
+    degree = torch.bincount(parsed["edge_index"][0] + shift, minlength=parsed["codes"].size(0))
+    return _one_hot(degree.unsqueeze(1), degree.max().view(1) + 1)
 
 
 def _one_hot(codes: Tensor, widths: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def test_malformed_data_set(
         (["--data.eval_batch_size", "0"], "Expected `data.eval_batch_size` to be 1 or more but got 0."),
         (["--data.fractions", "[0.5, 0.1, 0.1]"], "that sum to 1, the first of them positive but got [0.5, 0.1, 0.1]"),
         (["--data.fractions", "[0.5, 0.5]"], "`data.fractions` to be three numbers but got [0.5, 0.5]."),
-        (["--data.features", "attributes"], "Expected `features` to be one of auto, labels, degree for ALPHA"),
+        (["--data.features", "attributes"], "Expected `features` to be one of auto, labels, degree, mvgrl for ALPHA"),
         (["--data.rwse_dim", "0"], "Expected `data.rwse_dim` to be 1 or more but got 0."),
         (["--trainer.rounds", "0"], "Expected `trainer.rounds` to be a whole number of 1 or more but got 0."),
         (["--trainer.local_epochs", "-2"], "Expected `trainer.local_epochs` to be a whole number of 1 or more"),

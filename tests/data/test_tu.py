@@ -148,6 +148,18 @@ def test_features(tmp_path: Path) -> None:
     assert torch.equal(read_tu("V", tmp_path).x, degrees.x)
 
 
+def test_features_as_mvgrl_takes_them(tmp_path: Path) -> None:
+    write_zip(tmp_path / "T.zip")
+    write_zip(tmp_path / "U.zip", "U", node_attributes=None)
+    write_zip(tmp_path / "V.zip", "V", node_labels=None, node_attributes=None)
+    labels, attributes, degrees = (read_tu("T", tmp_path, kind).x for kind in ("labels", "attributes", "degree"))
+    assert torch.equal(read_tu("T", tmp_path, "mvgrl").x, attributes)
+    both = read_tu("U", tmp_path, "mvgrl").x
+    assert both.dtype == torch.uint8
+    assert torch.equal(both, torch.cat([labels, degrees], dim=1))
+    assert torch.equal(read_tu("V", tmp_path, "mvgrl").x, degrees)
+
+
 def test_no_edges(tmp_path: Path) -> None:
     write_zip(tmp_path / "T.zip", A="")
     graphs = read_tu("T", tmp_path, "degree")
@@ -253,13 +265,13 @@ def test_broken_zip(tmp_path: Path) -> None:
 def test_missing_features(tmp_path: Path) -> None:
     write_zip(tmp_path / "T.zip", node_labels=None)
     with pytest.raises(
-        InputError, match="to be one of auto, attributes, degree for T but got 'labels', which it lacks"
+        InputError, match="to be one of auto, attributes, degree, mvgrl for T but got 'labels', which it lacks"
     ):
         read_tu("T", tmp_path, "labels")
     write_zip(tmp_path / "U.zip", "U", node_labels=None, node_attributes=None)
-    with pytest.raises(InputError, match="Expected `features` to be one of auto, degree for U but got 'all'"):
+    with pytest.raises(InputError, match="Expected `features` to be one of auto, degree, mvgrl for U but got 'all'"):
         read_tu("U", tmp_path, "all")
-    with pytest.raises(InputError, match="to be one of auto, labels, attributes, all, degree but got 'one'"):
+    with pytest.raises(InputError, match="to be one of auto, labels, attributes, all, degree, mvgrl but got 'one'"):
         read_tu("U", tmp_path, "one")  # type: ignore[arg-type]
 
 
