@@ -21,6 +21,7 @@ from torch import Tensor
 
 from flgraph import models
 from flgraph.data import FlatGraphs, read_tu
+from flgraph.data.tu import Features
 from flgraph.models.clustering import clustering_metrics
 from flgraph.models.graph_embedding import EmbeddingName, embedded
 from flgraph.nn import OneHot
@@ -30,21 +31,29 @@ from flgraph.reproduce import load_study
 COLUMNS = ("dataset", "representation", "accuracy", "f1")
 PAPER = ("FCLG", "InfoGraph-FedAvg")
 EMBEDDINGS = get_args(EmbeddingName)
+FEATURES: tuple[Features, ...] = ("labels", "all", "mvgrl")
 
 
-def representations(graphs: FlatGraphs) -> Iterator[tuple[str, Tensor]]:
+def representations(dataset: str) -> Iterator[tuple[str, Tensor]]:
     """Name and ``[G, C]`` numbers of each way to describe a graph."""
+    graphs = read_tu(dataset)
     nodes = graphs.node_ptr.diff().double().unsqueeze(1)
     edges = graphs.edge_ptr.diff().double().unsqueeze(1) / 2
-    x = graphs.x.dense() if isinstance(graphs.x, OneHot) else graphs.x
-    sums = graph_sum(x.double(), torch.repeat_interleave(graphs.node_ptr.diff()), len(nodes))
     yield "number of nodes", nodes
     yield "logarithm of the number of nodes", nodes.log()
     sizes = StandardScaler().fit_transform(torch.cat([nodes, edges], 1).log1p().numpy())
     yield "logarithms of the numbers of nodes and edges, standardised", torch.from_numpy(sizes)
-    yield "sums of node features", sums
-    yield "logarithms of these sums", embedded(sums, "log")
-    yield "directions of these sums", embedded(sums, "unit")
+    for features, title in (("all", "all node features"), ("mvgrl", "node features as MVGRL takes them")):
+        sums = feature_sums(read_tu(dataset, features=features))
+        yield f"sums of {title}", sums
+        yield f"logarithms of sums of {title}", embedded(sums, "log")
+        yield f"directions of sums of {title}", embedded(sums, "unit")
+
+
+def feature_sums(graphs: FlatGraphs) -> Tensor:
+    """Sums of node features over each graph ``[G, F]``."""
+    x = graphs.x.dense() if isinstance(graphs.x, OneHot) else graphs.x
+    return graph_sum(x.double(), torch.repeat_interleave(graphs.node_ptr.diff()), len(graphs))
 
 
 @torch.no_grad()
@@ -53,11 +62,11 @@ def untrained(dataset: str, draws: int) -> dict[str, list[tuple[float, float]]]:
 
     Batch normalisation takes the statistics of all graphs.
     """
-    graphs = {features: read_tu(dataset, features=features) for features in ("auto", "all")}
+    graphs = {features: read_tu(dataset, features=features) for features in FEATURES}
     found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in EMBEDDINGS}
     draw = random.Random(0)
     for seed in range(draws):
-        data = graphs[draw.choice(("auto", "all"))]
+        data = graphs[draw.choice(FEATURES)]
         layers, channels = draw.choice((1, 2, 3, 4, 5)), draw.choice((16, 32, 64, 128))
         torch.manual_seed(seed)
         shape = {"num_layers": layers, "hidden_channels": channels, "norm": draw.choice(("none", "batch"))}
@@ -71,10 +80,10 @@ def untrained(dataset: str, draws: int) -> dict[str, list[tuple[float, float]]]:
 
 def measure(dataset: str, draws: int) -> Iterator[tuple[str, str, float, float]]:
     """A row of the table for everything that is known of a data set, in percent."""
-    graphs = read_tu(dataset, features="all")
-    largest = graphs.y.bincount().max().item() / len(graphs.y)
+    graphs = read_tu(dataset)
+    largest = graphs.y.bincount().max().item() / len(graphs)
     yield dataset, "all graphs in the largest class", 100 * largest, float("nan")
-    for name, columns in representations(graphs):
+    for name, columns in representations(dataset):
         found = clustering_metrics(columns, graphs.y, graphs.num_classes)
         yield dataset, f"K-means on: {name}", 100 * found["accuracy"], 100 * found["f1"]
     for kind, pairs in untrained(dataset, draws).items():
@@ -116,7 +125,7 @@ def page(rows: Sequence[tuple[str, str, float, float]]) -> str:
         "Accuracy / macro F1 in percent after matching clusters to classes, by `benchmarks/fclg_without_model.py`.",
         "Nothing is trained; labels are used for matching, and where a row says so. `random weights`: graph",
         "isomorphism networks of drawn shapes (1 to 5 layers, 16 to 128 channels, with or without batch normalisation,",
-        "labels or all features of nodes), sums over nodes as they are (`raw`), their directions (`unit`) or",
+        "on labels, all features or those of MVGRL), sums over nodes as they are (`raw`), their directions (`unit`) or",
         "logarithms (`log`).",
         "",
         f"| | {' | '.join(datasets)} |",
