@@ -54,17 +54,19 @@ class EgoSAGEConv(torch.nn.Module):
         last = prod(fanouts)
         if index is None:
             own = self.lin_self(p[:, :-last].contiguous())  # or else, in inference, a product for every ego-graph
-            return own + self.lin_neighbour(_without(childless, children_mean(p, fanouts)))
-        nodes, place = index[:, :-last].unique(return_inverse=True)
-        own = take_nodes(self.lin_self(p.index_select(0, nodes)), place)
-        if torch.is_grad_enabled():  # the bags below can be differentiated once only
-            return own + self.lin_neighbour(_without(childless, children_mean(take_nodes(p, index), fanouts)))
-        if p.size(0) > place.numel():
-            return own + self.lin_neighbour(_without(childless, children_mean_of_nodes(p, index, fanouts)))
-        # Batches of evaluation hold fewer nodes than positions: their rows are mapped, and then averaged.
-        mapped = F.linear(p, self.lin_neighbour.weight)
-        mean = _without(childless, children_mean_of_nodes(mapped, index, fanouts))
-        return own + mean + self.lin_neighbour.bias.to(mean.dtype)
+            mean = children_mean(p, fanouts)
+        else:
+            nodes, place = index[:, :-last].unique(return_inverse=True)
+            own = take_nodes(self.lin_self(p.index_select(0, nodes)), place)
+            if torch.is_grad_enabled():  # bags, as below, can be differentiated once only
+                mean = children_mean(take_nodes(p, index), fanouts)
+            elif p.size(0) > place.numel():
+                mean = children_mean_of_nodes(p, index, fanouts)
+            else:  # batches of evaluation hold fewer nodes than positions: rows of nodes are mapped, and then averaged
+                mapped = F.linear(p, self.lin_neighbour.weight)
+                mean = _without(childless, children_mean_of_nodes(mapped, index, fanouts))
+                return own + mean + self.lin_neighbour.bias.to(mean.dtype)
+        return own + self.lin_neighbour(_without(childless, mean))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"
