@@ -107,12 +107,15 @@ class ProcessGroup(Sequential):
                 if not self.leads:
                     yield
                     return
-                failed = True
+                why = "Process 0 ended the run"
                 try:
                     yield
-                    failed = False
+                    why = ""
+                except EngineError as error:
+                    why = str(error)
+                    raise
                 finally:
-                    self._end(failed)
+                    self._end(why)
         finally:
             torch.set_num_threads(threads)
 
@@ -123,12 +126,15 @@ class ProcessGroup(Sequential):
             return torch.get_num_threads()
         return max(1, num_cores() // self.place.local_world)
 
-    def _end(self, failed: bool) -> None:
-        """Lets the others go. After a failure they may be busy or gone; they notice when this process ends."""
+    def _end(self, why: str) -> None:
+        """Lets the others go. After a failure they may be busy or gone; they notice when this process ends.
+
+        They hear why: one of them may end first, and then it is what that one says that is read.
+        """
         assert self._wire is not None
-        with suppress(RuntimeError) if failed else nullcontext():
-            self._wire.post({rank: Message({"do": "end", "failed": failed}) for rank in self._others})
-            self._wire.flush(seconds=1 if failed else None)
+        with suppress(RuntimeError) if why else nullcontext():
+            self._wire.post({rank: Message({"do": "end", "why": why}) for rank in self._others})
+            self._wire.flush(seconds=1 if why else None)
 
     @contextmanager
     def first_here(self) -> Iterator[bool]:
@@ -288,8 +294,8 @@ class ProcessGroup(Sequential):
             assert self._wire is not None
             order = self._wire.collect([0])[0]
             if order.header["do"] == "end":
-                if order.header["failed"]:
-                    raise EngineError("Process 0 ended the run")
+                if order.header["why"]:
+                    raise EngineError(order.header["why"])
                 return
             self._answer(self._obey, order)
 
