@@ -23,7 +23,10 @@ class FederatedCallback(pl.Callback):
     """
 
     def on_federation_start(self, trainer: FederatedTrainer) -> None:
-        """Called by the trainer once, before the first round of this call of ``fit`` (after a resume, too)."""
+        """Called by the trainer once, before the first round of this call of ``fit`` (after a resume, too).
+
+        What is shared has been agreed on; what an algorithm exchanges before round 1 has not been exchanged yet.
+        """
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         """Called before a round's clients are asked; ``trainer.current_round`` counts from 1."""

@@ -18,6 +18,7 @@ from flgraph.federation.callback import FederatedCallback
 from flgraph.federation.records import Metrics, mean_metrics
 
 if TYPE_CHECKING:
+    from flgraph.federation.server import Server
     from flgraph.federation.trainer import FederatedTrainer
 
 
@@ -39,7 +40,7 @@ class RoundProgress(FederatedCallback):
         self._first = 0
 
     def on_federation_start(self, trainer: FederatedTrainer) -> None:
-        self._began, self._first = time.perf_counter(), trainer.current_round
+        self._first = trainer.current_round
         if self.console.is_terminal:
             columns = [TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left")]
             self._progress = Progress(
@@ -47,6 +48,10 @@ class RoundProgress(FederatedCallback):
             )
             self._progress.add_task("rounds", total=trainer.rounds, completed=trainer.current_round, metric="")
             self._progress.start()
+
+    def on_round_start(self, trainer: FederatedTrainer) -> None:
+        if trainer.current_round == self._first + 1:
+            self._began = time.perf_counter()  # what came before says nothing of the time that rounds take
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
         mean, unmonitored = trainer.record.mean, f"train/{trainer.monitor.rpartition('/')[2]}"
@@ -72,6 +77,22 @@ class RoundProgress(FederatedCallback):
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+def show_exchanges(server: Server, console: Console, every: float = 5.0) -> None:
+    """Lets the server run the exchanges of round 0, and prints which one it is at, the first time at once.
+
+    Args:
+        server: after :meth:`Server.begin`.
+        console: where to write.
+        every: seconds between two lines at least.
+    """
+    total, began = len(server.aggregator.exchanges(0)), time.perf_counter()
+    due = began
+    for number, exchange in enumerate(server.prepare(), start=1):
+        if (now := time.perf_counter()) >= due:
+            due = now + every
+            console.print(f"before round 1: {exchange} ({number}/{total})  {now - began:.0f} s")
 
 
 def metrics_table(metrics: Metrics, title: str, names: Sequence[str] | None = None) -> Table:

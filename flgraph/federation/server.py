@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
@@ -53,7 +53,7 @@ class Server:
         """Clients that take part in no more rounds; they are evaluated all the same."""
 
     def begin(self) -> None:
-        """Agrees on what is shared, collects the initial values, runs the exchanges of round 0, sends what is to send.
+        """Agrees on what is shared and collects the initial values.
 
         Clients tell names and shapes of the tensors that their routes would share, nothing of the others. The initial
         value of each shared tensor is that of the first client that holds it, so that all start alike.
@@ -79,9 +79,13 @@ class Server:
             initial.update(answer.tensors)
         self.aggregator.start(initial, self.clients)
         self.version += 1
+
+    def prepare(self) -> Iterator[str]:
+        """Runs the exchanges of round 0 and sends what is to send; tells the name of each exchange before it."""
         for exchange in self.aggregator.exchanges(0):
-            self._exchange(0, exchange, self.clients, record)
-        self.evaluate(0, (), record)
+            yield exchange
+            self._exchange(0, exchange, self.clients, self.setup_record)
+        self.evaluate(0, (), self.setup_record)
 
     def round(self, number: int, record: RoundRecord) -> None:
         """Runs all exchanges of a round with the clients drawn for it."""

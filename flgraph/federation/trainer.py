@@ -35,6 +35,7 @@ from flgraph.federation.display import (
     metrics_table,
     quiet_lightning,
     routes_table,
+    show_exchanges,
 )
 from flgraph.federation.engines import Engine, EngineError, Sequential
 from flgraph.federation.memory import quick_garbage_collection
@@ -332,6 +333,7 @@ class FederatedTrainer(pl.Trainer):
         server = self._prepare(model, datamodule, ckpt_path, stage)
         if ckpt_path is None:
             server.begin()
+            show_exchanges(server, self.console)
         return server
 
     @contextmanager
@@ -455,6 +457,8 @@ class FederatedTrainer(pl.Trainer):
             self._begin_folder(datamodule, routes, resumed)
         self.console.print(routes_table(routes))
         self._call("on_federation_start")
+        if not resumed:
+            show_exchanges(server, self.console)
         with quick_garbage_collection():
             while self.current_round < self.rounds and not self.should_stop:
                 self._round(server)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch_geometric.data import Data
 from flgraph.callbacks import FedAvg, FedSagePlus
 from flgraph.data import NodeGraph, WholeGraphDataModule
 from flgraph.errors import InputError
-from flgraph.federation import FederatedTrainer
+from flgraph.federation import ClientError, FederatedTrainer
 from flgraph.models import GNN, NeighGenSAGE, NodeSAGE
 
 Federate = Callable[..., FederatedTrainer]
@@ -185,3 +186,21 @@ def test_refusals(federate: Federate, graph_federation: Callable[..., Any]) -> N
     other.given["B"] = WholeGraphDataModule(wide, *[torch.arange(graph.num_nodes)] * 3)
     with pytest.raises(InputError, match=r"as many features at all clients for FedSage\+ but got .*'B': 8"):
         federate(FedSagePlus(generator_rounds=1), rounds=1).fit(net(), other)
+
+
+def test_before_round_1(
+    federate: Federate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What may leave a client is shown first; what fails then leaves its traceback, too."""
+
+    def training_step(self: NeighGenSAGE, batch: Any, batch_idx: int = 0) -> Tensor:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(NeighGenSAGE, "training_step", training_step)
+    trainer = federate(FedSagePlus(pretrain_epochs=1, generator_rounds=3), rounds=1, enable_progress_bar=True)
+    with pytest.raises(ClientError, match=r"Client `A` failed in round 0 \(generate\): RuntimeError: out of luck"):
+        trainer.fit(net(), Parts())
+    printed = capsys.readouterr().out
+    assert 0 <= printed.index("What may leave a client") < printed.index("before round 1: generate (1/7)")
+    (error,) = tmp_path.glob("runs/*/version_0/error.txt")
+    assert "in training_step" in error.read_text()
