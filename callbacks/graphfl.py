@@ -26,9 +26,9 @@ class FewShot(Protocol):
     """Client data that can draw a support set and a query set."""
 
     def support_query(self, num_nodes: int) -> tuple[Any, Any]:
-        """Two disjoint random sets of ``num_nodes`` training nodes, as batches of the kind that training takes.
+        """Two disjoint random sets of ``num_nodes`` nodes, as batches of the kind that training takes.
 
-        Half of the training nodes each where there are not enough. Drawn anew at each call from torch's default
+        Fewer where there are not enough. Drawn anew at each call from torch's default
         generator, which the client's turn has seeded.
         """
 
@@ -47,12 +47,17 @@ class GraphFL(FedAvg):
     with ``first_order`` the bracket is left out. The server steps along the mean :math:`\sum_m \frac{|D_m|}{N} g_m`.
     In ``"train"``, clients train for their local epochs from there, and the server averages their weights.
 
+    With ``adaptation="training"`` a client adapts as it trains, for its local epochs and with its own optimizer, whose
+    state both exchanges share; :math:`g_m` is the gradient at the weights that it has then, of the first order. So does
+    FedEgo's published code, where a client trains on its support set alone, and its query set is never trained on.
+
     Works with any module whose ``training_step`` returns the loss, and that has automatic optimization. Dropout is
     active in the meta exchange as in training; buffers keep their values. Support and query set come from the client's
     data (:class:`FewShot`), or else are the first two batches of the training loader.
 
     Args:
         num_nodes: nodes in the support set, and in the query set (the paper's FedEgo comparison: 100; its code: 80).
+        adaptation: by ``"steps"`` along the gradient, or by ``"training"`` on all training data.
         inner_steps: gradient steps on the support set.
         inner_lr: their length :math:`\alpha`.
         first_order: whether to leave out second derivatives, for layers that have none, or to save half of the time.
@@ -65,6 +70,7 @@ class GraphFL(FedAvg):
     def __init__(
         self,
         num_nodes: int = 100,
+        adaptation: Literal["steps", "training"] = "steps",
         inner_steps: int = 1,
         inner_lr: float = 0.01,
         first_order: bool = False,
@@ -75,11 +81,14 @@ class GraphFL(FedAvg):
     ) -> None:
         super().__init__(weighting, optimizer_state)
         expect(num_nodes >= 1, "aggregator.num_nodes", "1 or more", num_nodes)
+        expect(adaptation in ("steps", "training"), "aggregator.adaptation", "steps or training", adaptation)
+        sound = first_order or adaptation == "steps"
+        expect(sound, "aggregator.first_order", "true for an adaptation by training", first_order)
         expect(inner_steps >= 1, "aggregator.inner_steps", "1 or more", inner_steps)
         expect(0 <= inner_lr < float("inf"), "aggregator.inner_lr", "a finite number, 0 or more", inner_lr)
         expect(0 <= meta_lr < float("inf"), "aggregator.meta_lr", "a finite number, 0 or more", meta_lr)
         expect(meta_optimizer in ("sgd", "adam"), "aggregator.meta_optimizer", "sgd or adam", meta_optimizer)
-        self.num_nodes, self.first_order = num_nodes, first_order
+        self.num_nodes, self.adaptation, self.first_order = num_nodes, adaptation, first_order
         self.inner_steps, self.inner_lr = inner_steps, inner_lr
         self.meta_lr, self.meta_optimizer = meta_lr, meta_optimizer
         self._moments: dict[str, dict[str, Tensor]] = {}  # the meta optimizer's state, by parameter
@@ -145,11 +154,15 @@ class GraphFL(FedAvg):
         module.to(trainer.strategy.root_device)
         if module._trainer is None:  # before the first training
             module.trainer = trainer
+        before, steps = dict[str, Tensor](), self.inner_steps
+        if self.adaptation == "training":
+            before, steps = {name: tensor.clone() for name, tensor in module.state_dict().items()}, 0
+            client.fit()
         sets = self._sets(client.data)
         support, query = (module.transfer_batch_to_device(batch, module.device, 0) for batch in sets)
         try:
             with trainer.precision_plugin.train_step_context(), _silent(module):
-                return meta_gradients(module, support, query, self.inner_lr, self.inner_steps, self.first_order)
+                return meta_gradients(module, support, query, self.inner_lr, steps, self.first_order)
         except RuntimeError as error:
             if "once_differentiable" not in str(error):
                 raise
@@ -157,6 +170,9 @@ class GraphFL(FedAvg):
                 "Expected `aggregator.first_order` to be true for a model with layers that can be differentiated only "
                 "once but got False."
             ) from error
+        finally:
+            if before:
+                module.load_state_dict(before)
 
     def _sets(self, data: Any) -> tuple[Any, Any]:
         if isinstance(data, FewShot):
@@ -182,7 +198,7 @@ def meta_gradients(
         support: the batch of the steps.
         query: the batch of the loss afterwards.
         lr: length of a step.
-        steps: number of steps.
+        steps: number of steps; 0 for the plain gradient of the query loss.
         first_order: whether to take the steps as not depending on the weights.
 
     Returns:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import networkx as nx
@@ -32,12 +32,14 @@ class ClientNodes:
         train: those to train on, in random order, as the other two.
         val: those to validate on.
         test: those to test on.
+        query: those that are in the query sets of meta-learning and nowhere else.
     """
 
     nodes: Tensor
     train: Tensor
     val: Tensor
     test: Tensor
+    query: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def label_skew(
     local_of: LocalOf = "graph",
     exclusive_test: bool = False,
     num_train: int | None = None,
+    num_query: int = 0,
     seed: int = 123,
 ) -> NodePartition:
     """Clients with a few frequent labels each (FedEgo, Zhang et al., 2022, Section 5.1, and its published code).
@@ -95,6 +98,7 @@ def label_skew(
         exclusive_test: whether test nodes of a client are kept from later ones.
         num_train: training nodes per client; what is left has no use then but as neighbours. All that are left when
             ``None`` or where there are fewer.
+        num_query: of what ``num_train`` leaves, the nodes per client that are in query sets of meta-learning only.
         seed: of all draws.
 
     Raises:
@@ -106,6 +110,7 @@ def label_skew(
     expect(0 <= val_fraction < 1, "data.val_fraction", "0 or more and below 1", val_fraction)
     expect(num_test >= 0, "data.num_test", "0 or more", num_test)
     expect(num_train is None or num_train >= 1, "data.num_train", "1 or more, or null for all", num_train)
+    expect(num_query >= 0, "data.num_query", "0 or more", num_query)
     expect(local_of in get_args(LocalOf), "data.local_of", f"one of {', '.join(get_args(LocalOf))}", local_of)
     present = graph.y.unique().numel()
     sound = 1 <= major_labels <= present
@@ -132,7 +137,10 @@ def label_skew(
         held = _round(val_fraction * nodes.numel())
         what = f"small enough for client `client-{number}` to have a training node"
         expect(held < rest.numel(), "data.val_fraction", what, val_fraction)
-        clients.append(ClientNodes(nodes.sort().values, rest[held:][:num_train], rest[:held], test))
+        train, spare = rest[held:][:num_train], rest[held:][num_train or rest.numel() :]
+        what = f"at most {spare.numel()}, the nodes that `data.num_train` leaves to client `client-{number}`,"
+        expect(num_query <= spare.numel(), "data.num_query", what, num_query)
+        clients.append(ClientNodes(nodes.sort().values, train, rest[:held], test, spare[:num_query]))
         if exclusive_test:
             pool = pool[~torch.isin(pool, test)]
     return NodePartition(clients, global_test)

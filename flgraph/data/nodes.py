@@ -57,6 +57,8 @@ class NodeDataModule(pl.LightningDataModule):
         eval_seed: of the ego-graphs for evaluation.
         isolated: what stands for the neighbours of a node without any, in ego-graphs: the node itself (``"self"``), or
             nothing (``"none"``), so that their mean is zero.
+        query: nodes that are in query sets of meta-learning and nowhere else; where there are none, query sets are of
+            training nodes.
         settings: plain values that describe how the data was made; a stopped run can only be continued with the same.
 
     Raises:
@@ -77,12 +79,14 @@ class NodeDataModule(pl.LightningDataModule):
         eval_batch_size: int = 512,
         eval_seed: int = 0,
         isolated: Isolated = "self",
+        query: Tensor | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         _check_sampling(batch_size, fanouts, epoch_fraction, eval_batch_size)
         check_isolated(isolated)
-        for field, index in (("train", train), ("val", val), ("test", test)):
+        query = train[:0] if query is None else query
+        for field, index in (("train", train), ("val", val), ("test", test), ("query", query)):
             expect(index.dtype == torch.long, field, "node numbers, int64", index.dtype)
             expect(index.dim() == 1, field, "of shape [n]", list(index.shape))
             outside = index[(index < 0) | (index >= graph.num_nodes)].tolist()
@@ -94,6 +98,7 @@ class NodeDataModule(pl.LightningDataModule):
             what = f"of as many features and classes as `{graph.name}`, {sizes},"
             expect(sizes == other, "global_graph", what, other)
         self.graph, self.train, self.val, self.test, self.global_graph = graph, train, val, test, global_graph
+        self.query = query
         self.batch_size, self.eval_batch_size, self.eval_seed = batch_size, eval_batch_size, eval_seed
         self.fanouts, self.epoch_fraction, self.isolated = tuple(fanouts), epoch_fraction, isolated
         everywhere = None if global_graph is None else global_graph.content
@@ -104,7 +109,7 @@ class NodeDataModule(pl.LightningDataModule):
             "epoch_fraction": epoch_fraction,
             "eval_seed": eval_seed,
             "isolated": isolated,
-            "content": content_key(graph.content, train, val, test, everywhere)[:16],
+            "content": content_key(graph.content, train, val, test, query, everywhere)[:16],
             **(settings or {}),
         }
 
@@ -132,7 +137,8 @@ class NodeDataModule(pl.LightningDataModule):
         """Moves the graphs, so that batches are cut on that device."""
         self.graph = self.graph.to(device)
         self.global_graph = None if self.global_graph is None else _moved(self.global_graph, device)
-        self.train, self.val, self.test = (index.to(device) for index in (self.train, self.val, self.test))
+        parts = (self.train, self.val, self.test, self.query)
+        self.train, self.val, self.test, self.query = (index.to(device) for index in parts)
         return self
 
     def train_dataloader(self) -> EgoLoader:
@@ -152,10 +158,12 @@ class NodeDataModule(pl.LightningDataModule):
         return self._loader(self.train, self.batch_size, shuffle=True, full=True)
 
     def support_query(self, num_nodes: int) -> tuple[Any, Any]:
-        """Two batches of disjoint random sets of training nodes, for meta-learning.
+        """Two batches of disjoint random sets of nodes, for meta-learning.
+
+        Both are training nodes, unless some are for query sets only.
 
         Args:
-            num_nodes: nodes in each; half of all where these do not suffice.
+            num_nodes: nodes in each; half of the training nodes, or all there are for it, where these do not suffice.
         """
         support, query = self.draw_support_query(num_nodes)
         loaders = [self._loader(part, part.numel()) for part in (support, query)]
@@ -167,6 +175,10 @@ class NodeDataModule(pl.LightningDataModule):
         Raises:
             InputError: there is a single training node.
         """
+        if self.query.numel():
+            parts = (self.train, self.query)
+            support, query = (part[torch.randperm(part.numel()).to(part.device)][:num_nodes] for part in parts)
+            return support, query
         count = self.train.numel()
         expect(count > 1, "data", f"two training nodes or more in `{self.graph.name}` to draw disjoint sets", count)
         order = self.train[torch.randperm(count).to(self.train.device)]
@@ -218,6 +230,8 @@ class NodeFederation(pl.LightningDataModule):
         val_fraction: validation nodes, as a share of a client's nodes (``label_skew``).
         exclusive_test: whether test nodes of a client are kept from later ones (``label_skew``).
         num_train: training nodes per client; all that are left when ``None`` (``label_skew``).
+        num_query: of what ``num_train`` leaves, the nodes per client that are in query sets of meta-learning only
+            (``label_skew``).
         fractions: shares of the training, validation and test nodes of each client (the other partitions).
         alpha: concentration of the labels (``dirichlet``).
         partition_seed: of the partition; not the run's seed, so that runs differ in weights and batches only.
@@ -255,6 +269,7 @@ class NodeFederation(pl.LightningDataModule):
         val_fraction: float = 0.2,
         exclusive_test: bool = False,
         num_train: int | None = None,
+        num_query: int = 0,
         fractions: Sequence[float] = (0.6, 0.2, 0.2),
         alpha: float = 1.0,
         partition_seed: int = 123,
@@ -292,6 +307,7 @@ class NodeFederation(pl.LightningDataModule):
             "val_fraction": val_fraction,
             "exclusive_test": exclusive_test,
             "num_train": num_train,
+            "num_query": num_query,
         }
         self.partition = partition
         self.partition_args: dict[str, Any] = {
@@ -357,11 +373,12 @@ class NodeFederation(pl.LightningDataModule):
 
     def _make(self, name: str, graph: NodeGraph, own: ClientNodes, everywhere: NodeGraph | None) -> NodeDataModule:
         # Nodes are ascending, so the place of a number among them is its number in the client's graph.
-        train, val, test = (torch.searchsorted(own.nodes, index) for index in (own.train, own.val, own.test))
+        parts = (own.train, own.val, own.test, own.query)
+        train, val, test, query = (torch.searchsorted(own.nodes, index) for index in parts)
         args = {"partition_seed" if key == "seed" else key: value for key, value in self.partition_args.items()}
         settings = {"partition": self.partition, **args, "normalize": self.normalize}
         part = graph.subgraph(own.nodes, f"{graph.name}, {name}")
-        return NodeDataModule(part, train, val, test, everywhere, settings=settings, **self.sampling)
+        return NodeDataModule(part, train, val, test, everywhere, query=query, settings=settings, **self.sampling)
 
 
 _copies: WeakKeyDictionary[NodeGraph, dict[str, NodeGraph]] = WeakKeyDictionary()

@@ -107,7 +107,7 @@ class WholeGraphDataModule(NodeDataModule):
         return self._all(self.graph)
 
     def support_query(self, num_nodes: int) -> tuple[WholeGraph, WholeGraph]:
-        """The whole graph with two disjoint random sets of training nodes, see :class:`NodeDataModule`."""
+        """The whole graph with two disjoint random sets of nodes, see :class:`NodeDataModule`."""
         support, query = self.draw_support_query(num_nodes)
         return WholeGraph.of(self.graph, support), WholeGraph.of(self.graph, query)
 
@@ -149,6 +149,7 @@ class WholeGraphFederation(NodeFederation):
                 base.val,
                 base.test,
                 base.global_graph,
+                query=base.query,
                 epoch_fraction=base.epoch_fraction,
                 settings={**base.settings, "cross_edges": self.cross_edges},
                 cross_edges=edges_between(graph, base.graph.nodes, held) if self.cross_edges else None,

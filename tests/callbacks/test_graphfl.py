@@ -303,6 +303,34 @@ def test_without_the_hook_batches_are_the_loader_s(
     torch.testing.assert_close(dict(upload.tensors), torch.func.grad(after)(dict(start.tensors)))
 
 
+def test_adaptation_by_training(
+    toy_federation: Callable[..., Any], toy_module: Any, federate: Federate, recorder: Any
+) -> None:
+    """The gradient is that of the query loss at the weights that FedAvg would send; the optimizer stays in use."""
+    data, settings = toy_federation(8), {"rounds": 1, "local_epochs": 3, "enable_checkpointing": False}
+    plain: Any = federate(FedAvg(), engine=type(recorder)(), **settings)
+    plain.fit(toy_module(optimizer="adam"), data)
+    ((_, trained),) = plain.engine.uploads("train")
+    method = GraphFL(adaptation="training", first_order=True, meta_lr=0.5)
+    trainer: Any = federate(method, engine=recorder, **settings)
+    trainer.fit(toy_module(optimizer="adam"), data)
+    ((_, upload),) = recorder.uploads("meta")
+    x, y = data.client("A").x, data.client("A").y
+
+    def loss(weights: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(torch.func.functional_call(toy_module(in_features=4), weights, x), y)
+
+    gradient = torch.func.grad(loss)(dict(trained.tensors))
+    torch.testing.assert_close(dict(upload.tensors), gradient)
+    start, stepped, _ = (payload for _, _, payload in recorder.downloads())
+    for name, weight in stepped.tensors.items():
+        torch.testing.assert_close(weight, start.tensors[name] - 0.5 * gradient[name])
+    (optimizer,) = trainer.engine.clients["A"]._optimizers.optimizers
+    assert {int(state["step"]) for state in optimizer["state"].values()} == {6}
+    with pytest.raises(InputError, match=r"`aggregator.first_order` to be true for an adaptation by training but got"):
+        GraphFL(adaptation="training")
+
+
 def test_personal_layers_are_adapted_but_not_sent(
     toy_federation: Callable[..., Any],
     toy_data: Callable[..., Any],

@@ -60,7 +60,8 @@ def parts(partition: NodePartition) -> list[tuple[set[int], ...]]:
     """Nodes, training, validation and test of each client, checked to be a split."""
     found = []
     for client in partition.clients:
-        nodes, train, val, test = (set(part.tolist()) for part in vars(client).values())
+        four = (client.nodes, client.train, client.val, client.test)
+        nodes, train, val, test = (set(part.tolist()) for part in four)
         assert len(nodes) == client.nodes.numel() == len(train) + len(val) + len(test)
         assert nodes == train | val | test
         assert client.nodes.tolist() == sorted(nodes)
@@ -136,6 +137,15 @@ def test_training_nodes_may_be_few() -> None:
     for one, other, all_of_them in zip(full, few, many, strict=True):
         assert other.train.tolist() == one.train[:7].tolist()
         assert all_of_them.train.tolist() == one.train.tolist()
+        for part in ("nodes", "val", "test"):
+            assert torch.equal(getattr(one, part), getattr(other, part))
+
+
+def test_nodes_for_query_sets_are_among_those_that_are_left() -> None:
+    full, few = (label_skew(graph(), 3, num_train=a, num_query=b, **SMALL).clients for a, b in ((None, 0), (4, 3)))
+    for one, other in zip(full, few, strict=True):
+        assert one.query.numel() == 0
+        assert other.query.tolist() == one.train[4:7].tolist()
         for part in ("nodes", "val", "test"):
             assert torch.equal(getattr(one, part), getattr(other, part))
 
@@ -248,6 +258,8 @@ def test_one_client_has_no_distance_to_itself() -> None:
         ({"major_labels": 0}, "`data.major_labels` to be between 1 and the 5 labels of toy but got 0."),
         ({"major_rate": 1.2}, "`data.major_rate` to be between 0 and 1 but got 1.2."),
         ({"num_train": 0}, "`data.num_train` to be 1 or more, or null for all but got 0."),
+        ({"num_query": -1}, "`data.num_query` to be 0 or more but got -1."),
+        ({"num_query": 1}, "`data.num_query` to be at most 0, the nodes that `data.num_train` leaves to client `clien"),
         ({"num_test": -1}, "`data.num_test` to be 0 or more but got -1."),
         ({"val_fraction": 1.0}, "`data.val_fraction` to be 0 or more and below 1 but got 1.0."),
         ({"val_fraction": 0.999}, "`data.val_fraction` to be small enough for client `client-1` to have a training "),

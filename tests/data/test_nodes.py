@@ -279,6 +279,23 @@ def test_support_and_query_are_disjoint_training_nodes() -> None:
             draw()
 
 
+def test_query_sets_of_nodes_that_are_kept_for_them() -> None:
+    data = federation(num_train=6, num_query=3)
+    for name in data.clients:
+        client = data.client(name)
+        assert not torch.isin(client.query, torch.cat([client.train, client.val, client.test])).any()
+        for asked, got in ((2, [2, 2]), (100, [6, 3])):
+            support, query = client.draw_support_query(asked)
+            assert [support.numel(), query.numel()] == got
+            assert torch.isin(support, client.train).all()
+            assert torch.isin(query, client.query).all()
+    plain = federation(num_train=6)
+    assert plain.client("client-1").settings["content"] != data.client("client-1").settings["content"]
+    one, edges = torch.tensor([0]), torch.tensor([[0, 1], [1, 0]])
+    with pytest.raises(InputError, match=r"Expected `query` to be nodes 0 to 2 of `graph` but got \[3\]"):
+        NodeDataModule(NodeGraph(torch.eye(3), edges, torch.tensor([0, 1, 0])), one, one, one, query=one + 3)
+
+
 def test_the_partition_is_told_in_results_and_tensorboard(tmp_path: Path) -> None:
     data = federation()
     trainer = FederatedTrainer(
