@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from flgraph.errors import InputError, expect
@@ -39,10 +40,17 @@ class EmbeddingPictures(FederatedCallback):
     def __init__(
         self, rounds: Sequence[int] = (1, 10, 20), projector: bool = True, perplexity: float = 30.0, seed: int = 0
     ) -> None:
-        expect(all(number >= 1 for number in rounds), "callbacks.rounds", "numbers of 1 or more", list(rounds))
+        sound = len(rounds) > 0 and all(number >= 1 for number in rounds)
+        expect(sound, "callbacks.rounds", "numbers of 1 or more", list(rounds))
         expect(perplexity > 0, "callbacks.perplexity", "a positive number", perplexity)
         self.rounds, self.projector = list(rounds), projector
         self.perplexity, self.seed = perplexity, seed
+
+    def on_federation_start(self, trainer: FederatedTrainer) -> None:
+        """Tells which of the rounds this run will not reach."""
+        late = [number for number in self.rounds if number > trainer.rounds]
+        if late:
+            rank_zero_warn(f"EmbeddingPictures: no pictures of {late}, the run has {trainer.rounds} rounds")
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
         if trainer.current_round not in self.rounds:
@@ -85,14 +93,19 @@ class EmbeddingPictures(FederatedCallback):
 def _collect(trainer: FederatedTrainer) -> tuple[list[tuple[str, int]], Tensor, Tensor]:
     """Client and number of every graph, embeddings ``[n, C]`` and classes ``[n]``."""
     names: list[tuple[str, int]] = []
-    rows, labels = [], []
+    rows: list[Tensor] = []
+    labels: list[Tensor] = []
     for client, batches in trainer.engine.predict():
         fits = bool(batches) and all(isinstance(part, Tensor) and part.dim() == 2 for part in batches)
-        expect(fits, f"predictions of client `{client}`", "tensors [graphs, columns]", type(batches).__name__)
+        expect(fits, f"predictions of client {client}", "tensors [graphs, columns]", type(batches).__name__)
         own = torch.cat(batches).float().cpu()
         y = _labels(trainer, client)
+        if rows:
+            width, first = rows[0].size(1), names[0][0]
+            wanted = f"of {width} columns, as those of client `{first}`,"
+            expect(own.size(1) == width, f"predictions of client {client}", wanted, own.size(1))
         wanted = f"{y.numel()} rows, one per graph,"
-        expect(y.numel() == len(own), f"predictions of client `{client}`", wanted, len(own))
+        expect(y.numel() == len(own), f"predictions of client {client}", wanted, len(own))
         names += [(client, number) for number in range(len(own))]
         rows.append(own)
         labels.append(y)

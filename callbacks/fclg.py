@@ -70,8 +70,8 @@ class FCLG(FedAvg):
         super().__init__(weighting, optimizer_state)
         expect(inter in get_args(Inter), "aggregator.inter", "contrast, kl, mse or none", inter)
         expect(level in get_args(Level), "aggregator.level", "graph or node", level)
-        expect(temperature > 0, "aggregator.temperature", "a positive number", temperature)
-        expect(weight >= 0, "aggregator.weight", "0 or more", weight)
+        expect(0 < temperature < float("inf"), "aggregator.temperature", "a positive, finite number", temperature)
+        expect(0 <= weight < float("inf"), "aggregator.weight", "a finite number, 0 or more", weight)
         self.inter, self.level, self.temperature, self.weight = inter, level, temperature, weight
         # Client half, in a turn: batches of all its graphs, and what the global model and that of an epoch ago make of
         # them.

@@ -30,7 +30,6 @@ class PredictedLabels(FederatedCallback):
 
     def __init__(self, stage: str = "global_test") -> None:
         self.stage = stage
-        self._index = 0
         self._logits: Any = None
         self._hook: RemovableHandle | None = None
         self._predicted: list[Tensor] = []
@@ -40,7 +39,6 @@ class PredictedLabels(FederatedCallback):
         """Listens to the module's forward pass."""
         stages = getattr(pl_module, "test_stages", ("test",))
         expect(self.stage in stages, "callbacks.stage", f"one of {', '.join(stages)}", self.stage)
-        self._index = stages.index(self.stage)
         self._predicted, self._true = [], []
         self._release()  # of a test that was broken off
         self._hook = pl_module.register_forward_hook(self._keep)
@@ -56,7 +54,8 @@ class PredictedLabels(FederatedCallback):
     ) -> None:
         """Takes the classes of a batch."""
         logits, self._logits = self._logits, None
-        if dataloader_idx != self._index:
+        of = getattr(pl_module, "test_stage", lambda number: ("test",)[number])
+        if of(dataloader_idx) != self.stage:
             return
         fits = isinstance(logits, Tensor) and logits.dim() == 2
         expect(fits, f"{type(pl_module).__name__}.forward", "to return logits [N, classes]", type(logits).__name__)

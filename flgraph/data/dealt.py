@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from flgraph.data.datamodule import GraphDataModule, GraphFederation
+from flgraph.data.datamodule import GraphDataModule, GraphFederation, Graphs
 from flgraph.data.diffusion import Diffusion, diffused
 from flgraph.data.emd import emd_shards, label_emd, weighted_emd
 from flgraph.data.flat import FlatGraphs
@@ -88,7 +88,7 @@ class DealtGraphFederation(GraphFederation):
     ``fractions`` says otherwise, and their diffusion as a second view. Defaults are those of FCLG (Li et al., 2023).
 
     Args:
-        dataset: name of a TU data set, or any graphs.
+        dataset: name of a TU data set, or any graphs (see :meth:`FlatGraphs.from_pyg`).
         num_clients: number of clients.
         emd: wanted weighted mean distance of the clients' label distributions from the overall one, see
             :func:`~flgraph.data.emd_shards`; ``None`` for equal shares (IID).
@@ -96,7 +96,8 @@ class DealtGraphFederation(GraphFederation):
         partition_seed: of the partition; not the run's seed, so that runs differ in weights and batches only.
         diffusion: how the second view is made.
         global_test: who tests on the graphs of all clients together: the ``first`` client, which is enough where all
-            use the same model, ``all`` clients, or nobody (``none``).
+            use the same model, ``all`` clients, or nobody (``none``). Those that clients train on are among them:
+            without labels it judges what was learned from them, with labels it would be no test.
         features: see :class:`TUFederation`.
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
         fractions: shares of the training, validation and test graphs of each client.
@@ -112,7 +113,7 @@ class DealtGraphFederation(GraphFederation):
 
     def __init__(
         self,
-        dataset: str | FlatGraphs,
+        dataset: str | Graphs,
         num_clients: int = 6,
         emd: float | None = None,
         tolerance: float = 0.005,
@@ -128,6 +129,9 @@ class DealtGraphFederation(GraphFederation):
         cache_dir: str | Path | None = None,
         name: str | None = None,
     ) -> None:
+        expect(isinstance(diffusion, Diffusion), "data.diffusion", "a Diffusion", type(diffusion).__name__)
+        if not isinstance(dataset, str | FlatGraphs):
+            dataset = FlatGraphs.from_pyg(dataset)
         title = dataset if isinstance(dataset, str) else dataset.name
         name = name or f"{title}-{'iid' if emd is None else f'emd{emd:g}'}".lower()
         super().__init__(

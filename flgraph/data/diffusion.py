@@ -106,7 +106,7 @@ def diffusion_matrix(adj: Tensor, how: Diffusion) -> Tensor:
     else:
         matrix = torch.linalg.matrix_exp(-how.time * (one - transition))
     symmetric = (adj == adj.mT).all(dim=(-1, -2)).view(-1, 1, 1)
-    matrix = torch.where(symmetric, (matrix + matrix.mT) / 2, matrix)  # rounding must not decide which weight is kept
+    matrix = torch.where(symmetric, (matrix + matrix.mT) / 2, matrix)  # both ways are kept, or neither
     matrix = matrix * _connected(looped)
     matrix = matrix * _kept(matrix, how)
     if how.normalize:

@@ -159,7 +159,10 @@ def find_checkpoint(ckpt_path: str, runs: Path) -> Path:
             found = store.last() if ckpt_path == "last" else store.folder / "best"
             if found is not None and found.exists():
                 return found.resolve()
-        raise InputError(f"Expected `ckpt_path` {ckpt_path!r} to find a checkpoint under {runs} but there is none.")
+        why = "" if ckpt_path == "last" else " (a run without validation has no best round)"
+        raise InputError(
+            f"Expected `ckpt_path` {ckpt_path!r} to find a checkpoint under {runs} but there is none{why}."
+        )
     path = Path(ckpt_path)
     for candidate in (path, CheckpointStore(path).last(), CheckpointStore(path / "checkpoints").last()):
         if candidate is not None and (candidate / MANIFEST).is_file():

@@ -150,7 +150,7 @@ class History:
         none: dict[str, Any] = {"clients": {}, "mean": {}, "weighted_mean": {}}
         return {
             "final": self.final or self.last or none,
-            "best_val": self.best or self.last or none,
+            "best_val": self.best or none,
             "rounds": self.rounds,
             "seconds_per_round": per_round["seconds"],
             "bytes_per_round": {"up": per_round["bytes_up"], "down": per_round["bytes_down"]},

@@ -114,9 +114,8 @@ class RoutingTable:
             rest = route.pattern == "*" and position == len(routes) - 1  # "all others" may be none
             if route.pattern not in matched and not route.may_lack and not rest:
                 hidden = any(fnmatchcase(name, route.pattern) for name in tensors)
-                found = (
-                    "routes before it cover all that it matches" if hidden else f"it matches none of {_some(tensors)}"
-                )
+                found = f"it matches none of {_some(tensors)}" if tensors else "its model has none"
+                found = "routes before it cover all that it matches" if hidden else found
                 raise InputError(
                     f"Expected route pattern `{route.pattern}` to match a tensor of client `{client}` but {found}."
                 )

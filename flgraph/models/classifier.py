@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,9 +37,6 @@ class Classifier(SizedModule, ABC):
         InputError: a hyper-parameter or a batch cannot be used.
     """
 
-    test_stages: ClassVar[tuple[str, ...]] = ("test", "global_test")
-    """Names of the test loaders, in their order."""
-
     def __init__(
         self, in_channels: int, num_classes: int, lr: float, weight_decay: float, optimizer: OptimizerName
     ) -> None:
@@ -61,7 +58,7 @@ class Classifier(SizedModule, ABC):
 
     def test_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> Tensor:
         """Cross-entropy of a test batch."""
-        return self._step(batch, self.test_stages[dataloader_idx])
+        return self._step(batch, self.test_stage(dataloader_idx))
 
     def predict_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """Class probabilities ``[B, num_classes]``."""

@@ -74,7 +74,7 @@ class FCLG(GraphEmbedding):
         self.save_hyperparameters()
         for name, size in (("hidden_channels", hidden_channels), ("num_layers", num_layers)):
             expect(size >= 1, f"model.{name}", "a positive integer", size)
-        expect(temperature > 0, "model.temperature", "a positive number", temperature)
+        expect(0 < temperature < float("inf"), "model.temperature", "a positive, finite number", temperature)
         expect(similarity in ("cosine", "dot"), "model.similarity", "cosine or dot", similarity)
         expect(norm in ("none", "batch"), "model.norm", "none or batch", norm)
         self.temperature, self.similarity = temperature, similarity

@@ -16,8 +16,9 @@ def node_input(batch: Data, name: str, columns: int, dtype: torch.dtype) -> Tens
     """Tensor ``name`` of the batch as ``dtype``, after a look at its width.
 
     Raises:
-        InputError: the batch has no such tensor, or not ``columns`` columns.
+        InputError: these are no graphs; the batch has no such tensor, or not ``columns`` columns.
     """
+    expect_graphs(batch)
     tensor = batch.get(name)
     if tensor is None:
         raise InputError(f"Expected `batch.{name}` to be a tensor of {columns} columns but the batch has none.")
@@ -38,6 +39,7 @@ def features(batch: Data, columns: int, dtype: torch.dtype) -> Tensor | OneHot:
 
 def neighbours(batch: Data) -> Adjacency:
     """The adjacency that the batch brings along, or a new one of its edges."""
+    expect_graphs(batch)
     adj = batch.get("adj")
     return Adjacency.from_edges(batch.edge_index, batch.num_nodes) if adj is None else adj
 
@@ -47,6 +49,12 @@ def graph_of_nodes(batch: Data, device: torch.device) -> tuple[Tensor, int]:
     if batch.batch is None:
         return torch.zeros(batch.num_nodes, dtype=torch.long, device=device), 1
     return batch.batch, batch.num_graphs
+
+
+def expect_graphs(batch: Any) -> None:
+    """Raises :class:`InputError` unless a batch is one of graphs, as PyG's and those of ``FlatGraphs`` are."""
+    wanted = "one whose batches are graphs, such as flgraph.data.GraphFederation,"
+    expect(hasattr(batch, "get"), "data", wanted, f"batches of type {type(batch).__name__}")
 
 
 def expect_whole_graph(batch: Any, columns: int) -> None:

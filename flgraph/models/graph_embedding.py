@@ -69,9 +69,6 @@ class GraphEmbedding(SizedModule, ABC):
         InputError: a hyper-parameter or a batch cannot be used.
     """
 
-    test_stages: ClassVar[tuple[str, ...]] = ("test", "global_test")
-    """Names of the test loaders, in their order."""
-
     gives_embeddings: ClassVar[bool] = True
     """What ``predict`` gives are no probabilities."""
 
@@ -135,13 +132,7 @@ class GraphEmbedding(SizedModule, ABC):
         labels = batch.get("y")
         if labels is None:
             raise InputError("Expected `batch.y` to be one class per graph but the batch has none.")
-        self._embedded[self._stage(dataloader_idx)].append((at_least_float32(self(batch)), labels.view(-1)))
-
-    def _stage(self, number: int) -> str:
-        """What the test loader of this number is called: as it says itself, otherwise by its place."""
-        loaders = self.trainer.test_dataloaders
-        loader = loaders[number] if isinstance(loaders, list) else loaders
-        return getattr(loader, "stage", None) or self.test_stages[number]
+        self._embedded[self.test_stage(dataloader_idx)].append((at_least_float32(self(batch)), labels.view(-1)))
 
     def predict_step(self, batch: Data, batch_idx: int = 0) -> Tensor:
         """Embeddings ``[B, C]``."""
@@ -196,6 +187,7 @@ class GraphEmbedding(SizedModule, ABC):
         Raises:
             InputError: it has none.
         """
+        graph_batch.expect_graphs(batch)
         edges = batch.get(name)
         if edges is None:
             raise InputError(

@@ -36,6 +36,9 @@ class SizedModule(pl.LightningModule):
     data_sizes: ClassVar[tuple[str, ...]] = ("in_channels", "num_classes")
     """Names of the hyper-parameters that may be -1, "given by the data"."""
 
+    test_stages: ClassVar[tuple[str, ...]] = ("test", "global_test")
+    """Under which names test loaders are logged, in their order where these have no ``stage`` of their own."""
+
     def __init__(
         self, in_channels: int, num_classes: int, lr: float, weight_decay: float, optimizer: OptimizerName
     ) -> None:
@@ -64,6 +67,19 @@ class SizedModule(pl.LightningModule):
             raise InputError(
                 f"Expected {missing} to be given before the module is called but got -1 (given by the data)."
             )
+
+    def test_stage(self, number: int) -> str:
+        """What the test loader of this number is called: as its ``stage`` says, otherwise by its place.
+
+        Raises:
+            InputError: there are more loaders than names.
+        """
+        given = None if self._trainer is None else self._trainer.test_dataloaders
+        loaders = given if isinstance(given, list) else [given]
+        named = getattr(loaders[number], "stage", None) if number < len(loaders) else None
+        most = f"at most {len(self.test_stages)}, {' and '.join(self.test_stages)},"
+        expect(named is not None or number < len(self.test_stages), "test dataloaders", most, number + 1)
+        return named or self.test_stages[number]
 
     def reset_parameters(self) -> None:
         """Draws new weights for all layers."""

@@ -36,12 +36,12 @@ def main(args: Sequence[str]) -> None:
         "runs", nargs="+", type=str, metavar="RUN", help="a run folder, or a folder with run folders somewhere below it"
     )
     parser.add_argument("--out", type=str, default="report.html", help="the file to write")
-    parser.add_argument("--metric", type=str, default="accuracy", help="what to compare, for example f1 or loss")
+    parser.add_argument("--metric", type=str, help="what to compare, for example f1 or loss; accuracy if there is any")
     given = parser.parse_args(list(args))
     out = Path(given.out)
     expect(not out.is_dir(), "--out", "a file", f"the folder {given.out}")
     runs, waiting = find_runs(given.runs)
-    metric, comparisons = compare(runs, given.metric.removeprefix("test/"))
+    metric, comparisons = compare(runs, given.metric and given.metric.removeprefix("test/"))
     page = render(comparisons, metric, waiting)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

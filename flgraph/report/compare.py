@@ -224,12 +224,13 @@ class Comparison:
         }
 
 
-def compare(runs: Sequence[Run], name: str) -> tuple[Metric, list[Comparison]]:
+def compare(runs: Sequence[Run], name: str | None = None) -> tuple[Metric, list[Comparison]]:
     """Groups runs by data and by method.
 
     Args:
         runs: at least one.
-        name: the metric, without the split.
+        name: the metric, without the split if that is ``test``. When ``None``, the accuracy in the test, or else the
+            accuracy in other tests, or what there is.
 
     Raises:
         InputError: no run has the metric.
@@ -237,6 +238,9 @@ def compare(runs: Sequence[Run], name: str) -> tuple[Metric, list[Comparison]]:
     told = {metric for run in runs for metric in run.metrics}
     known = sorted({m.partition("/")[2] for m in told if m.startswith(("test/", "val/"))})
     known += sorted(m for m in told if m.partition("/")[0].endswith("_test"))
+    if name is None:
+        usual = [metric for metric in ("accuracy", "global_test/accuracy") if metric in known]
+        name = next(iter(usual + known), "accuracy")
     expect(name in known, "--metric", f"one of {', '.join(known) or 'none: no run has a metric'}", name)
     modes = {mode for run in runs for metric, mode in [run.monitor] if metric.partition("/")[2] == name}
     metric = Metric(name, modes == {"min"} or lower_is_better(name))

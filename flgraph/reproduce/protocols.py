@@ -35,8 +35,10 @@ def value_of(results: Mapping[str, Any], protocol: str, metric: str, mean: str) 
     if metric.startswith(PARTITION):
         return number(results["partition"]["mean"][metric.removeprefix(PARTITION)]) if protocol == "final" else None
     if protocol in ("final", "best_val") or "folder" not in results:
-        kept = results.get(protocol)
-        return None if kept is None else number(kept.get(mean, {}).get(metric))
+        values = (results.get(protocol) or {}).get(mean, {})
+        # Clients that hold nothing back for validation have no best round.
+        told = values and (protocol != "best_val" or any(name.startswith("val/") for name in values))
+        return number(values.get(metric)) if told else None
     return _best_test(results, metric, mean) if protocol == "best_test" else _best_cluster(results, metric)
 
 

@@ -11,8 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch_geometric.data import Data
 
 from flgraph import models
-from flgraph.callbacks import FCLG, EmbeddingPictures
-from flgraph.data import DealtGraphFederation, FlatGraphs
+from flgraph.callbacks import FCLG, EmbeddingPictures, Local
+from flgraph.data import DealtGraphFederation, FlatGraphs, GraphFederation
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 
@@ -63,6 +63,22 @@ def test_changes_nothing(federate: Federate, data: DealtGraphFederation, assert_
 def test_refusals(federate: Federate, graph_list: Callable[..., list[Data]]) -> None:
     with pytest.raises(InputError, match=r"Expected `callbacks.rounds` to be numbers of 1 or more"):
         EmbeddingPictures([0])
+    with pytest.raises(InputError, match=r"Expected `callbacks.rounds` to be numbers of 1 or more but got \[\]"):
+        EmbeddingPictures([])
     few = DealtGraphFederation(FlatGraphs.from_pyg(graph_list(3), "few"), 1)
     with pytest.raises(InputError, match="four graphs or more"):
         run(federate, few, callbacks=[EmbeddingPictures([1])])
+
+
+def test_clients_of_other_widths_are_refused(federate: Federate, graph_list: Callable[..., list[Data]]) -> None:
+    """As classifiers of other numbers of classes have."""
+    data = GraphFederation({"a": graph_list(16), "b": graph_list(16)}, num_classes={"a": 2, "b": 3})
+    trainer = federate(Local(), rounds=1, callbacks=[EmbeddingPictures([1])])
+    with pytest.raises(InputError, match=r"of client b` to be of 2 columns, as those of client `a`, but got 3"):
+        trainer.fit(models.GNN(hidden_channels=4, num_layers=1), data)
+
+
+def test_rounds_that_a_run_does_not_reach(federate: Federate, data: DealtGraphFederation) -> None:
+    with pytest.warns(UserWarning, match=r"no pictures of \[7, 9\], the run has 3 rounds"):
+        trainer = run(federate, data, callbacks=[EmbeddingPictures([3, 7, 9])])
+    assert (trainer.run_dir / "embeddings" / "round-3.png").is_file()

@@ -7,13 +7,45 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+from flgraph.callbacks import Local, PredictedLabels
 from flgraph.data import DealtGraphFederation, Diffusion, FlatGraphs, GraphLoader, ViewDataModule
 from flgraph.errors import InputError
+from flgraph.federation import FederatedTrainer
+from flgraph.models import GNN
 
 
 @pytest.fixture
 def graphs(graph_list: Callable[..., list[Data]]) -> FlatGraphs:
     return FlatGraphs.from_pyg(graph_list(40), "toy")
+
+
+def test_any_graphs(graphs: FlatGraphs, graph_list: Callable[..., list[Data]]) -> None:
+    data = DealtGraphFederation(graph_list(40), 4)
+    data.setup()
+    given = DealtGraphFederation(graphs, 4)
+    given.setup()
+    assert [data.client(name).num_train_samples for name in data.clients] == [10] * 4
+    for name in data.clients:
+        assert torch.equal(data.client(name).graphs.x, given.client(name).graphs.x)
+    plain: Any = {"alpha": 0.3}
+    with pytest.raises(InputError, match=r"Expected `data.diffusion` to be a Diffusion but got 'dict'"):
+        DealtGraphFederation(graphs, diffusion=plain)
+
+
+def test_classifiers_call_the_graphs_of_all_clients_by_their_name(
+    graphs: FlatGraphs, federate: Callable[..., FederatedTrainer]
+) -> None:
+    """Also where a client has no test graphs of its own, so that they are its first loader."""
+    for fractions, own in (((1.0, 0.0, 0.0), set()), ((0.5, 0.25, 0.25), {"test"})):
+        data = DealtGraphFederation(graphs, 2, fractions=fractions)
+        trainer = federate(Local(), rounds=1, callbacks=[PredictedLabels()])
+        results = trainer.fit(GNN(hidden_channels=4, num_layers=1), data)
+        first, second = (results["final"]["clients"][name] for name in data.clients)
+        tested = {name.partition("/")[0] for name in first if "test" in name}
+        assert tested == {"global_test"} | own
+        assert {name.partition("/")[0] for name in second if "test" in name} == own
+        assert first["global_test/samples"] == 40
+        assert first["global_test/true_0"] == 0.5
 
 
 def test_statistics(graphs: FlatGraphs) -> None:

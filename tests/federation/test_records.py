@@ -80,10 +80,11 @@ def test_history_sums_up_all_rounds() -> None:
     assert (results["final"]["round"], results["best_val"]["round"]) == (3, 1)
 
 
-def test_history_without_its_metric_gives_the_last_round() -> None:
+def test_history_without_its_metric_has_no_best_round() -> None:
     history = History("val/other", "max")
     history.add(record(1, A=0.5))
-    assert history.results()["best_val"] == history.results()["final"]
+    assert history.results()["final"]["round"] == 1
+    assert history.results()["best_val"] == {"clients": {}, "mean": {}, "weighted_mean": {}}
 
 
 def test_history_survives_a_checkpoint() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINConv, global_add_pool
 
-from flgraph.data import Diffusion, FlatGraphs, ViewDataModule, diffused
+from flgraph.data import Diffusion, FlatGraphs, NodeDataModule, NodeGraph, ViewDataModule, diffused
 from flgraph.errors import InputError
 from flgraph.models import FCLG
 from flgraph.nn import instance_contrast
@@ -114,6 +114,14 @@ def test_a_batch_of_one_graph_has_no_loss(graph_list: Callable[..., list[Data]],
     net = FCLG(4, 2, hidden_channels=5)
     loss, _ = net.contrast(graphs.batch(torch.tensor([1])))
     assert loss == 0
+
+
+def test_nodes_are_no_graphs() -> None:
+    edges = torch.tensor([[0, 1], [1, 0]])
+    graph = NodeGraph(torch.eye(2), edges, torch.tensor([0, 1]))
+    batch: Any = next(iter(NodeDataModule(graph, *[torch.arange(2)] * 3).train_dataloader()))
+    with pytest.raises(InputError, match=r"Expected `data` to be one whose batches are graphs, such as .*'batches of"):
+        FCLG(2, 2).training_step(batch)
 
 
 def test_no_second_view(graph_list: Callable[..., list[Data]]) -> None:

@@ -180,6 +180,14 @@ def test_null_metrics_and_rounds_without_evaluation(make_run: Any, tmp_path: Pat
     assert method.over_bytes() == ([], [])
 
 
+def test_what_is_compared_unless_told(study: Path, tmp_path: Path) -> None:
+    """The accuracy in the test, or else in another one."""
+    assert compare(find_runs([study])[0])[0].name == "accuracy"
+    for file in study.rglob("*.json*"):
+        file.write_text(file.read_text().replace('"test/', '"global_test/').replace('"val/accuracy', '"val/other'))
+    assert compare(find_runs([study])[0])[0].test == "global_test/accuracy"
+
+
 def test_less_is_better_for_losses(study: Path) -> None:
     metric, (part,) = compare(find_runs([study])[0], "loss")
     assert metric.lower

@@ -52,7 +52,7 @@ def tiny_study(rounds: int = 3) -> Study:
 def write_results(folder: Path, final: float, best: float, tests: list[float], **further: object) -> None:
     folder.mkdir(parents=True)
     mean = {"clients": {}, "mean": {"test/accuracy": final}}
-    best_val = {"clients": {}, "mean": {"test/accuracy": best}}
+    best_val = {"clients": {}, "mean": {"test/accuracy": best, "val/accuracy": 0.5}}
     fields = {"rounds": len(tests), "seconds_per_round": 0.5, "versions": {"torch": "2"}, "seed": 1, **further}
     (folder / "results.json").write_text(json.dumps({"final": mean, "best_val": best_val, **fields}))
     lines = [json.dumps({"round": n, "mean": {"test/accuracy": value}}) for n, value in enumerate(tests, start=1)]
@@ -416,6 +416,18 @@ def test_statistics_of_a_partition(tmp_path: Path) -> None:
     text = files[1].read_text()
     assert "| setting | nodes | edges |" in text
     assert "| TINY | 1,012.2 | 20.0 [20.5] |" in text
+
+
+def test_without_validation_there_is_no_best_round(tmp_path: Path) -> None:
+    """Runs of earlier versions have the last round in its place."""
+    study = tiny_study(rounds=2).cut(methods=["Local"], seeds=[1])
+    folder = run_folder(study, next(iter(study.runs())), tmp_path) / "version_0"
+    write_results(folder, 0.5, 0.5, [0.6, 0.5])
+    (folder / "results.json").write_text((folder / "results.json").read_text().replace(', "val/accuracy": 0.5', ""))
+    cells = collect(study, finished(study, tmp_path))
+    assert [cell.protocol for cell in cells] == ["final", "best_test"]
+    files = write_study(study, tmp_path, tmp_path / "out")
+    assert "| Local | 50.00 ± 60.00 | 50.00 | +0.00 | within | - | 60.00 |" in files[1].read_text()
 
 
 def test_a_diverged_run_does_not_hide_the_table(tmp_path: Path) -> None:
