@@ -13,6 +13,7 @@ from torch import Tensor
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.errors import expect
 from flgraph.federation.client import Client
+from flgraph.models.graph_batch import expect_graphs
 from flgraph.models.graph_embedding import Encoded, GraphEmbedding
 from flgraph.nn import model_contrast, softmax_distillation, squared_distillation
 from flgraph.nn.adjacency import gather_ranges, offsets
@@ -145,6 +146,8 @@ class FCLG(FedAvg):
         assert isinstance(module, GraphEmbedding)
         module.eval()
         batches = self._graphs or []
+        for batch in batches:
+            expect_graphs(batch)
         known = all(batch.get("graph_index") is not None for batch in batches)
         expect(known, "batch.graph_index", "the numbers of its graphs in the client's data", None)
         parts = [module.encode(batch) for batch in batches]

@@ -203,7 +203,8 @@ class FedEgo(Aggregator):
         own = module.state_dict()
         self._own = {name: tensor.clone() for name, tensor in own.items() if name.startswith("personalization.")}
         module.eval()
-        mashed = [module.mash(batch.to(module.device), self.mixup) for batch in batches]
+        convert = client.trainer.precision_plugin.convert_input
+        mashed = [module.mash(convert(batch).to(module.device), self.mixup) for batch in batches]
         module.train()  # Lightning would leave it as it is, and train without dropout
         embedding = torch.cat([part.embedding for part in mashed])
         if self.noise:

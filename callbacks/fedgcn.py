@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from scipy import sparse
 from torch import Tensor
@@ -78,7 +77,6 @@ class FedGCN(FedAvg):
         self._keys: dict[str, Tensor] = {}  # nodes that each client speaks of, its own first
         self._sizes: dict[str, int] = {}  # how many of them are its own
         self._part: _Part | None = None  # the client half's, during the setup
-        self._known: dict[str, Tensor] = {}  # the client half's result
 
     def exchanges(self, round: int) -> Sequence[str]:
         return ("train",) if round else ("nodes", "degrees", "neighbours")
@@ -163,9 +161,9 @@ class FedGCN(FedAvg):
         if "degree" in own and self._part is not None:
             self._part.scale(own["degree"])
         if "value" in own and self._part is not None:
-            self._known = self._part.finish(download.tensors, self.num_hops)
+            assert isinstance(client.module, NodeGCN)
+            client.module.know(self._part.finish(download.tensors, self.num_hops))
             self._part = None
-            self._tell(client.module)
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         """Local training; nothing in round 0."""
@@ -187,30 +185,6 @@ class FedGCN(FedAvg):
         if exchange == "degrees":
             return Payload(self._part.degrees())
         return Payload(self._part.sums(), {"num_features": self._part.x.shape[1]})
-
-    def _tell(self, module: pl.LightningModule) -> None:
-        assert isinstance(module, NodeGCN)
-        known = self._known
-        rows, columns = known["size"].tolist()
-        first, second = _torch(known, "first", rows, columns), None
-        if "second.value" in known:
-            second = _torch(known, "second", known["nodes"].numel(), rows)
-        module.know(KnownNeighbours(known["nodes"], first, second))
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the client knows of its nodes' surroundings: it is sent once."""
-        return {"known": self._known}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Puts back what :meth:`state_dict` returned."""
-        self._known = dict(state_dict["known"])
-
-    def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Tells the module what it told it before; called after :meth:`load_state_dict`."""
-        if self._known:
-            self._tell(pl_module)
 
 
 class _Part:
@@ -271,18 +245,16 @@ class _Part:
         own = self._matrix(self.target[self.counted], source, self.degree.rsqrt()[source])
         return _parts_of(own @ self.x)
 
-    def finish(self, tensors: Mapping[str, Tensor], num_hops: int) -> dict[str, Tensor]:
-        """The rows and, for two hops, the matrix that the model is told of, as tensors that a checkpoint can hold."""
+    def finish(self, tensors: Mapping[str, Tensor], num_hops: int) -> KnownNeighbours:
+        """The rows and, for two hops, the matrix that the model is told of."""
         scale = self.degree.rsqrt()
         total = _rows_of(tensors, self.x.shape[1])
         first = sparse.diags(scale[: total.shape[0]].numpy()) @ total
-        known = {"nodes": self.nodes, "size": torch.tensor([first.shape[0], first.shape[1]])}
-        known |= {f"first.{part}": t for part, t in _csr_parts(first).items()}
-        if num_hops == 2:
-            # The graph is undirected: what own nodes give to node i is what they take from it.
-            given = self._matrix(self.target, self.source, scale[self.target] * scale[self.source])
-            known |= {f"second.{part}": t for part, t in _csr_parts(given.T).items()}
-        return known
+        if num_hops == 1:
+            return KnownNeighbours(self.nodes, _torch(first))
+        # The graph is undirected: what own nodes give to node i is what they take from it.
+        given = self._matrix(self.target, self.source, scale[self.target] * scale[self.source])
+        return KnownNeighbours(self.nodes, _torch(first), _torch(given.T))
 
     def _matrix(self, row: Tensor, column: Tensor, value: Tensor) -> sparse.csr_matrix:
         size = (self.degree.numel(), self.nodes.numel())
@@ -320,7 +292,7 @@ def _rows_of(tensors: Mapping[str, Tensor], columns: int) -> sparse.csr_matrix:
     return sparse.csr_matrix((value.astype(np.float64), col, rowptr), (rowptr.size - 1, columns))
 
 
-def _torch(tensors: Mapping[str, Tensor], name: str, rows: int, columns: int) -> Tensor:
-    """Rows for a product, from their parts."""
-    rowptr, col, value = (tensors[f"{name}.{part}"] for part in _PARTS)
-    return torch.sparse_csr_tensor(rowptr, col, value, (rows, columns), check_invariants=False)
+def _torch(rows: sparse.csr_matrix) -> Tensor:
+    """The same matrix for products in torch, in float32."""
+    rowptr, col, value = _csr_parts(rows).values()
+    return torch.sparse_csr_tensor(rowptr, col, value, rows.shape, check_invariants=False)

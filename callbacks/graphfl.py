@@ -154,12 +154,14 @@ class GraphFL(FedAvg):
         module.to(trainer.strategy.root_device)
         if module._trainer is None:  # before the first training
             module.trainer = trainer
+        trainer.precision_plugin.convert_module(module)
         before, steps = dict[str, Tensor](), self.inner_steps
         if self.adaptation == "training":
             before, steps = {name: tensor.clone() for name, tensor in module.state_dict().items()}, 0
             client.fit()
         sets = self._sets(client.data)
-        support, query = (module.transfer_batch_to_device(batch, module.device, 0) for batch in sets)
+        converted = (trainer.precision_plugin.convert_input(batch) for batch in sets)
+        support, query = (module.transfer_batch_to_device(batch, module.device, 0) for batch in converted)
         try:
             with trainer.precision_plugin.train_step_context(), _silent(module):
                 return meta_gradients(module, support, query, self.inner_lr, steps, self.first_order)

@@ -321,7 +321,8 @@ def _same(one: Any, other: Any, where: str) -> None:
         assert isinstance(other, Tensor), where
         assert one.dtype == other.dtype, where
         assert one.shape == other.shape, where
-        assert torch.equal(one, other), where
+        assert one.layout == other.layout, where
+        assert torch.equal(*(t if t.layout == torch.strided else t.to_dense() for t in (one, other))), where
     elif isinstance(one, Mapping):
         assert list(one) == list(other), where
         for key in one:

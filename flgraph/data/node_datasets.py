@@ -96,7 +96,7 @@ def read_nodes(
         InputError: the data set is unknown, neither found nor obtainable, or a file is damaged.
     """
     known = {own.lower(): own for own in _SOURCES}
-    expect(name.lower() in known, "name", f"one of {', '.join(_SOURCES)}", name)
+    expect(name.lower() in known, "data.dataset", f"one of {', '.join(_SOURCES)}", name)
     name = known[name.lower()]
     source = _SOURCES[name]
     folder = _locate(name, source, root, cache_dir)

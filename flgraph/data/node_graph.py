@@ -72,17 +72,25 @@ class NodeGraph:
         Raises:
             InputError: ``data`` lacks a field or holds values that cannot be used.
         """
+        expect(hasattr(data, "get"), name, "a torch_geometric.data.Data", type(data).__name__)
         for field in ("x", "edge_index", "y"):
             if data.get(field) is None:
                 raise InputError(f"Expected graph `{name}` to have `{field}` but it has none.")
+            value = data.get(field)
+            expect(isinstance(value, Tensor), f"{name}.{field}", "a tensor", type(value).__name__)
+            expect(not value.is_complex(), f"{name}.{field}", "of real numbers", value.dtype)
+        expect(num_classes is None or num_classes >= 1, "num_classes", "1 or more, or None", num_classes)
         x, y, edge_index = data.x, data.y, data.edge_index
         if y.dim() == 2 and y.size(1) == 1:
             y = y[:, 0]
         expect(y.dim() == 1, f"{name}.y", "of shape [N], one class per node,", list(y.shape))
-        if y.is_floating_point() and not bool((y == y.round()).all()):
+        if y.is_floating_point() and not bool((y == y.round()).all() and y.isfinite().all()):
             raise InputError(f"Expected `{name}.y` to be whole numbers but got {y.tolist()[:5]} ...")
+        expect(y.size(0) == x.size(0), f"{name}.y", f"of shape [{x.size(0)}], one class per node,", list(y.shape))
         shape = list(edge_index.shape)
         expect(len(shape) == 2 and shape[0] == 2, f"{name}.edge_index", "of shape [2, E]", shape)
+        whole = not edge_index.is_floating_point()
+        expect(whole, f"{name}.edge_index", "node numbers, of an integer type", edge_index.dtype)
         edge_index = edge_index.long()
         _check_range(edge_index, y.size(0), name)
         return cls(

@@ -151,10 +151,11 @@ class NodeDataModule(pl.LightningDataModule):
         What a client uploads are means over these batches. A short last one would be a mean over a few nodes, or one.
 
         Raises:
-            InputError: there is a single training node.
+            InputError: there is a single training node, or a batch is one.
         """
         count = self.train.numel()
         expect(count > 1, "data", f"two training nodes or more in `{self.graph.name}` to average over", count)
+        expect(self.batch_size > 1, "data.batch_size", "2 or more: a mean over one node is that node", self.batch_size)
         return self._loader(self.train, self.batch_size, shuffle=True, full=True)
 
     def support_query(self, num_nodes: int) -> tuple[Any, Any]:
@@ -244,7 +245,7 @@ class NodeFederation(pl.LightningDataModule):
         eval_seed: of the ego-graphs for evaluation.
         isolated: what stands for the neighbours of a node without any, in ego-graphs: the node itself (``"self"``), or
             nothing (``"none"``), so that their mean is zero. FedEgo's published code has nothing. Clients of
-            ``label_skew`` have no such nodes, the global test graph has.
+            ``label_skew`` have no such nodes in an undirected graph, the global test graph has.
         cache_dir: where parsed data is kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
         name: how runs on this data are called; data set and partition when ``None``.
 
@@ -395,8 +396,10 @@ def _moved(graph: NodeGraph, device: torch.device | str) -> NodeGraph:
 
 
 def _check_sampling(batch_size: int, fanouts: Sequence[int], epoch_fraction: float, eval_batch_size: int) -> None:
-    expect(batch_size >= 1, "data.batch_size", "1 or more", batch_size)
-    expect(eval_batch_size >= 1, "data.eval_batch_size", "1 or more", eval_batch_size)
+    for name, size in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
+        expect(isinstance(size, int) and size >= 1, f"data.{name}", "a whole number of 1 or more", size)
+    hops = isinstance(fanouts, Sequence) and len(fanouts) > 0
+    expect(hops, "data.fanouts", "a list of neighbours per node, one number for each hop,", fanouts)
     expect(0 < epoch_fraction <= 1, "data.epoch_fraction", "above 0 and at most 1", epoch_fraction)
     try:
         hop_offsets(fanouts)

@@ -154,13 +154,22 @@ class FedEgo(Classifier):
         self.check_sizes()
         if not self.ego:
             return self.personalization(self.embed(batch), ())
+        self._check(batch)
         # A row per node, not per position: the first GraphSAGE layer then maps a node that recurs once, too.
         nodes = self.reduction.nodes(self._features(batch))
         return self.personalization(nodes, batch.fanouts, batch.index, batch.childless)
 
     def embed(self, batch: Any) -> Tensor:
         """Reduction embeddings of all positions ``[B, P, H]``; of the centers alone (``P`` = 1) where not ``ego``."""
+        self._check(batch)
         return self.reduction(self._features(batch), batch.index, batch.fanouts, batch.childless)
+
+    def _check(self, batch: Any) -> None:
+        egos = all(hasattr(batch, name) for name in ("x", "index", "fanouts"))
+        wanted = "one whose batches are ego-graphs, such as flgraph.data.NodeFederation,"
+        expect(egos, "data", wanted, f"batches of type {type(batch).__name__}")
+        deep = len(batch.fanouts) >= self.num_layers
+        expect(deep, "data.fanouts", f"{self.num_layers} hops or more, as `model.num_layers` says,", batch.fanouts)
 
     def _features(self, batch: Any) -> Tensor:
         fits = batch.x.dim() == 2 and batch.x.size(1) == self.in_channels

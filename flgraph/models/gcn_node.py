@@ -114,8 +114,20 @@ class NodeGCN(Classifier):
         self.dropout = Dropout(dropout)
 
     def know(self, known: KnownNeighbours | None) -> None:
-        """Sets what is used in place of the client's own graph for batches of these nodes; no part of the weights."""
+        """Sets what is used in place of the client's own graph for batches of these nodes.
+
+        It is no part of the weights, but of checkpoints.
+        """
         self.known = known
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what is known, so that the module gives the same logits wherever it is loaded."""
+        checkpoint["known_neighbours"] = None if self.known is None else dict(vars(self.known.to(torch.device("cpu"))))
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Puts it back."""
+        told = checkpoint.get("known_neighbours")
+        self.know(None if told is None else KnownNeighbours(**told))
 
     def forward(self, batch: Any) -> Tensor:
         """Logits of the nodes ``batch.index``."""

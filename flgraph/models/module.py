@@ -65,7 +65,8 @@ class SizedModule(pl.LightningModule):
         if self.is_template:
             missing = " and ".join(f"`model.{name}`" for name in self.data_sizes if getattr(self, name) == -1)
             raise InputError(
-                f"Expected {missing} to be given before the module is called but got -1 (given by the data)."
+                f"Expected {missing} to be given before the module is called but got -1 (given by the data, where that "
+                "is of the kind that the model is for)."
             )
 
     def test_stage(self, number: int) -> str:

@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 import flgraph.callbacks.fclg as module
 from flgraph import models
 from flgraph.callbacks import FCLG, FedAvg, FedProx
-from flgraph.data import DealtGraphFederation, FlatGraphs
+from flgraph.data import DealtGraphFederation, FlatGraphs, NodeFederation, NodeGraph
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.models import GNN
@@ -247,3 +247,11 @@ def test_refusals(graph_federation: Callable[..., Any], data: Callable[..., Any]
         data(clients=16).setup()
     with pytest.raises(InputError, match=r"`data\.batch_size` to be 2 or more"):
         data(batch_size=1).setup()
+
+
+def test_nodes_are_no_graphs(federate: Callable[..., FederatedTrainer]) -> None:
+    edges = torch.tensor([range(40), [*range(1, 40), 0]])
+    graph = NodeGraph.from_pyg(Data(x=torch.eye(40), edge_index=edges, y=torch.arange(40) % 2))
+    nodes = NodeFederation(graph, num_clients=2, partition="dirichlet")
+    with pytest.raises(InputError, match=r"Expected `data` to be one whose batches are graphs, such as .*'batches of"):
+        federate(FCLG(), rounds=1, local_epochs=2).fit(net(), nodes)

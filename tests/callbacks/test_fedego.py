@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch_geometric.data import Data
 
-from flgraph.callbacks import FedEgo, Local
+from flgraph.callbacks import FedEgo, GraphFL, Local
 from flgraph.callbacks.fedego import _MashedLoader
-from flgraph.data import NodeDataModule
+from flgraph.data import NodeDataModule, NodeFederation
 from flgraph.data.ego import EgoLoader
 from flgraph.data.node_graph import NodeGraph
 from flgraph.errors import InputError
-from flgraph.federation import FederatedTrainer, Payload
+from flgraph.federation import Aggregator, FederatedTrainer, Payload
 from flgraph.federation.server_model import ServerModel, relative_distance
 from flgraph.models import EgoHead, MashedEgos
 from flgraph.models import FedEgo as FedEgoNet
@@ -332,3 +333,20 @@ def test_bad_settings(federate: Federate) -> None:
     data.given["B"].graph.num_classes = 4
     with pytest.raises(InputError, match="model of client `B`"):
         federate(FedEgo(), rounds=1).fit(net(), data)
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+@pytest.mark.parametrize("method", [FedEgo(), GraphFL(), GraphFL(adaptation="training", first_order=True)])
+def test_precision_holds_outside_of_lightning_s_loops_too(
+    method: Aggregator, precision: str, federate: Callable[..., FederatedTrainer]
+) -> None:
+    """Dense features, which are multiplied as they are; the first exchange of a run included."""
+    random = torch.Generator().manual_seed(0)
+    x, edges = torch.randn(60, 4, generator=random), torch.randint(0, 60, (2, 400), generator=random)
+    graph = NodeGraph.from_pyg(Data(x=x, edge_index=edges, y=torch.arange(60) % 2))
+    data = NodeFederation(graph, num_clients=2, partition="dirichlet", fanouts=(2, 2), batch_size=4)
+    trainer: Any = federate(method, rounds=2, precision=precision)
+    trainer.fit(FedEgoNet(hidden_channels=4), data)
+    for client in trainer.engine.clients.values():
+        wanted = torch.float64 if precision == "64-true" else torch.bfloat16
+        assert {parameter.dtype for parameter in client.module.parameters()} == {wanted}

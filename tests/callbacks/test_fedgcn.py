@@ -194,6 +194,22 @@ def test_resumed_equals_uninterrupted(federate: Federate, tmp_path: Any, assert_
     assert whole.server.state({}) == resumed.server.state({})
 
 
+@pytest.mark.parametrize("num_hops", [1, 2])
+def test_a_client_s_model_needs_no_federation(federate: Federate, num_hops: int) -> None:
+    """What it knows of its surroundings is in its checkpoint."""
+    data = Parts(graph(), OVERLAPPING, cross_edges=True)
+    trainer: Any = federate(FedGCN(num_hops=num_hops), rounds=2)
+    trainer.fit(net(), data)
+    for name, client in trainer.engine.clients.items():
+        file = trainer.run_dir / "checkpoints" / "last" / "clients" / f"{name}.ckpt"
+        alone = NodeGCN.load_from_checkpoint(file, map_location="cpu").eval()
+        (batch,) = data.client(name).val_dataloader()
+        with torch.no_grad():
+            assert torch.equal(alone(batch), client.module.eval()(batch))
+            alone.know(None)
+            assert not torch.equal(alone(batch), client.module(batch))
+
+
 def test_the_server_s_state_is_that_of_fedavg() -> None:
     one = FedGCN()
     one.load_server_state(Payload({"w": torch.ones(2)}))

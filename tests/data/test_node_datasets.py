@@ -120,4 +120,4 @@ def test_unknown_name() -> None:
     with pytest.raises(InputError) as caught:
         read_nodes("Reddit")
     names = "Cora, CiteSeer, PubMed, DBLP, CoraFull, WikiCS"
-    assert str(caught.value) == f"Expected `name` to be one of {names} but got 'Reddit'."
+    assert str(caught.value) == f"Expected `data.dataset` to be one of {names} but got 'Reddit'."

@@ -201,6 +201,27 @@ def test_a_directed_graph_need_not_be_symmetric() -> None:
             Data(x=torch.rand(2, 1), edge_index=torch.zeros(2, 0).long(), y=torch.rand(2, 3)),
             "`toy.y` to be of shape [N], one class per node, but got [2, 3].",
         ),
+        ([raw()], "`toy` to be a torch_geometric.data.Data but got 'list'."),
+        (
+            Data(x=[[1.0]], edge_index=torch.zeros(2, 0).long(), y=torch.zeros(1)),
+            "`toy.x` to be a tensor but got 'list'.",
+        ),
+        (
+            Data(x=torch.rand(3, 1), edge_index=torch.tensor([[2], [1]]), y=torch.zeros(2)),
+            "`toy.y` to be of shape [3], one class per node, but got [2].",
+        ),
+        (
+            Data(x=torch.rand(2, 1), edge_index=torch.tensor([[0.9], [1.2]]), y=torch.zeros(2)),
+            "`toy.edge_index` to be node numbers, of an integer type but got torch.float32.",
+        ),
+        (
+            Data(x=torch.rand(2, 1), edge_index=torch.zeros(2, 0).long(), y=torch.tensor([0, torch.inf])),
+            "`toy.y` to be whole numbers but got [0.0, inf] ...",
+        ),
+        (
+            Data(x=torch.rand(2, 1).cfloat(), edge_index=torch.zeros(2, 0).long(), y=torch.zeros(2)),
+            "`toy.x` to be of real numbers but got torch.complex64.",
+        ),
         (
             Data(x=torch.rand(2, 1), edge_index=torch.zeros(2, 0).long(), y=torch.tensor([0.5, 1])),
             "`toy.y` to be whole numbers but got [0.5, 1.0] ...",

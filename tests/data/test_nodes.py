@@ -212,8 +212,11 @@ def test_configs(file: str, variant: str, data_root: Path) -> None:
             "`data.dataset` to be the name of a data set or a NodeGraph, for example NodeGraph.from_pyg(data), but got "
             "'Data'.",
         ),
-        ({"batch_size": 0}, "`data.batch_size` to be 1 or more but got 0."),
-        ({"eval_batch_size": 0}, "`data.eval_batch_size` to be 1 or more but got 0."),
+        ({"batch_size": 0}, "`data.batch_size` to be a whole number of 1 or more but got 0."),
+        ({"batch_size": 2.5}, "`data.batch_size` to be a whole number of 1 or more but got 2.5."),
+        ({"eval_batch_size": 0}, "`data.eval_batch_size` to be a whole number of 1 or more but got 0."),
+        ({"fanouts": 6}, "`data.fanouts` to be a list of neighbours per node, one number for each hop, but got 6."),
+        ({"fanouts": []}, "`data.fanouts` to be a list of neighbours per node, one number for each hop, but got []."),
         ({"epoch_fraction": 0}, "`data.epoch_fraction` to be above 0 and at most 1 but got 0."),
         ({"fanouts": [6, 0]}, "`data.fanouts` to be whole numbers of 1 or more but got [6, 0]."),
     ],
@@ -277,6 +280,13 @@ def test_support_and_query_are_disjoint_training_nodes() -> None:
             InputError, match=r"Expected `data` to be two training nodes or more in `graph`.* but got 1"
         ):
             draw()
+
+
+def test_a_mean_over_one_node_is_refused() -> None:
+    client = federation(batch_size=1).client("client-1")
+    assert len(client.train_dataloader()) > 1
+    with pytest.raises(InputError, match=r"`data.batch_size` to be 2 or more: a mean over one node is that node but"):
+        client.mixup_dataloader()
 
 
 def test_query_sets_of_nodes_that_are_kept_for_them() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 
 from flgraph.data.ego import EgoBatch, EgoLoader
@@ -151,8 +152,13 @@ def test_bad_input() -> None:
         make(dropout=1.0)
     with pytest.raises(InputError, match=r"`batch.x` to be of shape \[nodes, 4\] but got"):
         make(in_channels=4)(ego_batch())
-    with pytest.raises(InputError, match="`fanouts` to be 3 hops but got"):
+    with pytest.raises(InputError, match=r"`data.fanouts` to be 3 hops or more, as `model.num_layers` says, but got"):
         make(num_layers=3)(ego_batch())
+    for ego in (True, False):
+        with pytest.raises(
+            InputError, match=r"`data` to be one whose batches are ego-graphs, such as .* but got 'batch"
+        ):
+            make(ego=ego)(Data(x=torch.rand(4, 5), edge_index=torch.zeros(2, 0).long()))
     template = FedEgo()
     assert template.is_template
     with pytest.raises(InputError, match="given before the module is called"):
