@@ -151,14 +151,14 @@ class GraphFL(FedAvg):
         module, trainer = client.module, client.trainer
         sound = module.automatic_optimization
         expect(sound, "model", "a module with automatic optimization for GraphFL", "one with manual optimization")
+        steps, start = self.inner_steps, None
+        if self.adaptation == "training":
+            steps, start = 0, {name: tensor.clone() for name, tensor in module.state_dict().items()}
+            client.fit()
         module.to(trainer.strategy.root_device)
         if module._trainer is None:  # before the first training
             module.trainer = trainer
         trainer.precision_plugin.convert_module(module)
-        before, steps = dict[str, Tensor](), self.inner_steps
-        if self.adaptation == "training":
-            before, steps = {name: tensor.clone() for name, tensor in module.state_dict().items()}, 0
-            client.fit()
         sets = self._sets(client.data)
         converted = (trainer.precision_plugin.convert_input(batch) for batch in sets)
         support, query = (module.transfer_batch_to_device(batch, module.device, 0) for batch in converted)
@@ -173,8 +173,8 @@ class GraphFL(FedAvg):
                 "once but got False."
             ) from error
         finally:
-            if before:
-                module.load_state_dict(before)
+            if start is not None:
+                module.load_state_dict(start)
 
     def _sets(self, data: Any) -> tuple[Any, Any]:
         if isinstance(data, FewShot):

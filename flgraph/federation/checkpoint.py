@@ -159,7 +159,7 @@ def find_checkpoint(ckpt_path: str, runs: Path) -> Path:
             found = store.last() if ckpt_path == "last" else store.folder / "best"
             if found is not None and found.exists():
                 return found.resolve()
-        why = "" if ckpt_path == "last" else " (a run without validation has no best round)"
+        why = " (a run without validation has no best round)" if ckpt_path == "best" and folders else ""
         raise InputError(
             f"Expected `ckpt_path` {ckpt_path!r} to find a checkpoint under {runs} but there is none{why}."
         )
