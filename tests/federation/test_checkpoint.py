@@ -237,6 +237,12 @@ def test_finds_a_checkpoint_by_any_of_its_names(store: CheckpointStore) -> None:
     assert find_checkpoint("last", runs) == newer.path(1).resolve()
 
 
+def test_a_run_without_validation_has_no_best_checkpoint(store: CheckpointStore) -> None:
+    save(store, 1)
+    with pytest.raises(InputError, match=r"but there is none \(a run without validation has no best round\)\.$"):
+        find_checkpoint("best", store.folder.parent.parent)
+
+
 @pytest.mark.parametrize("name", ["last", "best"])
 def test_finds_nothing_where_there_is_no_run(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"`ckpt_path` '{name}' to find a checkpoint under .* but there is none"):
