@@ -56,13 +56,13 @@ def read_ledger(file: Path) -> Ledger:
 
 def recorded(ledger: Ledger, study: Study, run: Run) -> dict[str, Any] | None:
     """The record of a run of the study's length, or of one that stopped early before it."""
-    rounds = study.rounds_of(run.method)
-    if (whole := ledger.get((run.digest, run.seed, rounds))) is not None:
+    rounds, own = study.rounds_of(run.method), run.digest  # once: configuration files are read for it
+    if (whole := ledger.get((own, run.seed, rounds))) is not None:
         return whole
     early = [
         record
         for (digest, seed, length), record in ledger.items()
-        if (digest, seed) == (run.digest, run.seed) and length < rounds and record.get("stopped_early", False)
+        if (digest, seed) == (own, run.seed) and length < rounds and record.get("stopped_early", False)
     ]
     return max(early, key=lambda record: int(record["rounds"]), default=None)
 

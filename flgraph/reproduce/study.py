@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -57,7 +56,7 @@ class Run:
         name = "+".join(_short(self.args))
         return name if len(name) <= 80 else name[:80].rstrip("+=.-_")
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """Tells runs apart that were made with other arguments, or with other contents of their configuration files."""
         contents = [yaml.safe_load(find_config(arg).read_text()) if _is_config(arg) else arg for arg in self.args]
