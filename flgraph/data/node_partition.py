@@ -130,20 +130,28 @@ def label_skew(
         nodes = nodes[_with_edges(graph, nodes)]
         what = f"large enough for client `client-{number}` to have an edge"
         expect(nodes.numel() > 0, "data.local_fraction", what, local_fraction)
-        what = f"below {nodes.numel()}, the nodes with an edge that client `client-{number}` has"
-        expect(num_test < nodes.numel(), "data.num_test", what, num_test)
         nodes = _shuffled(nodes, generator)
-        rest, test = nodes[: nodes.numel() - num_test], nodes[nodes.numel() - num_test :]
-        held = _round(val_fraction * nodes.numel())
-        what = f"small enough for client `client-{number}` to have a training node"
-        expect(held < rest.numel(), "data.val_fraction", what, val_fraction)
-        train, spare = rest[held:][:num_train], rest[held:][num_train or rest.numel() :]
-        what = f"at most {spare.numel()}, the nodes that `data.num_train` leaves to client `client-{number}`,"
-        expect(num_query <= spare.numel(), "data.num_query", what, num_query)
-        clients.append(ClientNodes(nodes.sort().values, train, rest[:held], test, spare[:num_query]))
+        clients.append(_divided(nodes, num_test, val_fraction, num_train, num_query, f"client-{number}"))
         if exclusive_test:
-            pool = pool[~torch.isin(pool, test)]
+            pool = pool[~torch.isin(pool, clients[-1].test)]
     return NodePartition(clients, global_test)
+
+
+def _divided(
+    nodes: Tensor, num_test: int, val_fraction: float, num_train: int | None, num_query: int, client: str
+) -> ClientNodes:
+    """The uses of one client's nodes, which come in random order, see :func:`label_skew`."""
+    what = f"below {nodes.numel()}, the nodes with an edge that client `{client}` has"
+    expect(num_test < nodes.numel(), "data.num_test", what, num_test)
+    rest, test = nodes[: nodes.numel() - num_test], nodes[nodes.numel() - num_test :]
+    held = _round(val_fraction * nodes.numel())
+    what = f"small enough for client `{client}` to have a training node"
+    expect(held < rest.numel(), "data.val_fraction", what, val_fraction)
+    train = rest[held:][:num_train]
+    spare = rest[held + train.numel() :]
+    what = f"at most {spare.numel()}, the nodes that `data.num_train` leaves to client `{client}`,"
+    expect(num_query <= spare.numel(), "data.num_query", what, num_query)
+    return ClientNodes(nodes.sort().values, train, rest[:held], test, spare[:num_query])
 
 
 def dirichlet(

@@ -18,7 +18,6 @@ from flgraph.federation.callback import FederatedCallback
 from flgraph.federation.records import Metrics, mean_metrics
 
 if TYPE_CHECKING:
-    from flgraph.federation.server import Server
     from flgraph.federation.trainer import FederatedTrainer
 
 
@@ -79,20 +78,24 @@ class RoundProgress(FederatedCallback):
             self._progress = None
 
 
-def show_exchanges(server: Server, console: Console, every: float = 5.0) -> None:
-    """Lets the server run the exchanges of round 0, and prints which one it is at, the first time at once.
+class ExchangeLines:
+    """Prints which exchange of round 0 a run is at, the first one at once.
 
     Args:
-        server: after :meth:`Server.begin`.
         console: where to write.
         every: seconds between two lines at least.
     """
-    total, began = len(server.aggregator.exchanges(0)), time.perf_counter()
-    due = began
-    for number, exchange in enumerate(server.prepare(), start=1):
-        if (now := time.perf_counter()) >= due:
-            due = now + every
-            console.print(f"before round 1: {exchange} ({number}/{total})  {now - began:.0f} s")
+
+    def __init__(self, console: Console, every: float = 5.0) -> None:
+        self.console, self.every = console, every
+        self._began = self._due = time.perf_counter()
+
+    def __call__(self, exchange: str, number: int, total: int) -> None:
+        """Called before each exchange, see :meth:`Server.prepare`."""
+        now = time.perf_counter()
+        if now >= self._due:
+            self._due = now + self.every
+            self.console.print(f"before round 1: {exchange} ({number}/{total})  {now - self._began:.0f} s")
 
 
 def metrics_table(metrics: Metrics, title: str, names: Sequence[str] | None = None) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
@@ -80,10 +80,15 @@ class Server:
         self.aggregator.start(initial, self.clients)
         self.version += 1
 
-    def prepare(self) -> Iterator[str]:
-        """Runs the exchanges of round 0 and sends what is to send; tells the name of each exchange before it."""
-        for exchange in self.aggregator.exchanges(0):
-            yield exchange
+    def prepare(self, tell: Callable[[str, int, int], None]) -> None:
+        """Runs the exchanges of round 0 and sends what is to send.
+
+        Args:
+            tell: called before each exchange with its name, its number from 1, and how many there are.
+        """
+        exchanges = self.aggregator.exchanges(0)
+        for number, exchange in enumerate(exchanges, start=1):
+            tell(exchange, number, len(exchanges))
             self._exchange(0, exchange, self.clients, self.setup_record)
         self.evaluate(0, (), self.setup_record)
 

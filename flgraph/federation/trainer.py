@@ -30,12 +30,12 @@ from flgraph.federation.checkpoint import (
 from flgraph.federation.client import Client
 from flgraph.federation.data import FederatedData, client_names, is_file_name
 from flgraph.federation.display import (
+    ExchangeLines,
     RoundProgress,
     final_table,
     metrics_table,
     quiet_lightning,
     routes_table,
-    show_exchanges,
 )
 from flgraph.federation.engines import Engine, EngineError, Sequential
 from flgraph.federation.memory import quick_garbage_collection
@@ -333,7 +333,7 @@ class FederatedTrainer(pl.Trainer):
         server = self._prepare(model, datamodule, ckpt_path, stage)
         if ckpt_path is None:
             server.begin()
-            show_exchanges(server, self.console)
+            server.prepare(ExchangeLines(self.console))
         return server
 
     @contextmanager
@@ -458,7 +458,7 @@ class FederatedTrainer(pl.Trainer):
         self.console.print(routes_table(routes))
         self._call("on_federation_start")
         if not resumed:
-            show_exchanges(server, self.console)
+            server.prepare(ExchangeLines(self.console))
         with quick_garbage_collection():
             while self.current_round < self.rounds and not self.should_stop:
                 self._round(server)

@@ -23,8 +23,8 @@ class Classifier(SizedModule, ABC):
     Sizes of -1 are given by the data, see :class:`~flgraph.models.module.SizedModule`.
 
     Logs ``loss``, ``accuracy`` (which is micro F1) and ``f1`` (macro) of each epoch under ``train/``, ``val/`` and
-    ``test/``; of a second test loader under ``global_test/``. Evaluations have ``samples``, too, the number of graphs
-    or nodes that they are of.
+    ``test/``; of a second test loader, or of one that says so (:meth:`test_stage`), under ``global_test/``. Evaluations
+    have ``samples``, too, the number of graphs or nodes that they are of.
 
     Args:
         in_channels: columns of the features.

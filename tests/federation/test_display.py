@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from rich.console import Console
 from rich.table import Table
 
-from flgraph.federation.display import final_table, show_exchanges
+from flgraph.federation.display import ExchangeLines, final_table
 from flgraph.federation.records import Metrics
 
 
@@ -67,16 +64,8 @@ def test_a_model_tested_by_something_else_than_what_is_monitored() -> None:
 
 @pytest.mark.parametrize(("every", "shown"), [(0.0, ["a (1/3)", "b (2/3)", "c (3/3)"]), (3600.0, ["a (1/3)"])])
 def test_exchanges_before_round_1(every: float, shown: list[str]) -> None:
-    """All of them run, however few are shown."""
-    done = []
-
-    def prepare() -> Iterator[str]:
-        for name in "abc":
-            yield name
-            done.append(name)
-
-    server: Any = SimpleNamespace(aggregator=SimpleNamespace(exchanges=lambda round: "abc"), prepare=prepare)
     lines = io.StringIO()
-    show_exchanges(server, Console(file=lines), every)
+    tell = ExchangeLines(Console(file=lines), every)
+    for number, exchange in enumerate("abc", start=1):
+        tell(exchange, number, 3)
     assert lines.getvalue().splitlines() == [f"before round 1: {one}  0 s" for one in shown]
-    assert done == ["a", "b", "c"]
