@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -98,28 +99,65 @@ class ExchangeLines:
             self.console.print(f"before round 1: {exchange} ({number}/{total})  {now - self._began:.0f} s")
 
 
-def metrics_table(metrics: Metrics, title: str, names: Sequence[str] | None = None) -> Table:
+class MetricsTable:
     """Clients as rows, metrics as columns, the mean last.
+
+    Where a line is too short for all columns there are several tables, one below the other: no number is cut.
 
     Args:
         metrics: client to metric to value.
         title: what stands above.
-        names: which metrics; all when ``None``. A metric that nobody reports is left out.
+        names: metrics and their heads, a part of a metric's name (between slashes) per line; all metrics by their own
+            names when ``None``. A metric that nobody reports is left out.
     """
-    mean = mean_metrics(metrics)
-    columns = [name for name in (names or mean) if name in mean]
-    table = Table(title=title)
-    table.add_column("client", no_wrap=True)
-    for name in columns:
-        table.add_column(name.replace("/", "\n"), justify="right", no_wrap=True)
-    for client, values in metrics.items():
-        table.add_row(escape(client), *(f"{values[name]:.4f}" if name in values else "-" for name in columns))
-    table.add_section()
-    table.add_row("mean", *(f"{mean[name]:.4f}" for name in columns))
-    return table
+
+    def __init__(self, metrics: Metrics, title: str, names: Mapping[str, str] | None = None) -> None:
+        mean = mean_metrics(metrics)
+        self.title = title
+        shown = {name: head for name, head in (names or {name: name for name in mean}).items() if name in mean}
+        # Lines of a head are short, so that numbers decide how wide a column is.
+        self.heads = [head.replace("/", "\n").replace("_", "_\n") for head in shown.values()]
+        self.rows = [[client, *(_number(values.get(name)) for name in shown)] for client, values in metrics.items()]
+        self.mean = ["mean", *(_number(mean[name]) for name in shown)]
+
+    def tables(self, width: int) -> Iterator[Table]:
+        """The tables that lines of ``width`` characters hold."""
+        widths = [_column_width(*cells) for cells in zip(["client", *self.heads], *self.rows, self.mean, strict=True)]
+        title: str | None = self.title
+        columns, used = list[int](), 0
+        for column in range(1, len(widths)):
+            if columns and 1 + widths[0] + used + widths[column] > width:
+                yield self._table(columns, title)
+                title, columns, used = None, [], 0
+            columns.append(column)
+            used += widths[column]
+        yield self._table(columns, title)
+
+    def _table(self, columns: Sequence[int], title: str | None) -> Table:
+        table = Table(title=title)
+        table.add_column("client", no_wrap=True)
+        for column in columns:
+            table.add_column(self.heads[column - 1], justify="right", no_wrap=True)
+        for row in self.rows:
+            table.add_row(escape(row[0]), *(row[column] for column in columns))
+        table.add_section()
+        table.add_row(self.mean[0], *(self.mean[column] for column in columns))
+        return table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from self.tables(options.max_width)
 
 
-def final_table(final: Mapping[str, Any], best: Mapping[str, Any], monitor: str) -> Table:
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _column_width(*cells: str) -> int:
+    """Characters of a column with a blank to both sides and the line beside it."""
+    return 3 + max(cell_len(line) for cell in cells for line in cell.split("\n"))
+
+
+def final_table(final: Mapping[str, Any], best: Mapping[str, Any], monitor: str) -> MetricsTable:
     """The table at a run's end.
 
     Per client the monitored metric on every split and on further test data, such as ``global_test``, the test loss, and
@@ -135,19 +173,19 @@ def final_table(final: Mapping[str, Any], best: Mapping[str, Any], monitor: str)
     clients: Metrics = {client: dict(values) for client, values in final["clients"].items()}
     measured = list(mean_metrics(clients))
     further = dict.fromkeys(group for name in measured if (group := name.rpartition("/")[0]).endswith("_test"))
-    names = [f"{split}/{metric}" for split in ("train", "val", "test")]
+    names = {f"{group}/{metric}": group for group in ("train", "val", "test", *further)}
     for group in further:
-        own = f"{group}/{metric}"
-        names += [own] if own in measured else [name for name in measured if name.startswith(f"{group}/")]
-    names.append("test/loss")
-    for name in (f"{group}/{metric}" for group in ("test", *further)):
-        at_best = f"best val/{name.replace('/', ' ')}"
-        names.append(at_best)
+        if f"{group}/{metric}" not in measured:
+            names |= {name: name for name in measured if name.startswith(f"{group}/")}
+    names.setdefault("test/loss", "test/loss")
+    for group in ("test", *further):
+        name, at_best = f"{group}/{metric}", f"best val/{group}"
+        names[at_best] = at_best
         for client, values in dict(best.get("clients", {})).items():
             if client in clients and name in values:
                 clients[client][at_best] = values[name]
-    title = f"after round {final['round']}" + (f"; best val round {best['round']}" if best else "")
-    return metrics_table(clients, title, names)
+    title = f"{metric} after round {final['round']}" + (f"; best val round {best['round']}" if best else "")
+    return MetricsTable(clients, title, names)
 
 
 def routes_table(rows: Sequence[tuple[str, str, str]]) -> Table:

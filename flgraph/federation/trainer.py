@@ -31,9 +31,9 @@ from flgraph.federation.client import Client
 from flgraph.federation.data import FederatedData, client_names, is_file_name
 from flgraph.federation.display import (
     ExchangeLines,
+    MetricsTable,
     RoundProgress,
     final_table,
-    metrics_table,
     quiet_lightning,
     routes_table,
 )
@@ -308,7 +308,7 @@ class FederatedTrainer(pl.Trainer):
             if server is None:
                 return {}
             metrics = server.evaluate(self.current_round, (split,), RoundRecord(self.current_round))
-        self.console.print(metrics_table(metrics, f"{split}, round {self.current_round}"))
+        self.console.print(MetricsTable(metrics, f"{split}, round {self.current_round}"))
         return metrics
 
     def _ready(

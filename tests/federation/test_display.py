@@ -8,12 +8,17 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from flgraph.federation.display import ExchangeLines, final_table
+from flgraph.federation.display import ExchangeLines, MetricsTable, final_table
 from flgraph.federation.records import Metrics
 
 
-def rows(table: Table) -> list[list[str]]:
-    """Head (a metric's parts joined by a blank) and cells, as they are printed."""
+def rows(metrics: MetricsTable, width: int = 80) -> list[list[str]]:
+    """Head (its lines joined by a blank) and cells of the one table there is, as they are printed."""
+    (table,) = metrics.tables(width)
+    return cells(table)
+
+
+def cells(table: Table) -> list[list[str]]:
     columns = [[str(column.header).replace("\n", " "), *map(str, column.cells)] for column in table.columns]
     return [list(row) for row in zip(*columns, strict=True)]
 
@@ -28,9 +33,9 @@ def test_the_monitored_metric_of_all_splits() -> None:
     b = {"train/accuracy": 0.5, "val/accuracy": 0.4, "test/accuracy": 0.3, "test/loss": 0.1, "mixing/lambda": 0.2}
     best = told(2, a={"test/accuracy": 0.6}, b={"test/accuracy": 0.5})
     table = final_table(told(3, a=a, b=b), best, "val/accuracy")
-    assert table.title == "after round 3; best val round 2"
+    assert table.title == "accuracy after round 3; best val round 2"
     assert rows(table) == [
-        ["client", "train accuracy", "val accuracy", "test accuracy", "test loss", "best val test accuracy"],
+        ["client", "train", "val", "test", "test loss", "best val test"],
         ["a", "0.9000", "0.8000", "0.7000", "0.5000", "0.6000"],
         ["b", "0.5000", "0.4000", "0.3000", "0.1000", "0.5000"],
         ["mean", "0.7000", "0.6000", "0.5000", "0.3000", "0.5500"],
@@ -42,7 +47,7 @@ def test_further_test_data() -> None:
     own = {"test/accuracy": 0.7, "global_test/accuracy": 0.5, "global_test/f1": 0.4, "global_test/samples": 9.0}
     table = final_table(told(3, a=own), told(1, a={"global_test/accuracy": 0.6}), "val/accuracy")
     assert rows(table) == [
-        ["client", "test accuracy", "global_test accuracy", "best val global_test accuracy"],
+        ["client", "test", "global_ test", "best val global_ test"],
         ["a", "0.7000", "0.5000", "0.6000"],
         ["mean", "0.7000", "0.5000", "0.6000"],
     ]
@@ -52,14 +57,43 @@ def test_a_model_tested_by_something_else_than_what_is_monitored() -> None:
     """As graph embeddings are: trained on a loss, tested by clusters on the data of one client."""
     first = {"train/loss": 3.0, "global_test/accuracy": 0.6, "global_test/nmi": 0.1}
     table = final_table(told(3, a=first, b={"train/loss": 1.0}), {}, "val/loss")
-    assert table.title == "after round 3"
+    assert table.title == "loss after round 3"
     assert rows(table) == [
-        ["client", "train loss", "global_test accuracy", "global_test nmi"],
+        ["client", "train", "global_ test accuracy", "global_ test nmi"],
         ["a", "3.0000", "0.6000", "0.1000"],
         ["b", "1.0000", "-", "-"],
         ["mean", "2.0000", "0.6000", "0.1000"],
     ]
     Console(quiet=True).print(table)
+
+
+def test_no_number_is_cut_where_lines_are_short() -> None:
+    """All metrics of a federated node classification fit into 80 columns; fewer columns hold them in two tables."""
+    own = {f"{split}/accuracy": 0.25 for split in ("train", "val", "test", "global_test")} | {"test/loss": 1.5}
+    metrics = final_table(told(30, **{"client-1": own, "mean": own}), told(7, **{"client-1": own}), "val/accuracy")
+    (whole,) = metrics.tables(80)
+    assert len(whole.columns) == 8
+    parts = list(metrics.tables(79))
+    assert [len(part.columns) for part in parts] == [7, 2]
+    assert [part.title for part in parts] == ["accuracy after round 30; best val round 7", None]
+    assert cells(parts[1]) == [
+        ["client", "best val global_ test"],
+        ["client-1", "0.2500"],
+        ["mean", "-"],
+        ["mean", "0.2500"],
+    ]
+    assert all(len(list(metrics.tables(narrow))) == 7 for narrow in (1, 20))
+    for width in (80, 79, 40):
+        lines = io.StringIO()
+        Console(file=lines, width=width).print(metrics)
+        printed = lines.getvalue()
+        assert "…" not in printed
+        assert printed.count("0.2500") == 4 * 2 + 2 * 1 + 4 + 2
+        assert max(map(len, printed.splitlines())) <= width
+
+
+def test_without_metrics_clients_are_named() -> None:
+    assert rows(MetricsTable({"a": {}}, "test")) == [["client"], ["a"], ["mean"]]
 
 
 @pytest.mark.parametrize(("every", "shown"), [(0.0, ["a (1/3)", "b (2/3)", "c (3/3)"]), (3600.0, ["a (1/3)"])])
