@@ -84,9 +84,9 @@ def sparse_times(matrix: Tensor, dense: Tensor, to: Tensor | None = None) -> Ten
     if not matrix.values().numel():
         return dense.new_zeros(shape) if to is None else to
     # Not `matrix @ dense`: that takes ten times as long with two threads on a CPU.
-    if to is None:
-        return torch.addmm(dense.new_empty(shape), matrix, dense, beta=0)
-    return torch.addmm(to, matrix, dense, out=to)
+    out = dense.new_empty(shape) if to is None else to
+    # Not without `out`: the summand would be copied into the result first, though it counts for nothing.
+    return torch.addmm(out, matrix, dense, beta=0 if to is None else 1, out=out)
 
 
 def transpose_csr(matrix: Tensor) -> Tensor:

@@ -67,9 +67,7 @@ def test_nodes_that_recur_are_mapped_once(fanouts: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("fanouts", [(6, 6), (2,), (3, 2, 4)])
 @pytest.mark.parametrize("num_nodes", [7, 500])  # fewer and more than there are positions with children
 @pytest.mark.parametrize("some_childless", [False, True])
-def test_inference_averages_without_a_row_per_position(
-    fanouts: tuple[int, ...], num_nodes: int, some_childless: bool
-) -> None:
+def test_averages_without_a_row_per_position(fanouts: tuple[int, ...], num_nodes: int, some_childless: bool) -> None:
     torch.manual_seed(0)
     conv = EgoSAGEConv(4, 3).double()
     torch.nn.init.normal_(conv.lin_neighbour.bias)
@@ -78,11 +76,19 @@ def test_inference_averages_without_a_row_per_position(
     index = torch.randint(num_nodes, (5, positions))
     inner = positions - int(torch.tensor(fanouts).prod())
     childless = torch.rand(5, inner) < 0.5 if some_childless else None
+    torch.testing.assert_close(children_mean_of_nodes(x, index, fanouts), children_mean(x[index], fanouts))
     with torch.no_grad():
-        torch.testing.assert_close(children_mean_of_nodes(x, index, fanouts), children_mean(x[index], fanouts))
         inferred = conv(x, fanouts, index, childless)
     torch.testing.assert_close(inferred, conv(x, fanouts, index, childless))
     torch.testing.assert_close(inferred, conv(x[index], fanouts, childless=childless))
+
+
+def test_the_mean_of_children_can_be_differentiated_twice() -> None:
+    """Meta-learning does."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    index = torch.randint(4, (2, 9))
+    assert torch.autograd.gradgradcheck(lambda p: children_mean_of_nodes(p, index, (2, 3)).square(), x)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
