@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from flgraph.errors import InputError
+from flgraph.federation.data import SEALED, sealed
 
 MANIFEST = "manifest.json"
 CLIENTS = "clients"
@@ -207,6 +208,7 @@ def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any], checkpo
         InputError: names the first setting that differs, and both values.
     """
     plain = json.loads(json.dumps(current))  # so that tuples and lists compare equal
+    saved, plain = _alike(saved, plain), _alike(plain, saved)
     if part := _part_without(saved, plain):
         raise InputError(f"Expected `{part}` to be there as in checkpoint {checkpoint} but got nothing.")
     if part := _part_without(plain, saved):
@@ -326,6 +328,15 @@ def _older(checkpoint: Path) -> str:
         if path != checkpoint and path.name < checkpoint.name and (path / MANIFEST).is_file():
             return f"; an older checkpoint is there: continue with --ckpt_path {path}"
     return ""
+
+
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """``one``, the data of those clients sealed whose data ``other`` has sealed, as sites tell it."""
+    theirs = other.get("data", {})
+    data = {
+        name: sealed(told) if SEALED in theirs.get(name, {}) else told for name, told in one.get("data", {}).items()
+    }
+    return {**one, "data": data} if data else dict(one)
 
 
 def _part_without(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> str:

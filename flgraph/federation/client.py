@@ -17,11 +17,11 @@ from flgraph.errors import InputError, expect
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.callback import acts_in_clients
 from flgraph.federation.checkpoint import readable
-from flgraph.federation.data import ClientData, Movable
+from flgraph.federation.data import ClientData, Movable, sealed
 from flgraph.federation.payload import Payload
 from flgraph.federation.refit import OptimizerStates, fit_more, lasting_trainer
 from flgraph.federation.resident import ResidentStrategy
-from flgraph.federation.routes import RoutingTable
+from flgraph.federation.routes import RouteKind, RoutingTable
 from flgraph.federation.seeding import derive_seed, seed_all
 
 DESCRIBE, AGREE, EVALUATE, KEEP, SWAP = "describe", "agree", "evaluate", "keep", "swap"
@@ -161,6 +161,20 @@ class Client:
         settings = dict(getattr(self.data, "settings", {}))
         data = {"num_train_samples": self.num_samples, **dict(self.data.model_args), **settings}
         return {"data": data, "parameters": self.num_parameters, "routes": self.routing.lines}
+
+    @property
+    def disclosed(self) -> dict[str, Any]:
+        """What of :attr:`about` another owner may know: nothing of personal tensors, their names and sizes included.
+
+        Names of relations, sizes of a schema, classes and the like are settings of the data; see
+        :func:`~flgraph.federation.data.sealed`.
+        """
+        about = self.about
+        return {
+            "data": sealed(about["data"]),
+            "parameters": {"shared": about["parameters"]["shared"]},
+            "routes": [line for line in about["routes"] if line[2] != RouteKind.PERSONAL],
+        }
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """The model's shared tensors by name (not copied)."""

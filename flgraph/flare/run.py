@@ -112,7 +112,7 @@ def tell(host: Host, settings: SiteSettings) -> str:
     The site's own ``trainer`` fields, but for those that say where it computes, go with what a run must share to go on.
     """
     trainer = {key: value for key, value in settings.trainer.items() if key not in WHERE}
-    told = {name: client.about for name, client in host.clients.items()}
+    told = {name: client.disclosed for name, client in host.clients.items()}
     if trainer:
         told = {name: {**about, "data": {**about["data"], "trainer": trainer}} for name, about in told.items()}
     return json.dumps(told)

@@ -23,6 +23,7 @@ from flgraph.federation.checkpoint import (
     read_manifest,
     save_file,
 )
+from flgraph.federation.data import sealed
 
 SETTINGS = {"seed": 0, "trainer": {"local_epochs": 1}}
 
@@ -220,6 +221,22 @@ def test_settings_that_differ_are_named(current: dict[str, Any], message: str, t
 def test_tuples_equal_the_lists_they_are_saved_as(tmp_path: Path) -> None:
     saved = json.loads(json.dumps({"base": ("convs.*",)}))
     check_settings(saved, {"base": ("convs.*",)}, tmp_path)
+
+
+def test_sealed_settings_equal_those_that_they_stand_for(tmp_path: Path) -> None:
+    """A run goes from sites, who tell a digest of their data's settings, to one process, and back."""
+    settings = {"num_train_samples": 3, "num_nodes": (2, 4), "predicted": [("film", "by", "person")]}
+    read = json.loads(json.dumps(settings))  # as a manifest has them
+    assert sealed(read) == sealed(settings) == sealed(sealed(settings))
+    assert "film" not in json.dumps(sealed(settings))
+    here, there = {"data": {"A": settings}}, {"data": {"A": sealed(settings)}}
+    check_settings(there, here, tmp_path)
+    check_settings({"data": {"A": read}}, there, tmp_path)
+    other = {"data": {"A": {**settings, "num_nodes": (2, 5)}}}
+    with pytest.raises(InputError, match=r"`data\.A\.settings_sha256` to be '\w{16}' as in checkpoint"):
+        check_settings(there, other, tmp_path)
+    with pytest.raises(InputError, match=r"`data\.A\.trainer` to be there as in checkpoint"):
+        check_settings({"data": {"A": {**sealed(settings), "trainer": {"precision": 16}}}}, here, tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------- finding, discarding

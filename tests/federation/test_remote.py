@@ -63,7 +63,9 @@ def remote(
             there = federate(aggregator, enable_checkpointing=False)
             hosts[site] = Host(there.host(module, data, names), tmp_path / folder / site)
         office = Office(hosts)
-        sites = {site: {name: client.about for name, client in host.clients.items()} for site, host in hosts.items()}
+        sites = {
+            site: {name: client.disclosed for name, client in host.clients.items()} for site, host in hosts.items()
+        }
         min_clients = kwargs.pop("min_clients", 1)
         trainer = federate(aggregator, engine=Remote(office, sites, deadline, min_clients, ask_every=0.0), **kwargs)
         return trainer, office, (module, data)
@@ -285,6 +287,18 @@ def test_a_client_that_is_missing_is_named(remote: Callable[..., Any], federate:
     module = remote(rounds=1)[2][0]
     with pytest.raises(InputError, match=r"`data\.C` to be there as in checkpoint"):
         federate(FedPer(**PERSONAL), rounds=2, name="cut").fit(module, toy_federation(6, 8), ckpt_path="last")
+
+
+def test_what_a_site_tells_of_its_clients(federate: Any, toy_federation: Any, toy_module: Any) -> None:
+    """Names and shapes of what it shares, and how many samples it has; the rest is told where the data is."""
+    clients = federate(FedPer(**PERSONAL), enable_checkpointing=False).host(toy_module(), toy_federation(6, 8))
+    client = clients["A"]
+    assert {line[2] for line in client.about["routes"]} == {"shared", "personal"}
+    told = client.disclosed
+    assert told["routes"] == [line for line in client.about["routes"] if line[0].startswith("first.")]
+    assert told["parameters"] == {"shared": client.num_parameters["shared"]}
+    assert set(told["data"]) == {"num_train_samples", "settings_sha256"}
+    assert told["data"] != clients["B"].disclosed["data"]
 
 
 def test_bad_input(remote: Callable[..., Any], federate: Any, toy_federation: Any, toy_module: Any) -> None:

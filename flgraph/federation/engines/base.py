@@ -105,4 +105,4 @@ class Engine(ABC):
 
     @abstractmethod
     def about(self) -> dict[str, dict[str, Any]]:
-        """What clients tell of themselves (:attr:`Client.about`), by name; as much as they want known."""
+        """What clients tell of themselves, by name: :attr:`Client.about`, or another owner :attr:`Client.disclosed`."""

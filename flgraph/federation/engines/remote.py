@@ -44,7 +44,7 @@ class Remote(Engine):
 
     Args:
         post: carries messages.
-        sites: site to what its clients tell of themselves (:attr:`Client.about`), by name.
+        sites: site to what its clients tell of themselves (:attr:`Client.disclosed`), by name.
         deadline: seconds that a site has for its part of an exchange.
         min_clients: clients that must answer, or all that were asked where those are fewer.
         ask_every: seconds between two such questions.
