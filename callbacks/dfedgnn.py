@@ -34,7 +34,7 @@ class DFedGNN(Aggregator):
 
     The server only relays: it keeps the last model that each client sent and does the client's sum for it, so that one
     model goes up and one down per client and round. A client that sat out counts with the last model that it sent, or
-    with the common initial one.
+    with the common initial one; where there is none, it neither counts nor is sent any before it has sent its own.
 
     Args:
         topology: who is a neighbour of whom: ``"ring"``, ``"complete"`` or ``"star"`` (its center the first client), in
@@ -42,6 +42,7 @@ class DFedGNN(Aggregator):
             pairs of clients' names, or an undirected networkx graph of these. A client that no pair names is alone.
         weights: ``"uniform"`` or ``"metropolis"``.
         degree: neighbours of each client in a ``"random_regular"`` topology.
+        initial: what clients begin with: ``"common"`` weights, or each its ``"own"``, as in FedEgo's published code.
         optimizer_state: whether clients keep their optimizers' state over rounds.
     """
 
@@ -50,6 +51,7 @@ class DFedGNN(Aggregator):
         topology: TopologyName | Sequence[Sequence[str]] | nx.Graph = "ring",
         weights: Literal["uniform", "metropolis"] = "uniform",
         degree: int = 2,
+        initial: Literal["common", "own"] = "common",
         optimizer_state: Literal["keep", "reset"] = "keep",
     ) -> None:
         super().__init__(optimizer_state)
@@ -59,9 +61,10 @@ class DFedGNN(Aggregator):
         names = get_args(TopologyName)
         known = not isinstance(self.topology, str) or self.topology in names
         expect(known, "aggregator.topology", f"one of {', '.join(names)}, or pairs of clients' names", topology)
-        self.weights, self.degree = weights, degree
+        expect(initial in ("common", "own"), "aggregator.initial", "common or own", initial)
+        self.weights, self.degree, self.initial = weights, degree, initial
         self._graph = nx.Graph()
-        self._models: dict[str, dict[str, Tensor]] = {}  # what each client sent last
+        self._models: dict[str, dict[str, Tensor]] = {}  # what each client sent last; empty where it has not
         self._mixtures: dict[tuple[tuple[str, float], ...], Payload] = {}
 
     def routes(self) -> list[Route]:
@@ -70,7 +73,7 @@ class DFedGNN(Aggregator):
     # ----------------------------------------------------------------------------------------------- server half
     def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
         self._graph = self._make_graph(list(clients))
-        self._models = {client: dict(initial) for client in clients}
+        self._models = {client: dict(initial) if self.initial == "common" else {} for client in clients}
 
     def _make_graph(self, clients: list[str]) -> nx.Graph:
         graph = nx.Graph()
@@ -106,7 +109,9 @@ class DFedGNN(Aggregator):
         return {client: 1 - sum(row.values()), **row}
 
     def download(self, client: str, round: int, exchange: str) -> Payload | None:
-        row = self.mixing(client)
+        if not self._models[client]:
+            return None
+        row = {other: weight for other, weight in self.mixing(client).items() if self._models[other]}
         key = tuple(sorted(row.items()))
         if key not in self._mixtures:  # in a complete graph all clients get the same
             sent = {other: Payload(self._models[other]) for other in row}

@@ -7,8 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from torch import Tensor
-
+from flgraph.federation.aggregation import weighted_mean
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.client import AGREE, DESCRIBE, EVALUATE, FORM, KEEP, SWAP, Turn
 from flgraph.federation.engines import Engine
@@ -19,6 +18,8 @@ from flgraph.federation.seeding import derive_seed
 
 EvaluatedModel = Literal["aggregated", "trained"]
 """Which model of a client is evaluated after a round."""
+InitialWeights = Literal["first", "mean"]
+"""Which values shared tensors begin with."""
 
 
 class Server:
@@ -31,6 +32,7 @@ class Server:
         seed: the run's seed; decides which clients take part in which round.
         client_fraction: share of the clients that take part in a round.
         evaluate_model: which model of a client is evaluated, see :class:`FederatedTrainer`.
+        initial_weights: which values shared tensors begin with, see there.
     """
 
     def __init__(
@@ -42,9 +44,11 @@ class Server:
         seed: int,
         client_fraction: float,
         evaluate_model: EvaluatedModel = "aggregated",
+        initial_weights: InitialWeights = "first",
     ) -> None:
         self.aggregator, self.engine, self.clients = aggregator, engine, list(clients)
         self.seed, self.client_fraction, self.evaluate_model = seed, client_fraction, evaluate_model
+        self.initial_weights = initial_weights
         aggregator.seed = seed
         self.version = 0  # how often the aggregator changed what it has to give
         self.installed: dict[str, int] = {}  # which version each client has
@@ -55,8 +59,8 @@ class Server:
     def begin(self) -> None:
         """Agrees on what is shared and collects the initial values.
 
-        Clients tell names and shapes of the tensors that their routes would share, nothing of the others. The initial
-        value of each shared tensor is that of the first client that holds it, so that all start alike.
+        Clients tell names and shapes of the tensors that their routes would share, nothing of the others. All start
+        with the same value of each shared tensor: that of the first client that holds it, or the mean over all that do.
         """
         record = self.setup_record = RoundRecord(0)
         answers = self._ask({name: Turn(0, DESCRIBE) for name in self.clients}, record)
@@ -69,14 +73,17 @@ class Server:
         asked: set[str] = set()
         turns = {}
         for name in self.clients:
-            first = [tensor for tensor in agreed[name] if tensor not in asked]
-            asked.update(first)
-            terms = Payload(scalars={"shared": "\n".join(agreed[name]), "initial": "\n".join(first)})
+            wanted = [tensor for tensor in agreed[name] if tensor not in asked]
+            if self.initial_weights == "first":
+                asked.update(wanted)
+            terms = Payload(scalars={"shared": "\n".join(agreed[name]), "initial": "\n".join(wanted)})
             turns[name] = Turn(0, AGREE, terms.to_bytes())
             record.bytes_down += terms.nbytes
-        initial: dict[str, Tensor] = {}
-        for answer in self._ask(turns, record).values():
-            initial.update(answer.tensors)
+        own = self._ask(turns, record)
+        if self.initial_weights == "mean":
+            initial = weighted_mean(own, dict.fromkeys(own, 1.0))
+        else:
+            initial = {name: tensor for answer in own.values() for name, tensor in answer.tensors.items()}
         self.aggregator.start(initial, self.clients)
         self.version += 1
 

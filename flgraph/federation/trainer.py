@@ -52,7 +52,7 @@ from flgraph.federation.records import (
 )
 from flgraph.federation.routes import describe_routes
 from flgraph.federation.run_log import RunLog
-from flgraph.federation.server import EvaluatedModel, Server
+from flgraph.federation.server import EvaluatedModel, InitialWeights, Server
 from flgraph.federation.signals import stop_on_signals
 from flgraph.federation.template import Model, client_module, model_settings
 
@@ -74,7 +74,10 @@ class FederatedTrainer(pl.Trainer):
         evaluate_every: rounds between evaluations of all clients; the last round is always evaluated.
         evaluate_model: with which model. ``"aggregated"`` is the one that a client would use: the newest aggregate
             installed, its personal part as it is. ``"trained"`` is the client's own as its last local training left it,
-            before it gets the aggregate, which some published code evaluates (FedEgo's, for all its methods).
+            before it gets the aggregate, which some published code evaluates (FedEgo's, for FedAvg and FedProx).
+        initial_weights: which values shared tensors begin with at all clients. ``"first"``: those of the first client
+            that holds them. ``"mean"``: the mean over the clients' own, as some published code begins (FedEgo's); where
+            these are independent draws, it is smaller by the square root of the number of clients.
         monitor: metric whose mean over clients decides the best round.
         monitor_mode: whether more of it is better.
         seed: all randomness derives from it.
@@ -115,6 +118,7 @@ class FederatedTrainer(pl.Trainer):
         engine: Engine | None = None,
         evaluate_every: int = 1,
         evaluate_model: EvaluatedModel = "aggregated",
+        initial_weights: InitialWeights = "first",
         monitor: str = "val/accuracy",
         monitor_mode: Literal["max", "min"] = "max",
         seed: int = 0,
@@ -145,6 +149,8 @@ class FederatedTrainer(pl.Trainer):
         expect(0 < client_fraction <= 1, "trainer.client_fraction", "above 0 and at most 1", client_fraction)
         kinds = get_args(EvaluatedModel)
         expect(evaluate_model in kinds, "trainer.evaluate_model", " or ".join(kinds), evaluate_model)
+        starts = get_args(InitialWeights)
+        expect(initial_weights in starts, "trainer.initial_weights", " or ".join(starts), initial_weights)
         expect(monitor_mode in ("max", "min"), "trainer.monitor_mode", "max or min", monitor_mode)
         expect(name is None or is_file_name(name), "trainer.name", "the name of a folder, without /", name)
         expect(isinstance(aggregator, Aggregator), "trainer.aggregator", "an Aggregator", type(aggregator).__name__)
@@ -185,6 +191,7 @@ class FederatedTrainer(pl.Trainer):
         self.aggregator = aggregator
         self.rounds, self.local_epochs, self.client_fraction = rounds, local_epochs, client_fraction
         self.evaluate_every, self.evaluate_model = evaluate_every, evaluate_model
+        self.initial_weights = initial_weights
         self.monitor, self.monitor_mode = monitor, monitor_mode
         self.seed, self.name, self.max_logged_clients = seed, name, max_logged_clients
         self.write_checkpoints, self.checkpoint_every = enable_checkpointing, checkpoint_every
@@ -367,6 +374,7 @@ class FederatedTrainer(pl.Trainer):
             seed=self.seed,
             client_fraction=self.client_fraction,
             evaluate_model=self.evaluate_model,
+            initial_weights=self.initial_weights,
         )
         if checkpoint is None or manifest is None:
             self.run_dir = runs

@@ -53,6 +53,21 @@ def test_who_sat_out_counts_with_its_last_model() -> None:
     assert models(server) == pytest.approx([6 / 3, 15 / 3, 15 / 3, 9 / 3, 0])
 
 
+def test_clients_that_begin_with_their_own_models() -> None:
+    """Until a client has sent one it is sent none, and does not count."""
+    server = begun(initial="own")
+    assert [server.download(client, 1, "train") for client in FIVE] == [None] * 5
+    server.aggregate(sent({"A": 3, "B": 6, "D": 2}), 1, "train")
+    assert server.download("C", 2, "train") is None
+    assert models(server, "ABD") == pytest.approx([9 / 2, 9 / 2, 2])
+    state = server.server_state()
+    again = begun(initial="own")
+    again.load_server_state(state)
+    assert again.download("C", 2, "train") is None
+    server.aggregate(sent({"C": 1, "E": 0}), 2, "train")
+    assert models(server) == pytest.approx([9 / 3, 10 / 3, 9 / 3, 3 / 3, 5 / 3])
+
+
 def test_a_star_by_metropolis_and_hastings() -> None:
     """Degrees 3, 1, 1, 1: all edges weigh a quarter, the center keeps a quarter and the others three."""
     server = begun(FIVE[:4], topology="star", weights="metropolis")

@@ -105,6 +105,18 @@ def test_trained_models_are_evaluated_before_the_aggregate_arrives(
         assert all(torch.equal(tensor, uploads[name].tensors[key]) for key, tensor in upload.tensors.items())
 
 
+def test_all_clients_begin_with_the_mean_of_their_own_weights(fit: Fit, recorder: Any) -> None:
+    trainer: Any = fit(FedAvg(), rounds=1, initial_weights="mean")
+    own = [answer.tensors for _, answer in recorder.uploads("agree")]
+    assert len(own) == 3
+    assert not torch.equal(own[0]["first.weight"], own[1]["first.weight"])
+    _, _, sent = recorder.downloads()[0]
+    assert sent.tensors.keys() == own[0].keys()
+    for name, tensor in sent.tensors.items():
+        torch.testing.assert_close(tensor.double(), sum(one[name].double() for one in own) / 3, rtol=0, atol=1e-7)
+    assert trainer.server.setup_record.bytes_up > sum(t.nbytes for one in own for t in one.values())
+
+
 def test_all_clients_begin_with_the_first_holders_weights(fit: Fit, toy_module: Any) -> None:
     class Idle(FedAvg):
         def local_update(self, client: Client, round: int, exchange: str) -> None: ...
