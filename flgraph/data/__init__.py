@@ -30,6 +30,7 @@ from flgraph.data.node_partition import (
     metis,
     partition_statistics,
 )
+from flgraph.data.node_replay import authors_label_skew
 from flgraph.data.nodes import NodeDataModule, NodeFederation
 from flgraph.data.partition import dirichlet_shards, shards, stratified_split
 from flgraph.data.synthetic import SyntheticFederation
@@ -69,6 +70,7 @@ __all__ = [
     "WholeGraphDataModule",
     "WholeGraphFederation",
     "WholeGraphLoader",
+    "authors_label_skew",
     "authors_partition",
     "diffused",
     "dirichlet",

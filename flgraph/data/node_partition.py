@@ -104,12 +104,7 @@ def label_skew(
     Raises:
         InputError: a number is out of range, or a client would have no edge, too few nodes or too few labels.
     """
-    _check(graph, num_clients, global_fraction, seed)
-    expect(0 < local_fraction <= 1, "data.local_fraction", "above 0 and at most 1", local_fraction)
-    expect(0 <= major_rate <= 1, "data.major_rate", "between 0 and 1", major_rate)
-    expect(0 <= val_fraction < 1, "data.val_fraction", "0 or more and below 1", val_fraction)
-    expect(num_test >= 0, "data.num_test", "0 or more", num_test)
-    expect(num_train is None or num_train >= 1, "data.num_train", "1 or more, or null for all", num_train)
+    check_skew(graph, num_clients, local_fraction, global_fraction, major_rate, num_test, val_fraction, num_train, seed)
     expect(num_query >= 0, "data.num_query", "0 or more", num_query)
     expect(local_of in get_args(LocalOf), "data.local_of", f"one of {', '.join(get_args(LocalOf))}", local_of)
     present = graph.y.unique().numel()
@@ -131,27 +126,63 @@ def label_skew(
         what = f"large enough for client `client-{number}` to have an edge"
         expect(nodes.numel() > 0, "data.local_fraction", what, local_fraction)
         nodes = _shuffled(nodes, generator)
-        clients.append(_divided(nodes, num_test, val_fraction, num_train, num_query, f"client-{number}"))
+        num_val = _round(val_fraction * nodes.numel())
+        clients.append(divided(nodes, num_test, num_val, num_train, num_query, f"client-{number}"))
         if exclusive_test:
             pool = pool[~torch.isin(pool, clients[-1].test)]
     return NodePartition(clients, global_test)
 
 
-def _divided(
-    nodes: Tensor, num_test: int, val_fraction: float, num_train: int | None, num_query: int, client: str
+def divided(
+    nodes: Tensor, num_test: int, num_val: int, num_train: int | None, num_query: int, client: str
 ) -> ClientNodes:
-    """The uses of one client's nodes, which come in random order, see :func:`label_skew`."""
+    """The uses of one client's nodes, which come in random order, see :func:`label_skew`.
+
+    Args:
+        nodes: ``[n]``; the first are validation nodes, the last test nodes.
+        num_test: how many of them.
+        num_val: likewise.
+        num_train: training nodes, see :func:`label_skew`.
+        num_query: see there.
+        client: for error messages.
+
+    Raises:
+        InputError: the nodes do not suffice.
+    """
     what = f"below {nodes.numel()}, the nodes with an edge that client `{client}` has"
     expect(num_test < nodes.numel(), "data.num_test", what, num_test)
     rest, test = nodes[: nodes.numel() - num_test], nodes[nodes.numel() - num_test :]
-    held = _round(val_fraction * nodes.numel())
     what = f"small enough for client `{client}` to have a training node"
-    expect(held < rest.numel(), "data.val_fraction", what, val_fraction)
-    train = rest[held:][:num_train]
-    spare = rest[held + train.numel() :]
+    expect(num_val < rest.numel(), "data.val_fraction", what, f"{num_val} of {nodes.numel()}")
+    train = rest[num_val:][:num_train]
+    spare = rest[num_val + train.numel() :]
     what = f"at most {spare.numel()}, the nodes that `data.num_train` leaves to client `{client}`,"
     expect(num_query <= spare.numel(), "data.num_query", what, num_query)
-    return ClientNodes(nodes.sort().values, train, rest[:held], test, spare[:num_query])
+    return ClientNodes(nodes.sort().values, train, rest[:num_val], test, spare[:num_query])
+
+
+def check_skew(
+    graph: NodeGraph,
+    num_clients: int,
+    local_fraction: float,
+    global_fraction: float,
+    major_rate: float,
+    num_test: int,
+    val_fraction: float,
+    num_train: int | None,
+    seed: int,
+) -> None:
+    """Checks arguments of :func:`label_skew`.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+    _check(graph, num_clients, global_fraction, seed)
+    expect(0 < local_fraction <= 1, "data.local_fraction", "above 0 and at most 1", local_fraction)
+    expect(0 <= major_rate <= 1, "data.major_rate", "between 0 and 1", major_rate)
+    expect(0 <= val_fraction < 1, "data.val_fraction", "0 or more and below 1", val_fraction)
+    expect(num_test >= 0, "data.num_test", "0 or more", num_test)
+    expect(num_train is None or num_train >= 1, "data.num_train", "1 or more, or null for all", num_train)
 
 
 def dirichlet(

@@ -25,12 +25,14 @@ from flgraph.data.node_partition import (
     metis,
     partition_statistics,
 )
+from flgraph.data.node_replay import authors_label_skew
 from flgraph.data.partition_plot import label_figure
 from flgraph.errors import InputError, expect
 
-Partition = Literal["label_skew", "louvain", "metis", "dirichlet"]
+Partition = Literal["label_skew", "authors_label_skew", "louvain", "metis", "dirichlet"]
 _PARTITIONERS: dict[str, Callable[..., NodePartition]] = {
     "label_skew": label_skew,
+    "authors_label_skew": authors_label_skew,
     "louvain": louvain,
     "metis": metis,
     "dirichlet": dirichlet,
@@ -221,7 +223,9 @@ class NodeFederation(pl.LightningDataModule):
             ``NodeGraph.from_pyg(data)``.
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
         num_clients: number of clients.
-        partition: how nodes are dealt, see the functions of these names in :mod:`flgraph.data.node_partition`.
+        partition: how nodes are dealt, see the functions of these names in :mod:`flgraph.data`. ``authors_label_skew``
+            is ``label_skew`` by the draws of FedEgo's published code; what is said of ``label_skew`` holds for both,
+            but that it has neither ``local_of`` nor ``exclusive_test``.
         global_fraction: share of all nodes that becomes the global test graph, which no client sees; 0 for none.
         local_fraction: nodes that a client asks for, as a share (``label_skew``).
         local_of: of what, ``"graph"`` or ``"pool"`` (``label_skew``).
@@ -310,9 +314,11 @@ class NodeFederation(pl.LightningDataModule):
             "num_train": num_train,
             "num_query": num_query,
         }
+        fixed = ("local_of", "exclusive_test")  # the published code leaves no choice
         self.partition = partition
         self.partition_args: dict[str, Any] = {
             "label_skew": common | skew,
+            "authors_label_skew": common | {key: value for key, value in skew.items() if key not in fixed},
             "louvain": common | {"fractions": list(fractions)},
             "metis": common | {"fractions": list(fractions)},
             "dirichlet": common | {"fractions": list(fractions), "alpha": alpha},
