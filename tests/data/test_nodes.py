@@ -205,7 +205,7 @@ def test_configs(file: str, variant: str, data_root: Path) -> None:
     [
         (
             {"partition": "random"},
-            "`data.partition` to be one of label_skew, louvain, metis, dirichlet but got 'random'.",
+            "`data.partition` to be one of label_skew, authors_label_skew, louvain, metis, dirichlet but got 'random'.",
         ),
         (
             {"dataset": Data()},
