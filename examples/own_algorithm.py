@@ -5,7 +5,8 @@ Classification", 2019. Run it with::
 
     python examples/own_algorithm.py [FOLDER] [--rounds N]
 
-On the command line, classes of yours go by their import path: ``--trainer.aggregator own_algorithm.ServerMomentum``.
+On the command line, classes of yours go by their import path, from this folder as
+``python -m flgraph fit --trainer.aggregator own_algorithm.ServerMomentum ...`` (``flgraph`` finds what is installed).
 """
 
 from __future__ import annotations

@@ -25,9 +25,10 @@ def read_hetero(name: str, root: str | Path | None = None) -> HeteroGraph:
     MUTAG           5         50  ``d``                27163  148100        2  218 / 54 / 68
     =====  ==========  =========  ==================  ======  ======  =======  =======================
 
-    The graphs and validation nodes are those of FedHGN's authors, who had them from DGL. They have no features; their
-    files (``aifb.npz`` and so on, see :meth:`HeteroGraph.from_npz`) are looked for in ``root`` and in its folder
-    ``entities``. Any other graph comes with :meth:`HeteroGraph.from_pyg`.
+    The graphs and validation nodes are those of FedHGN's authors, who had them from DGL. BGS is read in the same way,
+    but no file of it was at hand for this table. They have no features; their files (``aifb.npz`` and so on, see
+    :meth:`HeteroGraph.from_npz`) are looked for in ``root`` and in its folder ``entities``. Any other graph comes
+    with :meth:`HeteroGraph.from_pyg`.
 
     Args:
         name: of the data set, in any case.

@@ -230,9 +230,9 @@ class FederatedTrainer(pl.Trainer):
             model: a template whose hyper-parameters every client's model shares, the ones that the data decides filled
                 in per client; or a function from a client's data to its model.
             datamodule: the clients and their data.
-            ckpt_path: continue a stopped run: ``last`` (of the newest run of this name), or the folder of a run or of
-                one of its checkpoints. The run goes on in its own folder, and its result is the same bits as if it had
-                never stopped.
+            ckpt_path: continue a stopped run: ``last`` or ``best`` (of the newest run of this name), or the folder of a
+                run or of one of its checkpoints. The run goes on in its own folder, and its result is the same bits as
+                if it had never stopped; checkpoints and records of later rounds are removed.
 
         Returns:
             The contents of ``results.json``.

@@ -21,9 +21,9 @@ class EgoSAGEConv(torch.nn.Module):
         \mathbf{p}^{\prime}_v = \mathbf{W}_s \mathbf{p}_v
         + \mathbf{W}_n \frac{1}{k} \sum_{u \in \mathrm{children}(v)} \mathbf{p}_u + \mathbf{b}
 
-    All trees have the same shape, so the mean over children is a mean over a dimension: nothing is scattered. The last
-    hop has no children and is left out of the output. Where the input tells which positions are the same node,
-    :math:`\mathbf{W}_s` is applied to every node once.
+    All trees have the same shape, so the mean over children is a mean over a dimension. The last hop has no children
+    and is left out of the output. Where the input tells which positions are the same node,
+    :math:`\mathbf{W}_s` is applied to every node once, and the mean is a product with a sparse matrix.
 
     Args:
         in_channels: columns of the input.
@@ -44,7 +44,7 @@ class EgoSAGEConv(torch.nn.Module):
         self.lin_neighbour = torch.nn.Linear(in_channels, out_channels)
 
     def reset_parameters(self) -> None:
-        """Kaiming-normal weights and zero biases, as the published code of FedEgo."""
+        """Kaiming-normal weights, as the published code of FedEgo, and zero biases."""
         for linear in (self.lin_self, self.lin_neighbour):
             kaiming(linear)
 

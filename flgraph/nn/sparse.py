@@ -35,7 +35,7 @@ class SparseLinear(torch.nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Kaiming-normal weights and a zero bias, as the published code of FedEgo."""
+        """Kaiming-normal weights, as the published code of FedEgo, and a zero bias."""
         torch.nn.init.kaiming_normal_(self.weight.t(), nonlinearity="relu")
         torch.nn.init.zeros_(self.bias)
 

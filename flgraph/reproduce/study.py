@@ -85,6 +85,7 @@ class Study:
         method_rounds: method to its rounds, for those that need others.
         figure: a picture to draw, too.
         axis: what the settings are, as a label.
+        protocols: further protocols that its tables show, ``best_client``.
         notes: what a reader should know, a sentence each.
     """
 
@@ -100,6 +101,7 @@ class Study:
     method_rounds: dict[str, int] = field(default_factory=dict)
     figure: FigureKind | None = None
     axis: str = "setting"
+    protocols: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -218,6 +220,8 @@ def load_study(name: str) -> Study:
     expect(study.average in get_args(Average), "average", f"one of {', '.join(get_args(Average))}", study.average)
     for method in study.method_rounds:
         expect(method in study.methods, "method_rounds", f"rounds of methods among {', '.join(study.methods)}", method)
+    for protocol in study.protocols:
+        expect(protocol == "best_client", "protocols", "best_client, or none,", protocol)
     kinds = get_args(FigureKind)
     expect(study.figure is None or study.figure in kinds, "figure", f"one of {', '.join(kinds)}", study.figure)
     return study

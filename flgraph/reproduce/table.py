@@ -84,7 +84,7 @@ def collect(study: Study, done: Done) -> list[Cell]:
     for metric in study.metrics:
         for (setting, method), results in done.items():
             paper_mean, paper_std = study.printed(metric, setting, method)
-            for protocol in PROTOCOLS:
+            for protocol in (name for name in PROTOCOLS if name != "best_client" or name in study.protocols):
                 found = [value_of(run, protocol, logged_name(metric), study.mean_key) for run in results]
                 unit = 1 if metric.startswith(PARTITION) else 100
                 values = [unit * value for value in found if value is not None]
@@ -134,7 +134,7 @@ def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence
     lines = [line for figure in figures for line in ("", f"![{figure.stem}]({figure.name})")]
     if all(metric.startswith(PARTITION) for metric in study.metrics):
         return [*lines, "", *_statistics(cells), ""]
-    further = [name for name in ("best_cluster",) if any(cell.protocol == name for cell in cells)]
+    further = [name for name in ("best_client", "best_cluster") if any(cell.protocol == name for cell in cells)]
     columns = [
         "method", "paper", "final", "difference", "in the paper's spread", "best_val", "best_test (optimistic)",
         *(f"{name} (optimistic)" for name in further), "gain over Local", "parameters", "of them shared",

@@ -64,10 +64,11 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("average", ["clients", "samples"])
 def test_records_give_the_same_table(runs: Path, tmp_path: Path, average: str) -> None:
-    study, out = replace(STUDY, average=average), tmp_path / "out"
+    study, out = replace(STUDY, average=average, protocols=["best_client"]), tmp_path / "out"
     table, page, *_ = write_study(study, runs, out)
     before = table.read_text(), page.read_text()
     assert "best_cluster" in before[0]
+    assert ("| best_client (optimistic) |" in before[1]) == (average == "clients")
     shutil.rmtree(runs)
     write_study(study, runs, out)
     assert table.read_text().count("\n") == 1  # what is not at hand is not shown, unless asked for

@@ -27,14 +27,21 @@ def results_of(folder: Path, metric: str, rounds: list[dict[str, float | None]],
 
 
 @pytest.mark.parametrize(
-    ("metric", "best_test", "best_cluster"),
-    # Per client the better one of round 1, the last before the split, and of round 3.
-    [("test/accuracy", 0.7, (0.8 + 0.65) / 2), ("test/loss", 0.425, (0.2 + 0.6) / 2)],
+    ("metric", "best_test", "best_client", "best_cluster"),
+    # Best cluster: per client the better one of round 1, the last before the split, and of round 3.
+    [
+        ("test/accuracy", 0.7, (0.8 + 0.7) / 2, (0.8 + 0.65) / 2),
+        ("test/loss", 0.425, (0.2 + 0.6) / 2, (0.2 + 0.6) / 2),
+    ],
 )
-def test_best_is_most_or_least(tmp_path: Path, metric: str, best_test: float, best_cluster: float) -> None:
+def test_best_is_most_or_least(
+    tmp_path: Path, metric: str, best_test: float, best_client: float, best_cluster: float
+) -> None:
     rounds: list[dict[str, float | None]] = [{"a": 0.8, "b": 0.6}, {"a": 0.3, "b": 0.7}, {"a": 0.2, "b": 0.65}]
     results = results_of(tmp_path, metric, rounds, split=2)
     assert value_of(results, "best_test", metric, "mean") == pytest.approx(best_test)
+    assert value_of(results, "best_client", metric, "mean") == pytest.approx(best_client)
+    assert value_of(results, "best_client", metric, "weighted_mean") is None
     assert value_of(results, "best_cluster", metric, "mean") == pytest.approx(best_cluster)
 
 
@@ -42,8 +49,10 @@ def test_best_is_most_or_least(tmp_path: Path, metric: str, best_test: float, be
 def test_rounds_without_a_value_are_passed_over(tmp_path: Path, metric: str) -> None:
     results = results_of(tmp_path, metric, [{"a": 0.5}, {"a": None}, {"a": None}], split=2)
     assert value_of(results, "best_test", metric, "mean") == 0.5
+    assert value_of(results, "best_client", metric, "mean") == 0.5
     assert value_of(results, "best_cluster", metric, "mean") == 0.5
     nothing = results_of(tmp_path, metric, [{"a": None}, {"a": None}], split=2)
-    best = value_of(nothing, "best_test", metric, "mean")
-    assert best is not None
-    assert math.isnan(best)
+    for protocol in ("best_test", "best_client"):
+        best = value_of(nothing, protocol, metric, "mean")
+        assert best is not None
+        assert math.isnan(best)
