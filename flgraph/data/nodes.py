@@ -43,7 +43,8 @@ class NodeDataModule(pl.LightningDataModule):
     """One client's graph, its nodes split three ways; goes with any Trainer, federated or not.
 
     Loaders give :class:`~flgraph.data.EgoBatch` es; full-batch methods take :attr:`graph`, :attr:`train`, :attr:`val`
-    and :attr:`test` instead. Ego-graphs for evaluation are sampled once, so that a model's metrics are one number.
+    and :attr:`test` instead. Ego-graphs for evaluation are sampled once, so that a model's metrics are one number,
+    unless ``eval_seed`` says otherwise.
 
     Args:
         graph: the client's graph.
@@ -56,7 +57,8 @@ class NodeDataModule(pl.LightningDataModule):
         epoch_fraction: training nodes that an epoch visits, as a share of all nodes of the graph, or all of them where
             they are fewer; drawn anew for each.
         eval_batch_size: ego-graphs per batch otherwise.
-        eval_seed: of the ego-graphs for evaluation.
+        eval_seed: of the ego-graphs for evaluation, which are always the same; ``None``: each evaluation samples anew,
+            as in FedEgo's published code, so that a model has no one accuracy.
         isolated: what stands for the neighbours of a node without any, in ego-graphs: the node itself (``"self"``), or
             nothing (``"none"``), so that their mean is zero.
         query: nodes that are in query sets of meta-learning and nowhere else; where there are none, query sets are of
@@ -79,7 +81,7 @@ class NodeDataModule(pl.LightningDataModule):
         fanouts: Sequence[int] = (6, 6),
         epoch_fraction: float = 1.0,
         eval_batch_size: int = 512,
-        eval_seed: int = 0,
+        eval_seed: int | None = 0,
         isolated: Isolated = "self",
         query: Tensor | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -189,7 +191,7 @@ class NodeDataModule(pl.LightningDataModule):
         return order[:size], order[-size:]
 
     def val_dataloader(self) -> EgoLoader:
-        """Ego-graphs of the validation nodes, always the same."""
+        """Ego-graphs of the validation nodes, in their order."""
         return self._fixed(self.graph, self.val)
 
     def test_dataloader(self) -> EgoLoader | list[EgoLoader]:
@@ -205,8 +207,8 @@ class NodeDataModule(pl.LightningDataModule):
 
     def _fixed(self, graph: NodeGraph, index: Tensor) -> EgoLoader:
         index = index.to(graph.y.device)
-        fixed: dict[str, Any] = {"fixed": True, "seed": self.eval_seed, "isolated": self.isolated}
-        return EgoLoader(graph, index, self.eval_batch_size, self.fanouts, **fixed)
+        sampling: dict[str, Any] = {"fixed": self.eval_seed is not None, "seed": self.eval_seed or 0}
+        return EgoLoader(graph, index, self.eval_batch_size, self.fanouts, isolated=self.isolated, **sampling)
 
     def _loader(self, index: Tensor, batch_size: int, **kwargs: Any) -> EgoLoader:
         return EgoLoader(self.graph, index, batch_size, self.fanouts, isolated=self.isolated, **kwargs)
@@ -246,7 +248,8 @@ class NodeFederation(pl.LightningDataModule):
         epoch_fraction: training nodes that a local epoch visits, as a share of all nodes of the client, or all of them
             where they are fewer; drawn anew for each. 0.2 in FedEgo's published code.
         eval_batch_size: ego-graphs per batch otherwise.
-        eval_seed: of the ego-graphs for evaluation.
+        eval_seed: of the ego-graphs for evaluation, which are always the same; ``None``: each evaluation samples anew,
+            as in FedEgo's published code, so that a model has no one accuracy.
         isolated: what stands for the neighbours of a node without any, in ego-graphs: the node itself (``"self"``), or
             nothing (``"none"``), so that their mean is zero. FedEgo's published code has nothing. Clients of
             ``label_skew`` have no such nodes in an undirected graph, the global test graph has.
@@ -283,7 +286,7 @@ class NodeFederation(pl.LightningDataModule):
         fanouts: Sequence[int] = (6, 6),
         epoch_fraction: float = 0.2,
         eval_batch_size: int = 512,
-        eval_seed: int = 0,
+        eval_seed: int | None = 0,
         isolated: Isolated = "self",
         cache_dir: str | Path | None = None,
         name: str | None = None,

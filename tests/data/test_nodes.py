@@ -184,6 +184,22 @@ def test_evaluation_is_deterministic(local: bool, everywhere: bool, expected: se
     assert client.evaluate(("val", "test")) == first
 
 
+def test_evaluation_may_sample_anew() -> None:
+    """The nodes stay in their order, their neighbours do not; the run's generator decides."""
+    own = federation(eval_seed=None).client("client-1")
+    assert own.settings["eval_seed"] is None
+
+    def passes(seed: int) -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        loader = own.val_dataloader()
+        return [torch.cat([batch.x.to_dense()[batch.index] for batch in loader]) for _ in range(2)]
+
+    first, second = passes(0)
+    assert torch.equal(first[:, 0], second[:, 0])
+    assert not torch.equal(first, second)
+    assert all(torch.equal(one, other) for one, other in zip((first, second), passes(0), strict=True))
+
+
 # ------------------------------------------------------------------------------------------------- files and arguments
 @pytest.mark.parametrize("file", ["cora", "citeseer", "dblp"])
 @pytest.mark.parametrize("variant", ["label_skew", "published"])
