@@ -210,6 +210,10 @@ _SENTENCES = [
         r"Expected `\1` to be the name of a class but got '\2' (\3).",
     ),
     (
+        r"""Parser key "([\w.]+)": .*?class_path '([\w.]+)': the following arguments are required: (\w+).*""",
+        r"Expected `\1.\3` to be given, as \2 needs it, but got none.",
+    ),
+    (
         r"""Parser key "([\w.]+)": .*Expected a dot import path string: (\S+).*""",
         r"Expected `\1` to be the name of a class but got '\2'.",
     ),

@@ -233,11 +233,26 @@ def test_refused_options(call: Call, small: list[str], tmp_path: Path, options: 
             "trainer:\n  aggregator:\n    class_path: flgraph.models.GNN\n",
             "flgraph.models.GNN does not correspond to a subclass of Aggregator",
         ),
+        (
+            "model:\n  class_path: flgraph.models.fedego.EgoHead\n",
+            "Expected `model.hidden_channels` to be given, as flgraph.models.fedego.EgoHead needs it, but got none.",
+        ),
         ("trainer: {rounds: 3\n", "Problems parsing config"),
         ("only words\n", "Unexpected config: only words"),
         ("trainer:\n  rounds: many\n", "Expected `trainer.rounds` to be of type int but got many."),
     ],
-    ids=["field", "section", "field of a class", "class", "module", "kind", "no YAML", "words", "type"],
+    ids=[
+        "field",
+        "section",
+        "field of a class",
+        "class",
+        "module",
+        "kind",
+        "missing field",
+        "no YAML",
+        "words",
+        "type",
+    ],
 )
 def test_refused_files(call: Call, small: list[str], tmp_path: Path, content: str, told: str) -> None:
     file = tmp_path / "own.yaml"
