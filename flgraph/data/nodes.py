@@ -192,20 +192,20 @@ class NodeDataModule(pl.LightningDataModule):
 
     def val_dataloader(self) -> EgoLoader:
         """Ego-graphs of the validation nodes, in their order."""
-        return self._fixed(self.graph, self.val)
+        return self._evaluation(self.graph, self.val)
 
     def test_dataloader(self) -> EgoLoader | list[EgoLoader]:
         """Ego-graphs of the test nodes; with a global graph a list of two loaders, the second of all its nodes."""
-        local = self._fixed(self.graph, self.test)
+        local = self._evaluation(self.graph, self.test)
         if self.global_graph is None:
             return local
-        return [local, self._fixed(self.global_graph, torch.arange(self.global_graph.num_nodes))]
+        return [local, self._evaluation(self.global_graph, torch.arange(self.global_graph.num_nodes))]
 
     def predict_dataloader(self) -> EgoLoader:
         """Ego-graphs of all nodes of the client's graph, in their order there."""
-        return self._fixed(self.graph, torch.arange(self.graph.num_nodes))
+        return self._evaluation(self.graph, torch.arange(self.graph.num_nodes))
 
-    def _fixed(self, graph: NodeGraph, index: Tensor) -> EgoLoader:
+    def _evaluation(self, graph: NodeGraph, index: Tensor) -> EgoLoader:
         index = index.to(graph.y.device)
         sampling: dict[str, Any] = {"fixed": self.eval_seed is not None, "seed": self.eval_seed or 0}
         return EgoLoader(graph, index, self.eval_batch_size, self.fanouts, isolated=self.isolated, **sampling)
