@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -56,6 +57,9 @@ class FedEgo(Aggregator):
         mixup: whether ego-graphs are averaged over a batch; otherwise the first one of each batch is sent as it is,
             which gives a node's embedding away.
         noise: standard deviation of Gaussian noise that clients add to the embeddings they send.
+        trees: which mashed ego-graphs have edges at the server: ``"all"``, or as many as the client that sends most of
+            them, ``"largest"``, the others being centers alone. The published code has the latter: it puts the edges of
+            all clients into one graph, where each client's nodes are numbered from 0.
         server_epochs: epochs that the server trains per round.
         server_fraction: share of the mashed ego-graphs that one of these epochs visits, drawn anew for each.
         server_batch_size: mashed ego-graphs per batch.
@@ -76,6 +80,7 @@ class FedEgo(Aggregator):
         reduction_at: Literal["end", "start"] = "end",
         mixup: bool = True,
         noise: float = 0.0,
+        trees: Literal["all", "largest"] = "all",
         server_epochs: int = 5,
         server_fraction: float = 0.2,
         server_batch_size: int = 32,
@@ -88,13 +93,14 @@ class FedEgo(Aggregator):
         expect(mixing is None or 0 <= mixing <= 1, "aggregator.mixing", "from 0 to 1, or null for adaptive", mixing)
         expect(reduction_at in ("end", "start"), "aggregator.reduction_at", "end or start", reduction_at)
         expect(noise >= 0, "aggregator.noise", "0 or more", noise)
+        expect(trees in ("all", "largest"), "aggregator.trees", "all or largest", trees)
         for name, count in (("server_epochs", server_epochs), ("server_batch_size", server_batch_size)):
             expect(count >= 1, f"aggregator.{name}", "1 or more", count)
         expect(0 < server_fraction <= 1, "aggregator.server_fraction", "above 0 and at most 1", server_fraction)
         expect(
             server_lr is None or server_lr > 0, "aggregator.server_lr", "above 0, or null for the model's", server_lr
         )
-        self.gamma, self.mixing, self.noise = gamma, mixing, noise
+        self.gamma, self.mixing, self.noise, self.trees = gamma, mixing, noise, trees
         self.average_reduction, self.reduction_at, self.mixup = average_reduction, reduction_at, mixup
         self.server_epochs, self.server_fraction = server_epochs, server_fraction
         self.server_batch_size, self.server_lr = server_batch_size, server_lr
@@ -130,6 +136,11 @@ class FedEgo(Aggregator):
         }
         self._reduction = {**self._reduction, **weighted_mean(layers, dict.fromkeys(uploads, 1.0))}
         egos = _together(uploads)
+        if self.trees == "largest":
+            most = max(upload.tensors["ego.label"].size(0) for upload in uploads.values())
+            bare = torch.arange(egos.label.size(0)) >= most
+            inner = egos.label.size(1) - prod(egos.fanouts) if egos.fanouts else 0
+            egos.childless = bare.unsqueeze(1).expand(-1, inner)
         self._labels = egos.label.mean((0, 1))
         self._model = self._model or self._make_model()
         batches = _MashedLoader(egos, self.server_batch_size, self.server_fraction)
@@ -260,7 +271,7 @@ class _MashedLoader:
     def __iter__(self) -> Iterator[MashedEgos]:
         chosen = torch.randperm(self.egos.label.size(0))[: self.count]
         for part in chosen.split(self.batch_size):
-            yield MashedEgos(self.egos.embedding[part], self.egos.label[part], self.egos.fanouts)
+            yield self.egos.part(part)
 
 
 def label_distribution(client: Client) -> Tensor:

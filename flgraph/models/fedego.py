@@ -26,15 +26,24 @@ class MashedEgos:
         embedding: reduction embeddings ``[G, P, H]``.
         label: shares of the classes ``[G, P, C]``.
         fanouts: neighbours per node, for each hop; empty where there are centers only.
+        childless: positions of all hops but the last whose children are not to count ``[G, P']``, bool; ``None`` where
+            all do.
     """
 
     embedding: Tensor
     label: Tensor
     fanouts: tuple[int, ...]
+    childless: Tensor | None = None
 
     def to(self, device: torch.device | str) -> MashedEgos:
         """The same on another device."""
-        return MashedEgos(self.embedding.to(device), self.label.to(device), self.fanouts)
+        childless = None if self.childless is None else self.childless.to(device)
+        return MashedEgos(self.embedding.to(device), self.label.to(device), self.fanouts, childless)
+
+    def part(self, index: Tensor) -> MashedEgos:
+        """Those of the given numbers ``[g]``."""
+        childless = None if self.childless is None else self.childless[index]
+        return MashedEgos(self.embedding[index], self.label[index], self.fanouts, childless)
 
 
 class Personalization(torch.nn.Module):
@@ -278,7 +287,7 @@ class EgoHead(Classifier):
     def forward(self, batch: MashedEgos) -> Tensor:
         """Logits of the centers."""
         embedding = batch.embedding.to(self.personalization.classifier.weight.dtype)  # clients may have another
-        logits: Tensor = self.personalization(embedding, batch.fanouts)
+        logits: Tensor = self.personalization(embedding, batch.fanouts, childless=batch.childless)
         return logits
 
     def training_step(self, batch: MashedEgos, batch_idx: int = 0) -> Tensor:

@@ -244,6 +244,29 @@ def test_without_ego_graphs_centers_are_sent(federate: Federate, recorder: Any) 
     assert all(upload.tensors["ego.embedding"].shape == (3, 1, 4) for _, upload in recorder.uploads())
 
 
+@pytest.mark.parametrize("ego", [True, False])
+def test_as_many_trees_as_the_largest_client_sends_keep_their_edges(federate: Federate, ego: bool) -> None:
+    told = []
+
+    class Spy(FedEgo):
+        def _make_model(self) -> ServerModel:
+            model = super()._make_model()
+            fit = model.fit
+
+            def told_and_fit(loader: Any, *rest: Any) -> Any:
+                told.append(loader.egos.childless)
+                return fit(loader, *rest)
+
+            model.fit = told_and_fit  # type: ignore[method-assign]
+            return model
+
+    data = make_data(nodes=12)
+    data.given["B"].train = torch.arange(8)  # two mashed ego-graphs, the others have three
+    federate(Spy(trees="largest"), rounds=1).fit(net(ego=ego), data)
+    (childless,) = told
+    assert childless.tolist() == [[False] * (3 if ego else 0)] * 3 + [[True] * (3 if ego else 0)] * 5
+
+
 def test_noise_is_added_to_what_is_sent(federate: Federate) -> None:
     sent = []
     for noise in (0.0, 3.0):
@@ -318,6 +341,7 @@ def test_bad_settings(federate: Federate) -> None:
     for settings, sentence in (
         ({"gamma": -1.0}, "`aggregator.gamma` to be 0 or more but got -1"),
         ({"mixing": 1.5}, "`aggregator.mixing` to be from 0 to 1, or null for adaptive but got 1.5"),
+        ({"trees": "some"}, "`aggregator.trees` to be all or largest"),
         ({"noise": -1.0}, "`aggregator.noise` to be 0 or more"),
         ({"server_epochs": 0}, "`aggregator.server_epochs` to be 1 or more"),
         ({"server_fraction": 0.0}, "`aggregator.server_fraction` to be above 0 and at most 1"),

@@ -13,6 +13,7 @@ from flgraph.data.ego import EgoBatch, EgoLoader
 from flgraph.data.node_graph import NodeGraph
 from flgraph.errors import InputError
 from flgraph.models import EgoHead, FedEgo, MashedEgos
+from flgraph.nn import EgoSAGEConv
 
 FANOUTS = (2, 2)
 
@@ -143,6 +144,24 @@ def test_the_head_is_the_models_personalization(ego: bool) -> None:
     soft = MashedEgos(egos.embedding, torch.full_like(label, 1 / 3), egos.fanouts)
     expected = -head(soft).log_softmax(-1).mean()  # cross-entropy with equal shares
     torch.testing.assert_close(head.training_step(soft), expected)
+
+
+def test_ego_graphs_without_edges_are_their_centers() -> None:
+    """The means of their neighbours are zero; the others stay as they are."""
+    torch.manual_seed(0)
+    head = EgoHead(4, 3, dropout=0.0).eval()
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter)
+    whole = MashedEgos(torch.randn(3, 7, 4), torch.rand(3, 7, 3), FANOUTS)
+    bare = torch.tensor([False, True, True])
+    egos = MashedEgos(whole.embedding, whole.label, FANOUTS, bare.unsqueeze(1).expand(-1, 3)).to("cpu")
+    p = egos.embedding[1:, 0]
+    for layer in head.personalization.layers:
+        assert isinstance(layer, EgoSAGEConv)
+        p = torch.relu(p @ layer.lin_self.weight.t() + layer.lin_neighbour.bias)
+    torch.testing.assert_close(head(egos)[1:], head.personalization.classifier(p))
+    torch.testing.assert_close(head(egos)[:1], head(whole)[:1])
+    torch.testing.assert_close(head(egos.part(torch.tensor([2, 0]))), head(egos)[[2, 0]])
 
 
 def test_bad_input() -> None:
