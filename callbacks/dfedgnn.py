@@ -70,6 +70,10 @@ class DFedGNN(Aggregator):
     def routes(self) -> list[Route]:
         return shared("*", mismatch="personal")
 
+    @property
+    def wants_initial(self) -> bool:
+        return self.initial == "common"
+
     # ----------------------------------------------------------------------------------------------- server half
     def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
         self._graph = self._make_graph(list(clients))

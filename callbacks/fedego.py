@@ -58,8 +58,9 @@ class FedEgo(Aggregator):
             which gives a node's embedding away.
         noise: standard deviation of Gaussian noise that clients add to the embeddings they send.
         trees: which mashed ego-graphs have edges at the server: ``"all"``, or as many as the client that sends most of
-            them, ``"largest"``, the others being centers alone. The published code has the latter: it puts the edges of
-            all clients into one graph, where each client's nodes are numbered from 0.
+            them, ``"largest"``, the first ones in the order of clients' names; the others are centers alone. The
+            published code has the latter: it puts the edges of all clients into one graph, where each client's nodes
+            are numbered from 0.
         server_epochs: epochs that the server trains per round.
         server_fraction: share of the mashed ego-graphs that one of these epochs visits, drawn anew for each.
         server_batch_size: mashed ego-graphs per batch.

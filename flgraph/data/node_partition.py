@@ -127,13 +127,13 @@ def label_skew(
         expect(nodes.numel() > 0, "data.local_fraction", what, local_fraction)
         nodes = _shuffled(nodes, generator)
         num_val = _round(val_fraction * nodes.numel())
-        clients.append(divided(nodes, num_test, num_val, num_train, num_query, f"client-{number}"))
+        clients.append(divide_nodes(nodes, num_test, num_val, num_train, num_query, f"client-{number}"))
         if exclusive_test:
             pool = pool[~torch.isin(pool, clients[-1].test)]
     return NodePartition(clients, global_test)
 
 
-def divided(
+def divide_nodes(
     nodes: Tensor, num_test: int, num_val: int, num_train: int | None, num_query: int, client: str
 ) -> ClientNodes:
     """The uses of one client's nodes, which come in random order, see :func:`label_skew`.
@@ -153,7 +153,7 @@ def divided(
     expect(num_test < nodes.numel(), "data.num_test", what, num_test)
     rest, test = nodes[: nodes.numel() - num_test], nodes[nodes.numel() - num_test :]
     what = f"small enough for client `{client}` to have a training node"
-    expect(num_val < rest.numel(), "data.val_fraction", what, f"{num_val} of {nodes.numel()}")
+    expect(num_val < rest.numel(), "data.val_fraction", what, num_val / nodes.numel())
     train = rest[num_val:][:num_train]
     spare = rest[num_val + train.numel() :]
     what = f"at most {spare.numel()}, the nodes that `data.num_train` leaves to client `{client}`,"

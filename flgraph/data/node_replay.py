@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from flgraph.data.node_graph import NodeGraph
-from flgraph.data.node_partition import NodePartition, check_skew, divided
+from flgraph.data.node_partition import NodePartition, check_skew, divide_nodes
 from flgraph.errors import expect
 
 
@@ -89,7 +89,7 @@ def authors_label_skew(
         num_val = int(val_fraction * len(nodes))
         train, val = rest[: max(0, len(rest) - num_val)], rest[max(0, len(rest) - num_val) :]
         own = torch.from_numpy(original[np.array(val + train + test)])
-        clients.append(divided(own, num_test, num_val, num_train, num_query, f"client-{number}"))
+        clients.append(divide_nodes(own, num_test, num_val, num_train, num_query, f"client-{number}"))
     return NodePartition(clients, torch.from_numpy(np.sort(original[held])))
 
 

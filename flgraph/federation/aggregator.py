@@ -74,6 +74,11 @@ class Aggregator(FederatedCallback):
         """Names of the exchanges of a round, in order. Round 0 stands for the time before the first round."""
         return ("train",) if round else ()
 
+    @property
+    def wants_initial(self) -> bool:
+        """Whether the server half uses the initial values of shared tensors; otherwise nobody sends any."""
+        return True
+
     def hyperparameters(self) -> dict[str, Any]:
         """Plain values that define the algorithm; a run can only be resumed with the same ones."""
         public = {key: value for key, value in vars(self).items() if not key.startswith("_") and key != "holders"}
@@ -81,7 +86,10 @@ class Aggregator(FederatedCallback):
 
     # ----------------------------------------------------------------------------------------------- server half
     def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
-        """Called once, with the initial value of every shared tensor (the first holder's) and all clients' names."""
+        """Called once, with the initial value of every shared tensor and all clients' names.
+
+        That is the first holder's value, or the mean over all holders (``initial_weights`` of the trainer).
+        """
 
     @abstractmethod
     def download(self, client: str, round: int, exchange: str) -> Payload | None:

@@ -17,6 +17,12 @@ from flgraph.errors import InputError
 from flgraph.federation.data import SEALED, sealed
 
 MANIFEST = "manifest.json"
+ADDED = {
+    "trainer.initial_weights": "first",
+    "trainer.aggregator.initial": "common",
+    "trainer.aggregator.trees": "all",
+}
+"""Settings that checkpoints of earlier versions do not have, and what these versions did."""
 CLIENTS = "clients"
 SERVER = "server.safetensors"
 _ROUND = "round-"
@@ -208,7 +214,7 @@ def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any], checkpo
         InputError: names the first setting that differs, and both values.
     """
     plain = json.loads(json.dumps(current))  # so that tuples and lists compare equal
-    saved, plain = _alike(saved, plain), _alike(plain, saved)
+    saved, plain = _sealed_like(saved, plain), _sealed_like(plain, saved)
     if part := _part_without(saved, plain):
         raise InputError(f"Expected `{part}` to be there as in checkpoint {checkpoint} but got nothing.")
     if part := _part_without(plain, saved):
@@ -217,6 +223,14 @@ def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any], checkpo
     # A setting that explains other contents is named before these.
     for key in sorted(now.keys() | then.keys(), key=lambda key: (key.endswith(".content"), key)):
         if now.get(key) != then.get(key):
+            if key.endswith(f".{SEALED}"):
+                client = key.removeprefix("data.").removesuffix(f".{SEALED}")
+                raise InputError(
+                    f"Expected `data` of client `{client}` to be as in checkpoint {checkpoint} but got other data or "
+                    "other settings of it (its site tells a digest of them only)."
+                )
+            if key not in then and key in ADDED and now[key] == ADDED[key]:
+                continue
             raise InputError(
                 f"Expected `{key}` to be {then.get(key)!r} as in checkpoint {checkpoint} but got {now.get(key)!r}."
             )
@@ -330,7 +344,7 @@ def _older(checkpoint: Path) -> str:
     return ""
 
 
-def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def _sealed_like(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """``one``, the data of those clients sealed whose data ``other`` has sealed, as sites tell it."""
     theirs = other.get("data", {})
     data = {

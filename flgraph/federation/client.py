@@ -123,7 +123,7 @@ class Client:
             self.changed = True
             self.aggregator.install(self, download)
         if turn.exchange == EVALUATE:
-            return Payload(scalars=self.evaluate(turn.splits)).to_bytes()
+            return Payload(scalars=self.evaluate(turn.splits, turn.round)).to_bytes()
         self.changed = True
         self.aggregator.local_update(self, turn.round, turn.exchange)
         upload = self.aggregator.upload(self, turn.round, turn.exchange)
@@ -216,10 +216,11 @@ class Client:
         """Lets the next training begin with new optimizers and schedulers, even where their state is kept."""
         self._optimizers.forget()
 
-    def evaluate(self, splits: Sequence[str] = ("train", "val", "test")) -> dict[str, float]:
+    def evaluate(self, splits: Sequence[str] = ("train", "val", "test"), round: int = 0) -> dict[str, float]:
         """Metrics as the module logs them; ``train`` gives those logged during the last local training.
 
-        A split that the client has no data for, or the module no step, is left out.
+        A split that the client has no data for, or the module no step, is left out. What data samples for a split
+        depends on the seed, the client, the round and the split alone.
         """
         metrics = {**self._train_metrics, **self._reported} if "train" in splits else {}
         for split, step, run in (
@@ -228,6 +229,7 @@ class Client:
         ):
             loader = self._loader(split) if split in splits and is_overridden(step, self.module) else None
             if loader is not None and not _is_empty(loader):
+                seed_all(derive_seed(self.seed, self.name, round, f"{EVALUATE}/{split}"))
                 for result in run(self.module, dataloaders=loader, verbose=False):
                     metrics.update(self._same_everywhere(result))
         return metrics
@@ -267,6 +269,7 @@ class Client:
 
     def predict(self) -> list[Any]:
         """What the module's ``predict_step`` returns for each batch of the client's prediction data."""
+        seed_all(derive_seed(self.seed, self.name, 0, "predict"))
         return self.trainer.predict(self.module, dataloaders=self._loader("predict")) or []
 
     def _loader(self, split: str) -> Any:

@@ -83,13 +83,16 @@ def sealed(settings: Mapping[str, Any]) -> dict[str, Any]:
         settings: what the client tells at home, with ``num_train_samples``; or what this function made of it.
 
     Returns:
-        ``num_train_samples``, and a digest of all of them, by which data that has changed is noticed.
+        ``num_train_samples``, and a digest of all of them, by which data that has changed is noticed; ``trainer``, the
+        fields of a site's own, stays as it is.
     """
     if SEALED in settings:
         return dict(settings)
-    plain = json.dumps(json.loads(json.dumps(settings)), sort_keys=True)
-    digest = hashlib.sha256(plain.encode()).hexdigest()[:16]
-    return {"num_train_samples": settings["num_train_samples"], SEALED: digest}
+    own = {key: settings[key] for key in ("trainer",) if key in settings}
+    text = json.dumps({key: value for key, value in settings.items() if key not in own})
+    plain = json.loads(text, parse_float=lambda digits: int(float(digits)) if float(digits) % 1 == 0 else float(digits))
+    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+    return {"num_train_samples": settings["num_train_samples"], SEALED: digest, **own}
 
 
 def client_names(datamodule: FederatedData) -> list[str]:

@@ -73,7 +73,7 @@ class Server:
         asked: set[str] = set()
         turns = {}
         for name in self.clients:
-            wanted = [tensor for tensor in agreed[name] if tensor not in asked]
+            wanted = [tensor for tensor in agreed[name] if tensor not in asked and self.aggregator.wants_initial]
             if self.initial_weights == "first":
                 asked.update(wanted)
             terms = Payload(scalars={"shared": "\n".join(agreed[name]), "initial": "\n".join(wanted)})

@@ -431,6 +431,7 @@ class FederatedTrainer(pl.Trainer):
             "local_epochs": self.local_epochs,
             "client_fraction": self.client_fraction,
             "evaluate_model": self.evaluate_model,
+            "initial_weights": self.initial_weights,
             "monitor": self.monitor,
             "monitor_mode": self.monitor_mode,
             **{key: value for key, value in self._client_args.items() if key not in WHERE},

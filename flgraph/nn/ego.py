@@ -112,14 +112,14 @@ def children_mean_of_nodes(p: Tensor, index: Tensor, fanouts: Sequence[int]) -> 
     Raises:
         InputError: ``P`` is not what the fanouts make.
     """
-    parents = zip(_widths(index, fanouts), fanouts, strict=False)
+    parents = list(zip(_widths(index, fanouts), fanouts, strict=False))
     count = torch.cat([torch.full((width,), k, device=index.device) for width, k in parents]).repeat(index.size(0))
     rowptr = F.pad(count.cumsum(0), (1, 0))
     children = index[:, 1:].flatten()  # hops one after another are the parents' children one after another
     share = count.to(torch.promote_types(p.dtype, torch.float32)).reciprocal()
     value = share.repeat_interleave(count, output_size=children.numel())
     mean = sparse_matmul(csr(rowptr, children, value, p.size(0)), p)
-    return mean.view(index.size(0), -1, p.size(1))
+    return mean.view(index.size(0), sum(width for width, _ in parents), p.size(1))
 
 
 def _widths(p: Tensor, fanouts: Sequence[int]) -> list[int]:

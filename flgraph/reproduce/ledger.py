@@ -27,8 +27,8 @@ MANY_CLIENTS = 40
 """Of more than these a table names no checksums, and no record holds them."""
 
 Ledger = dict[tuple[str, int, int], dict[str, Any]]
-"""Digest, seed and rounds of a run to what is kept of it: a part of ``results.json``, with ``best_test`` and, where it
-exists, ``best_cluster`` beside ``final`` and ``best_val``, means over clients only."""
+"""Digest, seed and rounds of a run to what is kept of it: a part of ``results.json``, with ``best_test``,
+``best_client`` and, where it exists, ``best_cluster`` beside ``final`` and ``best_val``, means over clients only."""
 
 
 def ledger_file(study: Study, out: Path) -> Path:

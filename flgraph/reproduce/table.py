@@ -88,7 +88,7 @@ def collect(study: Study, done: Done) -> list[Cell]:
                 found = [value_of(run, protocol, logged_name(metric), study.mean_key) for run in results]
                 unit = 1 if metric.startswith(PARTITION) else 100
                 values = [unit * value for value in found if value is not None]
-                if values:
+                if values and (len(values) == len(found) or protocol != "best_client"):  # older records lack it
                     std = statistics.stdev(values) if len(values) > 1 else math.nan
                     mean, seeds = statistics.fmean(values), len(values)
                     numbers = (paper_mean, paper_std, mean, std, seeds, study.rounds_of(method))

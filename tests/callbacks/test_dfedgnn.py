@@ -56,6 +56,7 @@ def test_who_sat_out_counts_with_its_last_model() -> None:
 def test_clients_that_begin_with_their_own_models() -> None:
     """Until a client has sent one it is sent none, and does not count."""
     server = begun(initial="own")
+    assert (server.wants_initial, begun().wants_initial) == (False, True)
     assert [server.download(client, 1, "train") for client in FIVE] == [None] * 5
     server.aggregate(sent({"A": 3, "B": 6, "D": 2}), 1, "train")
     assert server.download("C", 2, "train") is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,11 @@ def test_the_seed_decides_and_global_generators_do_not() -> None:
     def draws(seed: int) -> list[list[int]]:
         np.random.seed(0)
         before = np.random.get_state(legacy=False)["state"]["key"].tolist()
+        random.seed(0)
+        python = random.getstate()
         dealt = authors_label_skew(graph(), 3, 0.4, seed=seed, **SMALL)
         assert np.random.get_state(legacy=False)["state"]["key"].tolist() == before
+        assert random.getstate() == python
         return [dealt.global_test.tolist(), *(client.train.tolist() for client in dealt.clients)]
 
     assert draws(7) == draws(7)

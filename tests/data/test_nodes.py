@@ -184,6 +184,26 @@ def test_evaluation_is_deterministic(local: bool, everywhere: bool, expected: se
     assert client.evaluate(("val", "test")) == first
 
 
+def test_evaluation_that_samples_anew_is_that_of_its_round() -> None:
+    """A split's sample depends on seed, client, round and split; so does not what else is evaluated."""
+
+    class Drawn(Words):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val/drawn", float(batch.x.size(0)), batch_size=1)
+
+        def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.log("test/drawn", float(batch.x.size(0)), batch_size=1)
+
+    own = federation(eval_seed=None).client("client-1")
+    client = Client("client-1", Drawn(**own.model_args), own, Local(), trainer_args={"accelerator": "cpu"})
+    client.fit(1)
+    both = client.evaluate(("val", "test"), 3)
+    assert client.evaluate(("test",), 3).items() <= both.items()
+    assert any(client.evaluate(("val", "test"), round) != both for round in range(4, 12))
+    first, second = (torch.cat(client.predict()) for _ in range(2))
+    assert torch.equal(first, second)
+
+
 def test_evaluation_may_sample_anew() -> None:
     """The nodes stay in their order, their neighbours do not; the run's generator decides."""
     own = federation(eval_seed=None).client("client-1")

@@ -223,6 +223,12 @@ def test_tuples_equal_the_lists_they_are_saved_as(tmp_path: Path) -> None:
     check_settings(saved, {"base": ("convs.*",)}, tmp_path)
 
 
+def test_settings_that_older_checkpoints_lack_are_what_older_versions_did(tmp_path: Path) -> None:
+    check_settings(SETTINGS, {**SETTINGS, "trainer": {"local_epochs": 1, "initial_weights": "first"}}, tmp_path)
+    with pytest.raises(InputError, match=r"`trainer\.initial_weights` to be None as in checkpoint .* but got 'mean'"):
+        check_settings(SETTINGS, {**SETTINGS, "trainer": {"local_epochs": 1, "initial_weights": "mean"}}, tmp_path)
+
+
 def test_sealed_settings_equal_those_that_they_stand_for(tmp_path: Path) -> None:
     """A run goes from sites, who tell a digest of their data's settings, to one process, and back."""
     settings = {"num_train_samples": 3, "num_nodes": (2, 4), "predicted": [("film", "by", "person")]}
@@ -232,8 +238,16 @@ def test_sealed_settings_equal_those_that_they_stand_for(tmp_path: Path) -> None
     here, there = {"data": {"A": settings}}, {"data": {"A": sealed(settings)}}
     check_settings(there, here, tmp_path)
     check_settings({"data": {"A": read}}, there, tmp_path)
+    assert sealed({**settings, "alpha": 1}) == sealed({**settings, "alpha": 1.0}) != sealed({**settings, "alpha": 1.5})
+    check_settings(
+        {"data": {"A": {**read, "trainer": {"a": 1}}}},
+        {"data": {"A": {**sealed(settings), "trainer": {"a": 1}}}},
+        tmp_path,
+    )
     other = {"data": {"A": {**settings, "num_nodes": (2, 5)}}}
-    with pytest.raises(InputError, match=r"`data\.A\.settings_sha256` to be '\w{16}' as in checkpoint"):
+    with pytest.raises(
+        InputError, match=r"`data` of client `A` to be as in checkpoint .* \(its site tells a digest of them only\)"
+    ):
         check_settings(there, other, tmp_path)
     with pytest.raises(InputError, match=r"`data\.A\.trainer` to be there as in checkpoint"):
         check_settings({"data": {"A": {**sealed(settings), "trainer": {"precision": 16}}}}, here, tmp_path)

@@ -301,6 +301,18 @@ def test_what_a_site_tells_of_its_clients(federate: Any, toy_federation: Any, to
     assert told["data"] != clients["B"].disclosed["data"]
 
 
+def test_what_turns_out_to_be_personal_is_not_told(remote: Callable[..., Any]) -> None:
+    """Tensors that clients hold in different shapes stay with them, which is known once they have agreed."""
+    trainer, office, _ = remote(FedAvg(), rounds=1)
+    clients = {name: client for host in office.hosts.values() for name, client in host.clients.items()}
+    clients["A"].routing.agree(["last.weight"])
+    assert [line[0] for line in trainer.engine.about()["A"]["routes"]] == ["last.weight"]
+    assert trainer.engine.about()["A"]["parameters"] == {"shared": clients["A"].module.last.weight.numel()}
+    office.rule = lambda site, message: "lose"
+    clients["A"].routing.agree([])
+    assert [line[0] for line in trainer.engine.about()["A"]["routes"]] == ["last.weight"]  # what it told last
+
+
 def test_bad_input(remote: Callable[..., Any], federate: Any, toy_federation: Any, toy_module: Any) -> None:
     trainer, office, _ = remote(rounds=1)
     about = {"A": {}}

@@ -83,6 +83,10 @@ class Remote(Engine):
         expect(set(names) == set(self.site_of), "data.clients", f"those of the sites, {list(self.site_of)},", names)
 
     def about(self) -> dict[str, dict[str, Any]]:
+        # What leaves a client is known once all have agreed; who does not answer stands by what it told before.
+        for reply in self._ask({site: {"kind": "about"} for site in set(self.site_of.values())}).values():
+            for name, told in json.loads(reply["about"]).items():
+                self._about[name] |= told
         return self._about
 
     def run(self, turns: Mapping[str, Turn]) -> dict[str, bytes]:
@@ -186,6 +190,11 @@ class Remote(Engine):
         return pong is not None and not pong.get("busy")
 
 
+def _of_model(client: Client) -> dict[str, Any]:
+    """What may be told of a client's model, and not of its data, which stays what it was."""
+    return {key: told for key, told in client.disclosed.items() if key != "data"}
+
+
 class Host:
     """Holds the clients of one site and answers a :class:`Remote` engine.
 
@@ -213,9 +222,11 @@ class Host:
                 return {}
             if message["kind"] == "run":
                 return self._run(message["turns"])
+            if message["kind"] == "about":
+                return {"about": json.dumps({name: _of_model(client) for name, client in self.clients.items()})}
             if message["kind"] == "save":
                 return self._save(message["label"], message["bases"], message["needed"])
-            expect(message["kind"] == "load", "kind", "ping, run, save or load", message["kind"])
+            expect(message["kind"] == "load", "kind", "ping, about, run, save or load", message["kind"])
             return self._load(message["labels"], message["states"])
         finally:
             self._lock.release()
