@@ -54,7 +54,7 @@ def _best_test(results: Mapping[str, Any], metric: str, mean: str) -> float:
 def _best_client(results: Mapping[str, Any], metric: str) -> float:
     choose, best = _better_of(metric), dict[str, float]()
     for record in _records(results):
-        for client, values in record["metrics"].items():
+        for client, values in record.get("metrics", {}).items():
             value = number(values.get(metric))
             if not math.isnan(value):
                 best[client] = choose(value, best.get(client, value))

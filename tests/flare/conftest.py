@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 import flgraph
+from flgraph.federation.data import sealed
 
 SITES = {"north": "trees", "east": "rings", "west": "ladders"}
 """Site to the client that it has."""
@@ -147,3 +148,15 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 def _connected(federation: Federation) -> bool:
     log = federation.kits / "server" / "flgraph.log"
     return log.is_file() and all(f"New client {site}@" in log.read_text() for site in SITES)
+
+
+@pytest.fixture
+def as_sites_tell() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Makes of results of one process those of sites, which tell less of their clients' data and models."""
+
+    def told(results: dict[str, Any]) -> dict[str, Any]:
+        data = {name: sealed(settings) for name, settings in results["data"].items()}
+        parameters = {name: {"shared": counts["shared"]} for name, counts in results["parameters"].items()}
+        return {**results, "data": data, "parameters": parameters}
+
+    return told
