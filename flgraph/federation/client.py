@@ -166,6 +166,8 @@ class Client:
     def disclosed(self) -> dict[str, Any]:
         """What of :attr:`about` another owner may know: nothing of personal tensors, their names and sizes included.
 
+        Which tensors are personal by the agreement among clients is known after it only; before, the routes decide.
+
         Names of relations, sizes of a schema, classes and the like are settings of the data; see
         :func:`~flgraph.federation.data.sealed`.
         """

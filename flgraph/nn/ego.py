@@ -99,7 +99,7 @@ def children_mean(p: Tensor, fanouts: Sequence[int]) -> Tensor:
 def children_mean_of_nodes(p: Tensor, index: Tensor, fanouts: Sequence[int]) -> Tensor:
     """:func:`children_mean` of ``p [n, C]``, a row per node, without a row per position.
 
-    It is a product with a sparse matrix that has a row per parent: a third of the time of a gather and a mean.
+    It is a product with a sparse matrix that has a row per parent.
 
     Args:
         p: ``[n, C]``.
