@@ -95,7 +95,8 @@ def _collect(trainer: FederatedTrainer) -> tuple[list[tuple[str, int]], Tensor, 
     names: list[tuple[str, int]] = []
     rows: list[Tensor] = []
     labels: list[Tensor] = []
-    for client, batches in trainer.engine.predict():
+    for client, predictions in trainer.engine.predict():
+        batches = predictions.batches
         fits = bool(batches) and all(isinstance(part, Tensor) and part.dim() == 2 for part in batches)
         expect(fits, f"predictions of client {client}", "tensors [graphs, columns]", type(batches).__name__)
         own = torch.cat(batches).float().cpu()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import sys
 from collections.abc import Sequence
@@ -12,21 +11,24 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
-import torch
 import yaml
 from jsonargparse.typing import NonNegativeInt
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from rich.console import Console
 
 import flgraph.callbacks
 import flgraph.data
 import flgraph.models  # noqa: F401
 from flgraph.errors import InputError
-from flgraph.federation import EngineError, FederatedTrainer, ProcessGroup
+from flgraph.federation import EngineError, FederatedTrainer, Predictions, ProcessGroup
+from flgraph.federation.display import MetricsTable
 from flgraph.federation.engines import launcher, wire
 from flgraph.federation.engines.place import Place
+from flgraph.federation.records import Metrics
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.packaged import find_config
 from flgraph.report.cli import main as report
+from flgraph.report.predictions import write_predictions
 from flgraph.reproduce.cli import main as reproduce
 
 DESCRIPTION = (
@@ -139,54 +141,35 @@ class FederatedCLI(LightningCLI):
     # -------------------------------------------------------------------------------------------- the subcommands
     def validate(self, ckpt_path: str | None, **kwargs: Any) -> None:
         """Validates the run's newest checkpoint if none is named."""
-        self.trainer.validate(ckpt_path=ckpt_path or "last", **kwargs)
+        self._tell("val", self.trainer.validate(ckpt_path=ckpt_path or "last", **kwargs))
 
     def test(self, ckpt_path: str | None, **kwargs: Any) -> None:
         """Tests the run's newest checkpoint if none is named."""
-        self.trainer.test(ckpt_path=ckpt_path or "last", **kwargs)
+        self._tell("test", self.trainer.test(ckpt_path=ckpt_path or "last", **kwargs))
+
+    def _tell(self, split: str, metrics: Metrics) -> None:
+        """Prints what was asked for where the trainer is silent (``trainer.enable_progress_bar`` is false)."""
+        if self._writes and self.trainer.console.quiet:
+            Console().print(MetricsTable(metrics, f"{split}, round {self.trainer.current_round}"))
+
+    @property
+    def _writes(self) -> bool:
+        """Whether this process is the one that writes and prints."""
+        return self.trainer.engine.leads and self.trainer.is_global_zero
 
     def predict(self, ckpt_path: str | None, **kwargs: Any) -> None:
-        """Writes ``predictions/CLIENT.csv`` into the run folder: class probabilities or embeddings of graphs."""
+        """Writes ``predictions/CLIENT.csv`` into the run folder: what the model says of each graph, node or link."""
         predictions = self.trainer.predict(ckpt_path=ckpt_path or "last", **kwargs)
-        if not (self.trainer.engine.leads and self.trainer.is_global_zero):
+        if not self._writes:
             return
         assert self.trainer.run_dir is not None
         folder = self.trainer.run_dir / "predictions"
         folder.mkdir(exist_ok=True)
+        predicted = getattr(self.model, "predicted", "probabilities")
         for client, batches in predictions.items():
-            rows, file = _rows(client, batches), folder / f"{client}.csv"
-            if getattr(self.model, "gives_embeddings", False):
-                _write_embeddings(rows, file)
-            else:
-                _write_predictions(rows, file)
-        self.trainer.console.print(f"predictions in {folder}", soft_wrap=True, markup=False)
-
-
-def _rows(client: str, batches: list[Any]) -> torch.Tensor:
-    if not all(isinstance(batch, torch.Tensor) and batch.dim() == 2 for batch in batches):
-        got = ", ".join(
-            sorted({f"{list(b.shape)}" if isinstance(b, torch.Tensor) else type(b).__name__ for b in batches})
-        )
-        raise InputError(
-            f"Expected `predict_step` of client `{client}` to give tensors [graphs, columns] but got {got}."
-        )
-    return torch.cat(batches)
-
-
-def _write_predictions(probabilities: torch.Tensor, file: Path) -> None:
-    with open(file, "w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["graph", "class", *(f"p{number}" for number in range(probabilities.size(1)))])
-        for number, row in enumerate(probabilities.float()):
-            writer.writerow([number, int(row.argmax()), *(f"{value:.6f}" for value in row.tolist())])
-
-
-def _write_embeddings(embeddings: torch.Tensor, file: Path) -> None:
-    with open(file, "w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["graph", *(f"e{number}" for number in range(embeddings.size(1)))])
-        for number, row in enumerate(embeddings.float()):
-            writer.writerow([number, *(f"{value:.6g}" for value in row.tolist())])
+            told = Predictions(batches, self.trainer.prediction_rows[client])
+            write_predictions(client, told, predicted, folder / f"{client}.csv")
+        print(f"predictions in {folder}")
 
 
 # What jsonargparse says of something that a class or a field cannot take, and the sentence that is made of it.

@@ -15,7 +15,7 @@ from flgraph.data.cache import cached, content_key
 from flgraph.data.flat import FlatGraphs
 from flgraph.data.loader import GraphLoader
 from flgraph.data.partition import shards as make_shards
-from flgraph.data.partition import stratified_split
+from flgraph.data.partition import split_of, stratified_split
 from flgraph.data.tu import Features, read_tu
 from flgraph.errors import InputError, expect
 from flgraph.nn.structure import structure_embedding
@@ -115,6 +115,12 @@ class GraphDataModule(pl.LightningDataModule):
         """Batches of all graphs, in their order in the data."""
         index = torch.arange(len(self.graphs), device=self.graphs.x.device)
         return GraphLoader(self.graphs, index, self.eval_batch_size)
+
+    @property
+    def prediction_rows(self) -> dict[str, list[Any]]:
+        """All graphs by their numbers in the data, and the split that each is in."""
+        count = len(self.graphs)
+        return {"graph": list(range(count)), "split": split_of(count, train=self.train, val=self.val, test=self.test)}
 
 
 class GraphFederation(pl.LightningDataModule):

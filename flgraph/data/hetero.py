@@ -16,6 +16,7 @@ from flgraph.data.hetero_graph import HeteroGraph
 from flgraph.data.hetero_links import HeteroLinkDataModule
 from flgraph.data.hetero_partition import HeteroPartition, hetero_statistics, random_edge_types, random_edges
 from flgraph.data.hetero_replay import authors_partition
+from flgraph.data.partition import split_of
 from flgraph.errors import expect
 from flgraph.nn.relations import Relations
 
@@ -148,6 +149,16 @@ class HeteroDataModule(pl.LightningDataModule):
     def predict_dataloader(self) -> HeteroLoader:
         """All nodes of the target type, labelled or not."""
         return self._loader("predict", torch.arange(self.graph.num_targets, device=self.graph.y.device))
+
+    @property
+    def prediction_rows(self) -> dict[str, list[Any]]:
+        """The target type's nodes by their numbers in the graph that the client's was cut from, and their splits."""
+        graph = self.graph
+        nodes = graph.nodes[graph.target_start :][: graph.num_targets].tolist()
+        return {
+            "node": nodes,
+            "split": split_of(graph.num_targets, train=graph.train, val=graph.val, test=graph.test),
+        }
 
     def _loader(self, stage: str, index: Tensor) -> HeteroLoader:
         if stage not in self._loaders:

@@ -111,6 +111,12 @@ class HeteroLinkDataModule(pl.LightningDataModule):
         part = _split(whole, wanted, val_fraction, test_fraction, generator)
         kept = _subgraph(whole, part == 0)
         self.graph, self.tie_names = kept.with_reverse() if reverse else kept, tie_names
+        held = (part == 2) & wanted[whole.relation]
+        source, target = whole.nodes[whole.edge_index[:, held]].tolist()
+        kinds = [whole.edge_types[number] for number in whole.relation[held].tolist()]
+        columns = {"source_type": 0, "relation": 1, "target_type": 2}
+        names = {heading: [kind[place] for kind in kinds] for heading, place in columns.items()}
+        self._tested: dict[str, list[Any]] = {**names, "source": source, "target": target}
         self._links = {
             split: self._batch(whole, ((part == number) & wanted[whole.relation]).nonzero()[:, 0])
             for number, split in enumerate(("train", "val", "test"))
@@ -165,6 +171,11 @@ class HeteroLinkDataModule(pl.LightningDataModule):
     def predict_dataloader(self) -> LinkLoader:
         """As for the test."""
         return self.test_dataloader()
+
+    @property
+    def prediction_rows(self) -> dict[str, list[Any]]:
+        """The test's links, nodes by their numbers within their types in the graph that the client's was cut from."""
+        return self._tested
 
     def _row_of(self, whole: HeteroGraph) -> Tensor:
         """Which weight each relation of the whole graph has ``[R]``; forward relations come first in both."""

@@ -26,6 +26,7 @@ from flgraph.data.node_partition import (
     partition_statistics,
 )
 from flgraph.data.node_replay import authors_label_skew
+from flgraph.data.partition import split_of
 from flgraph.data.partition_plot import label_figure
 from flgraph.errors import InputError, expect
 
@@ -204,6 +205,12 @@ class NodeDataModule(pl.LightningDataModule):
     def predict_dataloader(self) -> EgoLoader:
         """Ego-graphs of all nodes of the client's graph, in their order there."""
         return self._evaluation(self.graph, torch.arange(self.graph.num_nodes))
+
+    @property
+    def prediction_rows(self) -> dict[str, list[Any]]:
+        """All nodes by their numbers in the graph that the client's was cut from, and the split that each is in."""
+        splits = {"train": self.train, "val": self.val, "test": self.test, "query": self.query}
+        return {"node": self.graph.nodes.tolist(), "split": split_of(self.graph.num_nodes, **splits)}
 
     def _evaluation(self, graph: NodeGraph, index: Tensor) -> EgoLoader:
         index = index.to(graph.y.device)

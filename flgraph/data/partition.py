@@ -128,3 +128,17 @@ def _divide(
         random_state=seed,
     )
     return one, other
+
+
+def split_of(count: int, **splits: Tensor) -> list[str]:
+    """The name of the split that each of ``count`` graphs or nodes is in; empty for those in none.
+
+    Args:
+        count: how many there are.
+        **splits: numbers of those in each, int64; what is in several is in the first.
+    """
+    names = [""] * count
+    for name, index in reversed(splits.items()):
+        for number in index.tolist():
+            names[number] = name
+    return names

@@ -2,7 +2,7 @@
 
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.callback import FederatedCallback
-from flgraph.federation.client import Client, Turn
+from flgraph.federation.client import Client, Predictions, Turn
 from flgraph.federation.engines import ClientError, Engine, EngineError, ProcessGroup, Sequential
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route, RouteKind, collected, personal, shared
@@ -17,6 +17,7 @@ __all__ = [
     "FederatedCallback",
     "FederatedTrainer",
     "Payload",
+    "Predictions",
     "ProcessGroup",
     "Route",
     "RouteKind",

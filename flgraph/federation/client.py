@@ -48,6 +48,20 @@ class Turn:
     splits: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Predictions:
+    """What a client's model says of the client's prediction data.
+
+    Attributes:
+        batches: what the module's ``predict_step`` returns for each batch.
+        rows: what the rows are of: headings, and a value for each row, see :class:`ClientData`; empty where the data
+            does not tell.
+    """
+
+    batches: list[Any]
+    rows: dict[str, list[Any]]
+
+
 class Client:
     """Holds everything that belongs to one client and answers the server's requests.
 
@@ -269,10 +283,11 @@ class Client:
         expect(known, f"report of client `{self.name}`", f"among the declared {list(declared)}", name)
         self._reported[name] = value
 
-    def predict(self) -> list[Any]:
-        """What the module's ``predict_step`` returns for each batch of the client's prediction data."""
+    def predict(self) -> Predictions:
+        """What the module says of the client's prediction data."""
         seed_all(derive_seed(self.seed, self.name, 0, "predict"))
-        return self.trainer.predict(self.module, dataloaders=self._loader("predict")) or []
+        batches = self.trainer.predict(self.module, dataloaders=self._loader("predict")) or []
+        return Predictions(batches, dict(getattr(self.data, "prediction_rows", {})))
 
     def _loader(self, split: str) -> Any:
         if split not in self._loaders:

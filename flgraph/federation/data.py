@@ -14,7 +14,11 @@ from flgraph.errors import expect
 
 
 class ClientData(Protocol):
-    """What a client must hold; any LightningDataModule with ``num_train_samples`` and ``model_args`` will do."""
+    """What a client must hold; any LightningDataModule with ``num_train_samples`` and ``model_args`` will do.
+
+    It may also have ``prediction_rows``, which tells what ``predict_dataloader`` goes over, a list of values for each
+    heading: ``{"node": [7, 9], "split": ["train", "test"]}``. They are written beside the predictions.
+    """
 
     @property
     def num_train_samples(self) -> int:

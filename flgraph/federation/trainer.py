@@ -207,6 +207,8 @@ class FederatedTrainer(pl.Trainer):
         self.config_text = ""
         """The same as YAML, for ``config.yaml``."""
         self.run_dir: Path | None = None
+        self.prediction_rows: dict[str, dict[str, list[Any]]] = {}
+        """Of each client, what the rows of the last predictions are of, see :class:`ClientData`; empty before them."""
         self.run_log: RunLog | None = None
         self.server: Server | None = None
         self.history = History(monitor, monitor_mode)
@@ -280,12 +282,15 @@ class FederatedTrainer(pl.Trainer):
     ) -> dict[str, list[Any]]:
         """Every client's predictions, one entry per batch, as its model's ``predict_step`` returns them.
 
-        From another process they come only if they are made of tensors and plain values.
+        From another process they come only if they are made of tensors and plain values. What their rows are of is in
+        :attr:`prediction_rows` afterwards.
         """
         with self._session():
             if self._ready(model, datamodule, ckpt_path, "predict") is None:
                 return {}
-            return dict(self.engine.predict())
+            told = dict(self.engine.predict())
+        self.prediction_rows = {name: predictions.rows for name, predictions in told.items()}
+        return {name: predictions.batches for name, predictions in told.items()}
 
     def host(self, model: Model, datamodule: FederatedData, clients: Sequence[str] | None = None) -> dict[str, Client]:
         """Makes clients in this process, for a server elsewhere.

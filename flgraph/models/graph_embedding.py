@@ -69,8 +69,8 @@ class GraphEmbedding(SizedModule, ABC):
         InputError: a hyper-parameter or a batch cannot be used.
     """
 
-    gives_embeddings: ClassVar[bool] = True
-    """What ``predict`` gives are no probabilities."""
+    predicted: ClassVar[str] = "embeddings"
+    """What ``predict`` gives; no probabilities."""
 
     further_loss: FurtherLoss | None = None
     """Added to the loss in training, where somebody sets it; no part of the model's state."""

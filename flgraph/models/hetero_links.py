@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import pytorch_lightning as pl
 import torch
@@ -53,6 +53,9 @@ class LinkPredictor(pl.LightningModule, HeteroInputs):
         - **input:** a :class:`~flgraph.data.LinkBatch` of ``P`` links
         - **output:** scores of the links, ``[P]``
     """
+
+    predicted: ClassVar[str] = "scores"
+    """What ``predict`` gives; no probabilities."""
 
     def __init__(
         self,

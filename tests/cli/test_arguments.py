@@ -64,9 +64,9 @@ def test_embeddings_are_written(done: Call, tu_root: Path, tmp_path: Path) -> No
     (folder,) = (tmp_path / "runs").glob("*/version_0/predictions")
     for client in ("client-1", "client-2"):
         lines = (folder / f"{client}.csv").read_text().splitlines()
-        assert lines[0] == "graph," + ",".join(f"e{number}" for number in range(12))
+        assert lines[0] == "graph,split," + ",".join(f"e{number}" for number in range(12))
         assert len(lines) == 1 + 20
-        row = [float(value) for value in lines[1].split(",")[1:]]
+        row = [float(value) for value in lines[1].split(",")[2:]]
         assert sum(value**2 for value in row) == pytest.approx(1, abs=1e-4)
 
 

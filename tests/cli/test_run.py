@@ -205,6 +205,16 @@ def finished(done: Call, small: list[str], runs: Path) -> Path:
     return runs / "fedstar-alpha-beta" / "version_0"
 
 
+@pytest.mark.parametrize("subcommand", ["validate", "test"])
+def test_evaluation_is_told_where_the_run_is_silent(
+    done: Call, small: list[str], finished: Path, subcommand: str
+) -> None:
+    """What is asked for is printed, and neither a routing table nor progress is."""
+    silent = done(subcommand, *FEDSTAR, *small, "--trainer.enable_progress_bar", "false").out
+    assert silent
+    assert silent in done(subcommand, *FEDSTAR, *small).out
+
+
 @pytest.mark.parametrize(("subcommand", "split"), [("validate", "val"), ("test", "test")])
 def test_evaluation(done: Call, small: list[str], finished: Path, subcommand: str, split: str) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
@@ -227,11 +237,12 @@ def test_predictions(done: Call, small: list[str], finished: Path) -> None:
         with open(finished / "predictions" / f"{client}.csv", newline="") as stream:
             rows = list(csv.DictReader(stream))
         assert [int(row["graph"]) for row in rows] == list(range(graphs))
+        assert {row["split"] for row in rows} == {"train", "val", "test"}
         for row in rows:
             probabilities = [float(row[f"p{number}"]) for number in range(classes)]
             assert sum(probabilities) == pytest.approx(1, abs=1e-5)
             assert probabilities[int(row["class"])] == max(probabilities)
-            assert len(row) == classes + 2
+            assert len(row) == classes + 3
 
 
 def test_checkpoint_paths(done: Call, small: list[str], finished: Path) -> None:

@@ -48,6 +48,15 @@ def test_a_pass_is_one_batch() -> None:
     assert len(HeteroLoader(made, made.train)) == 1
 
 
+def test_predictions_name_the_nodes() -> None:
+    data = HeteroDataModule(graph(val=True))
+    rows, (batch,) = data.prediction_rows, data.predict_dataloader()
+    assert rows["node"] == list(range(data.graph.num_targets))
+    assert (batch.index - data.graph.target_start).tolist() == rows["node"]
+    for split, index in (("train", data.graph.train), ("val", data.graph.val), ("test", data.graph.test)):
+        assert {node for node in rows["node"] if rows["split"][node] == split} == set(index.tolist())
+
+
 def test_rows_that_names_share() -> None:
     data = HeteroDataModule(graph(), tie_names=True)
     assert data.weight_rows == ["r0", "r1", "r2", "r3", "r4"]

@@ -42,6 +42,18 @@ def pairs(batch: LinkBatch) -> set[tuple[int, int, int]]:
     return set(zip(batch.row.tolist(), batch.source.tolist(), batch.target.tolist(), strict=True))
 
 
+def test_predictions_name_the_links() -> None:
+    data = HeteroLinkDataModule(graph(noise=True), test_fraction=0.2, num_others=7)
+    rows, (test,) = data.prediction_rows, data.predict_dataloader()
+    start = dict(zip(data.graph.node_types, data.graph.node_ptr.tolist(), strict=False))
+    assert set(rows["relation"]) == {"likes", "of", "knows"}
+    told = zip(*(rows[heading] for heading in ("source_type", "relation", "target_type")), strict=True)
+    assert [data.weight_rows.index(kind) for kind in told] == test.row.tolist()
+    for end, numbers in (("source", test.source), ("target", test.target)):
+        there = [start[kind] + node for kind, node in zip(rows[f"{end}_type"], rows[end], strict=True)]
+        assert there == numbers.tolist()
+
+
 def test_no_held_back_link_is_in_the_graph_either_way() -> None:
     whole = graph(noise=True)
     data = HeteroLinkDataModule(whole.with_reverse(), val_fraction=0.2, test_fraction=0.1, num_others=7)

@@ -200,8 +200,21 @@ def test_evaluation_that_samples_anew_is_that_of_its_round() -> None:
     both = client.evaluate(("val", "test"), 3)
     assert client.evaluate(("test",), 3).items() <= both.items()
     assert any(client.evaluate(("val", "test"), round) != both for round in range(4, 12))
-    first, second = (torch.cat(client.predict()) for _ in range(2))
+    first, second = (torch.cat(client.predict().batches) for _ in range(2))
     assert torch.equal(first, second)
+
+
+def test_predictions_name_the_nodes_of_the_whole_graph() -> None:
+    whole, data = graph(), federation(num_train=10, num_query=5)
+    for own in (data.client(name) for name in data.clients):
+        rows = own.prediction_rows
+        assert rows["node"] == own.graph.nodes.tolist()
+        assert torch.equal(whole.y[rows["node"]], torch.cat([batch.labels[:, 0] for batch in own.predict_dataloader()]))
+        for split, index in (("train", own.train), ("val", own.val), ("test", own.test), ("query", own.query)):
+            chosen = {node for node, place in zip(rows["node"], rows["split"], strict=True) if place == split}
+            assert chosen == set(own.graph.nodes[index].tolist())
+            assert chosen
+        assert "" in rows["split"]
 
 
 def test_evaluation_may_sample_anew() -> None:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from flgraph.federation.client import Client, Turn
+from flgraph.federation.client import Client, Predictions, Turn
 
 
 class EngineError(RuntimeError):
@@ -100,8 +100,8 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def predict(self) -> Iterator[tuple[str, list[Any]]]:
-        """Client and its predictions, a batch at a time, one client after another."""
+    def predict(self) -> Iterator[tuple[str, Predictions]]:
+        """Client and its predictions, one client after another."""
 
     @abstractmethod
     def about(self) -> dict[str, dict[str, Any]]:

@@ -15,7 +15,7 @@ from pytorch_lightning.plugins.environments import LightningEnvironment
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.checkpoint import load_bytes, state_bytes, state_name
-from flgraph.federation.client import Client, Turn
+from flgraph.federation.client import Client, Predictions, Turn
 from flgraph.federation.engines.base import ClientError, EngineError
 from flgraph.federation.engines.dealing import deal, deal_again
 from flgraph.federation.engines.place import Place, alone, device_of
@@ -218,14 +218,14 @@ class ProcessGroup(Sequential):
             told.update(answer.header["about"])
         return {name: told[name] for name in self.owners}
 
-    def predict(self) -> Iterator[tuple[str, list[Any]]]:
+    def predict(self) -> Iterator[tuple[str, Predictions]]:
         for name, owner in self.owners.items():
             if owner == self.place.rank:
                 yield name, self.clients[name].predict()
                 continue
             self._ask({owner: Message({"do": "predict", "client": name})})
             (piece,) = self._answers([owner])[owner].pieces
-            yield name, load_bytes(piece, f"predictions of client `{name}`")["predictions"]
+            yield name, Predictions(**load_bytes(piece, f"predictions of client `{name}`"))
 
     # --------------------------------------------------------------------------------------------------------- dealing
     def _at(self, turns: Mapping[str, Turn]) -> None:
@@ -324,7 +324,7 @@ class ProcessGroup(Sequential):
             case "about":
                 return Message({"about": super().about()})
             case "predict":
-                return Message({}, [state_bytes({"predictions": self.clients[header["client"]].predict()})])
+                return Message({}, [state_bytes(vars(self.clients[header["client"]].predict()))])
             case "give":
                 return Message({}, [self._give(header["client"])])
             case "take":

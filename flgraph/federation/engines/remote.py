@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.checkpoint import load_bytes, load_file, state_bytes, state_name, write_file
-from flgraph.federation.client import Client, Turn
+from flgraph.federation.client import Client, Predictions, Turn
 from flgraph.federation.engines.base import ClientError, Engine, EngineError
 
 Message = Mapping[str, Any]
@@ -165,7 +165,7 @@ class Remote(Engine):
         self._done = dict.fromkeys(self.site_of, 0)
         return behind
 
-    def predict(self) -> Iterator[tuple[str, list[Any]]]:
+    def predict(self) -> Iterator[tuple[str, Predictions]]:
         raise InputError("Expected `predict` to be run by each site, where its graphs are, but got a federation.")
 
     def _ask(self, messages: Mapping[str, Message]) -> dict[str, Message]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.checkpoint import link_or_copy, load_file, save_file, state_name
-from flgraph.federation.client import Client, Turn
+from flgraph.federation.client import Client, Predictions, Turn
 from flgraph.federation.engines.base import ClientError, Engine
 
 
@@ -53,6 +53,6 @@ class Sequential(Engine):
     def about(self) -> dict[str, dict[str, Any]]:
         return {name: client.about for name, client in self.clients.items()}
 
-    def predict(self) -> Iterator[tuple[str, list[Any]]]:
+    def predict(self) -> Iterator[tuple[str, Predictions]]:
         for name, client in self.clients.items():
             yield name, client.predict()

@@ -1,0 +1,59 @@
+"""What a client's model predicts, as a file that a spreadsheet or pandas opens."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flgraph.errors import InputError, expect
+from flgraph.federation import Predictions
+
+KINDS = ("probabilities", "embeddings", "scores")
+"""What the columns of ``predict_step`` may be; a model tells it as its ``predicted``, and the first is the default."""
+
+
+def write_predictions(client: str, predictions: Predictions, predicted: str, file: Path) -> None:
+    """Writes a line for each graph, node or link: what it is, and what the model says of it.
+
+    Args:
+        client: for error messages.
+        predictions: ``batches`` of tensors ``[n, columns]``. Where ``rows`` does not tell what their rows are, they are
+            numbered from 0 in a column ``row``.
+        predicted: ``"probabilities"`` of classes, ``p0`` and so on, with the ``class`` of the greatest before them;
+            ``"embeddings"``, ``e0`` and so on; or ``"scores"``, ``score`` where there is one column and ``s0`` and so
+            on where there are several.
+        file: a CSV file; replaced if it is there.
+
+    Raises:
+        InputError: the batches are no such tensors, or not as many rows as the data says.
+    """
+    expect(predicted in KINDS, "model.predicted", f"one of {', '.join(KINDS)}", predicted)
+    values = _joined(client, predictions.batches).float()
+    rows = predictions.rows or {"row": list(range(len(values)))}
+    for heading, column in rows.items():
+        wanted = f"{len(values)} values, one for each row that was predicted,"
+        expect(len(column) == len(values), f"{heading} of client {client}'s prediction_rows", wanted, len(column))
+    width = range(values.size(1))
+    said, digits = {
+        "probabilities": (["class", *(f"p{number}" for number in width)], ".6f"),
+        "embeddings": ([f"e{number}" for number in width], ".6g"),
+        "scores": (["score"] if len(width) == 1 else [f"s{number}" for number in width], ".6g"),
+    }[predicted]
+    with open(file, "w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow([*rows, *said])
+        for number, value in enumerate(values):
+            chosen = [int(value.argmax())] if predicted == "probabilities" else []
+            numbers = [format(entry, digits) for entry in value.tolist()]
+            writer.writerow([*(column[number] for column in rows.values()), *chosen, *numbers])
+
+
+def _joined(client: str, batches: list[Any]) -> torch.Tensor:
+    if not batches or not all(isinstance(batch, torch.Tensor) and batch.dim() == 2 for batch in batches):
+        kinds = {f"{list(b.shape)}" if isinstance(b, torch.Tensor) else type(b).__name__ for b in batches}
+        got = ", ".join(sorted(kinds)) or "none"
+        raise InputError(f"Expected `predict_step` of client `{client}` to give tensors [rows, columns] but got {got}.")
+    return torch.cat(batches)
