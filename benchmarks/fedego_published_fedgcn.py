@@ -10,6 +10,7 @@ is what comes out. The two edges are left out, and biases begin at zero.
 from __future__ import annotations
 
 import argparse
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,18 +92,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, help="a file for the table")
     args = parser.parse_args()
+    warnings.filterwarnings("ignore", message=".*Sparse CSR.*|.*Sparse invariant.*")
     torch.set_num_threads(args.threads)
     paper = load_study("fedego/table2").paper
-    head = (
-        "setting",
-        "seeds",
-        "global test, paper",
-        "best",
-        "last",
-        "local, paper",
-        "all nodes, best",
-        "test nodes, best",
-    )
+    head = "setting | seeds | global test, paper | best | last | local, paper | all nodes, best | test nodes, best"
     lines = [f"| {head} |", "|" + "---|" * (head.count("|") + 1)]
     for setting in args.settings:
         best, last = [], []
