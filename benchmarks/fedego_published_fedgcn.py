@@ -25,8 +25,8 @@ from flgraph.packaged import find_config
 from flgraph.reproduce import load_study
 
 LEARNING_RATE, HIDDEN, EPOCHS, DROPOUT = 3e-4, 512, 5, 0.5
-SHARE = 0.2
-"""Of a client's nodes, as many are visited in a step."""
+VISITED = 5
+"""A step visits one in so many of a client's nodes."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Perceptron:
     def step(self) -> None:
         """One step on random training nodes; the loss is a mean over all nodes of the client."""
         count = self.y.numel()
-        index = self.data.train[torch.randperm(self.data.train.numel())[: count // round(1 / SHARE)]]
+        index = self.data.train[torch.randperm(self.data.train.numel())[: count // VISITED]]
         chances = (self.output(take_rows(self.x, index)).softmax(1) + 1e-7).log()
         loss = F.nll_loss(chances, self.y[index], reduction="sum") / count
         self.optimizer.zero_grad()

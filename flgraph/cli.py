@@ -20,7 +20,7 @@ import flgraph.callbacks
 import flgraph.data
 import flgraph.models  # noqa: F401
 from flgraph.errors import InputError
-from flgraph.federation import EngineError, FederatedTrainer, Predictions, ProcessGroup
+from flgraph.federation import EngineError, FederatedTrainer, ProcessGroup
 from flgraph.federation.display import MetricsTable
 from flgraph.federation.engines import launcher, wire
 from flgraph.federation.engines.place import Place
@@ -149,26 +149,21 @@ class FederatedCLI(LightningCLI):
 
     def _tell(self, split: str, metrics: Metrics) -> None:
         """Prints what was asked for where the trainer is silent (``trainer.enable_progress_bar`` is false)."""
-        if self._writes and self.trainer.console.quiet:
+        if self.trainer.writes and self.trainer.console.quiet:
             Console().print(MetricsTable(metrics, f"{split}, round {self.trainer.current_round}"))
-
-    @property
-    def _writes(self) -> bool:
-        """Whether this process is the one that writes and prints."""
-        return self.trainer.engine.leads and self.trainer.is_global_zero
 
     def predict(self, ckpt_path: str | None, **kwargs: Any) -> None:
         """Writes ``predictions/CLIENT.csv`` into the run folder: what the model says of each graph, node or link."""
         predictions = self.trainer.predict(ckpt_path=ckpt_path or "last", **kwargs)
-        if not self._writes:
+        if not self.trainer.writes:
             return
         assert self.trainer.run_dir is not None
         folder = self.trainer.run_dir / "predictions"
         folder.mkdir(exist_ok=True)
         predicted = getattr(self.model, "predicted", "probabilities")
         for client, batches in predictions.items():
-            told = Predictions(batches, self.trainer.prediction_rows[client])
-            write_predictions(client, told, predicted, folder / f"{client}.csv")
+            rows = self.trainer.prediction_rows[client]
+            write_predictions(client, batches, rows, predicted, folder / f"{client}.csv")
         print(f"predictions in {folder}")
 
 

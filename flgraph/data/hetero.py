@@ -153,12 +153,9 @@ class HeteroDataModule(pl.LightningDataModule):
     @property
     def prediction_rows(self) -> dict[str, list[Any]]:
         """The target type's nodes by their numbers in the graph that the client's was cut from, and their splits."""
-        graph = self.graph
-        nodes = graph.nodes[graph.target_start :][: graph.num_targets].tolist()
-        return {
-            "node": nodes,
-            "split": split_of(graph.num_targets, train=graph.train, val=graph.val, test=graph.test),
-        }
+        graph, count = self.graph, self.graph.num_targets
+        nodes = graph.nodes.narrow(0, graph.target_start, count)
+        return {"node": nodes.tolist(), "split": split_of(count, train=graph.train, val=graph.val, test=graph.test)}
 
     def _loader(self, stage: str, index: Tensor) -> HeteroLoader:
         if stage not in self._loaders:

@@ -111,16 +111,13 @@ class HeteroLinkDataModule(pl.LightningDataModule):
         part = _split(whole, wanted, val_fraction, test_fraction, generator)
         kept = _subgraph(whole, part == 0)
         self.graph, self.tie_names = kept.with_reverse() if reverse else kept, tie_names
-        held = (part == 2) & wanted[whole.relation]
-        source, target = whole.nodes[whole.edge_index[:, held]].tolist()
-        kinds = [whole.edge_types[number] for number in whole.relation[held].tolist()]
-        columns = {"source_type": 0, "relation": 1, "target_type": 2}
-        names = {heading: [kind[place] for kind in kinds] for heading, place in columns.items()}
-        self._tested: dict[str, list[Any]] = {**names, "source": source, "target": target}
-        self._links = {
-            split: self._batch(whole, ((part == number) & wanted[whole.relation]).nonzero()[:, 0])
+        chosen = {
+            split: ((part == number) & wanted[whole.relation]).nonzero()[:, 0]
             for number, split in enumerate(("train", "val", "test"))
         }
+        self._links = {split: self._batch(whole, index) for split, index in chosen.items()}
+        self._edge_types, self._test_relation = whole.edge_types, whole.relation[chosen["test"]]
+        self._test_ends = whole.nodes[whole.edge_index[:, chosen["test"]]]
         expect(self.num_train_samples > 0, "data", f"at least one link to train on in `{graph.name}`", "none")
         for split in ("val", "test"):
             batch = self._links[split]
@@ -175,7 +172,11 @@ class HeteroLinkDataModule(pl.LightningDataModule):
     @property
     def prediction_rows(self) -> dict[str, list[Any]]:
         """The test's links, nodes by their numbers within their types in the graph that the client's was cut from."""
-        return self._tested
+        kinds = [self._edge_types[number] for number in self._test_relation.tolist()]
+        columns = enumerate(("source_type", "relation", "target_type"))
+        names = {heading: [kind[place] for kind in kinds] for place, heading in columns}
+        source, target = self._test_ends.tolist()
+        return {**names, "source": source, "target": target}
 
     def _row_of(self, whole: HeteroGraph) -> Tensor:
         """Which weight each relation of the whole graph has ``[R]``; forward relations come first in both."""

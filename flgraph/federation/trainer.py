@@ -195,8 +195,9 @@ class FederatedTrainer(pl.Trainer):
         self.monitor, self.monitor_mode = monitor, monitor_mode
         self.seed, self.name, self.max_logged_clients = seed, name, max_logged_clients
         self.write_checkpoints, self.checkpoint_every = enable_checkpointing, checkpoint_every
-        self._writes = self.engine.leads and self.is_global_zero
-        shows = enable_progress_bar and self._writes
+        self.writes = self.engine.leads and self.is_global_zero
+        """Whether this process is the one that writes files and prints."""
+        shows = enable_progress_bar and self.writes
         self.keep_checkpoints, self.console = keep_checkpoints, Console(quiet=not shows)
         self.given_callbacks: list[pl.Callback] = list(self.callbacks)  # type: ignore[attr-defined]
         self.round_callbacks = [c for c in self.given_callbacks if isinstance(c, FederatedCallback)]
@@ -456,7 +457,7 @@ class FederatedTrainer(pl.Trainer):
                 f"{self.current_round} or more, as done",
                 self.rounds,
             )
-            if self._writes:
+            if self.writes:
                 with writing(self.run_dir):
                     self._store.discard_after(self.current_round)
                     truncate_records(self.run_dir / "history.jsonl", self.current_round)
@@ -467,7 +468,7 @@ class FederatedTrainer(pl.Trainer):
             server.begin()
         about = self.engine.about()
         routes = describe_routes(client["routes"] for client in about.values())
-        if self._writes:
+        if self.writes:
             self._begin_folder(datamodule, routes, resumed)
         self.console.print(routes_table(routes))
         self._call("on_federation_start")
@@ -488,7 +489,7 @@ class FederatedTrainer(pl.Trainer):
             "versions": versions(),
             "config": self.config or self._settings,
         }
-        if self._writes:
+        if self.writes:
             with writing(self.run_dir):
                 write_json(results, self.run_dir / "results.json")
         self.strategy.barrier()  # where Lightning has several processes, none goes on before the files are written
@@ -533,7 +534,7 @@ class FederatedTrainer(pl.Trainer):
             self._call("on_last_round_end")
         best = self.history.best.get("round") == self.current_round
         due = last or best or self.current_round % self.checkpoint_every == 0
-        if self.write_checkpoints and self._writes and due:
+        if self.write_checkpoints and self.writes and due:
             self._checkpoint(server)
 
     def _check_monitor(self, metrics: list[str]) -> None:
@@ -545,7 +546,7 @@ class FederatedTrainer(pl.Trainer):
 
     def _explain(self, error: EngineError) -> None:
         """Keeps the traceback, which the command line leaves out, and says how to go on."""
-        if not self._writes or self.run_dir is None or not self.run_dir.is_dir():
+        if not self.writes or self.run_dir is None or not self.run_dir.is_dir():
             return
         file = self.run_dir / "error.txt"
         write_text("".join(traceback.format_exception(error)), file)

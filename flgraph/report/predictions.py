@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from flgraph.errors import InputError, expect
-from flgraph.federation import Predictions
 
 KINDS = ("probabilities", "embeddings", "scores")
 """What the columns of ``predict_step`` may be; a model tells it as its ``predicted``, and the first is the default."""
 
 
-def write_predictions(client: str, predictions: Predictions, predicted: str, file: Path) -> None:
+def write_predictions(
+    client: str, batches: list[Any], rows: Mapping[str, list[Any]], predicted: str, file: Path
+) -> None:
     """Writes a line for each graph, node or link: what it is, and what the model says of it.
 
     Args:
         client: for error messages.
-        predictions: ``batches`` of tensors ``[n, columns]``. Where ``rows`` does not tell what their rows are, they are
-            numbered from 0 in a column ``row``.
+        batches: what ``predict_step`` gave, tensors ``[n, columns]``.
+        rows: what their rows are of, a list of values for each heading; where there are none, rows are numbered from 0
+            in a column ``row``.
         predicted: ``"probabilities"`` of classes, ``p0`` and so on, with the ``class`` of the greatest before them;
             ``"embeddings"``, ``e0`` and so on; or ``"scores"``, ``score`` where there is one column and ``s0`` and so
             on where there are several.
@@ -31,8 +34,8 @@ def write_predictions(client: str, predictions: Predictions, predicted: str, fil
         InputError: the batches are no such tensors, or not as many rows as the data says.
     """
     expect(predicted in KINDS, "model.predicted", f"one of {', '.join(KINDS)}", predicted)
-    values = _joined(client, predictions.batches).float()
-    rows = predictions.rows or {"row": list(range(len(values)))}
+    values = _joined(client, batches).float()
+    rows = rows or {"row": list(range(len(values)))}
     for heading, column in rows.items():
         wanted = f"{len(values)} values, one for each row that was predicted,"
         expect(len(column) == len(values), f"{heading} of client {client}'s prediction_rows", wanted, len(column))

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from flgraph.errors import InputError
-from flgraph.federation import Predictions
 from flgraph.report.predictions import write_predictions
 
 TWO = [torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5, 0.5]])]
@@ -16,7 +15,7 @@ TWO = [torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5, 0.5]])]
 
 def written(tmp_path: Path, batches: list[Any], rows: dict[str, list[Any]], predicted: Any) -> list[list[str]]:
     file = tmp_path / "A.csv"
-    write_predictions("A", Predictions(batches, rows), predicted, file)
+    write_predictions("A", batches, rows, predicted, file)
     with open(file, newline="") as stream:
         return list(csv.reader(stream))
 
