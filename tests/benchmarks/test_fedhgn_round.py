@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -11,19 +7,6 @@ import torch
 
 from flgraph.data import HeteroDataModule
 from flgraph.models import RGCN
-
-
-@pytest.fixture(scope="module")
-def benchmark() -> Iterator[ModuleType]:
-    file = Path(__file__).parents[2] / "benchmarks" / "fedhgn_round.py"
-    spec = importlib.util.spec_from_file_location("fedhgn_round", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
 
 
 def test_all_variants_compute_the_same_round(benchmark: ModuleType) -> None:

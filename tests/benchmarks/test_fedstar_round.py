@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,19 +10,6 @@ from torch_geometric.data import Data
 
 from flgraph.data import GraphFederation
 from flgraph.models import FedStar
-
-
-@pytest.fixture(scope="module")
-def benchmark() -> Iterator[ModuleType]:
-    file = Path(__file__).parents[2] / "benchmarks" / "fedstar_round.py"
-    spec = importlib.util.spec_from_file_location("fedstar_round", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
 
 
 def random_graph(generator: torch.Generator, features: int, classes: int) -> Data:
