@@ -1,10 +1,9 @@
-"""FedAvg from the weights that FedEgo's published code begins with, and from other draws by the same rule.
+"""FedAvg from the weights that FedEgo's published code begins with, and from flgraph's own draws.
 
 A seed of that code decides its clients and, apart from them, the weights that they begin with, whose mean is the first
 global model. ``partition: authors_label_skew`` has its clients; this has its weights as well, drawn again in the order
-in which the code makes its layers. Between them and other draws there is only luck, so the spread over draws says what
-a difference to a figure of the paper means. Rows of Table 2 are the best of 200 rounds; a mean over some rounds of a
-short run tells more about the weights.
+in which the code makes its layers. flgraph's own draws have matrices of the same distribution, and zero biases. Rows of
+Table 2 are the best of 200 rounds; a mean over some rounds of a short run tells more about the weights.
 """
 
 from __future__ import annotations
@@ -47,7 +46,15 @@ NAMES = {
 
 
 def published_weights(seed: int, clients: int, features: int, classes: int, hidden: int = 512) -> dict[str, Tensor]:
-    """The mean of the clients' first weights, by the names that they have here."""
+    """The mean of the clients' first weights, by the names and in the shapes that :class:`StartedFedEgo` has.
+
+    Args:
+        seed: the code's ``--seed``; torch's default generator is left as it was.
+        clients: number of clients, whose layers are drawn one after another.
+        features: columns of the node features.
+        classes: number of classes.
+        hidden: columns of all hidden layers.
+    """
     own = []
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -117,12 +124,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--settings", nargs="+", default=["Cora", "CiteSeer"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1027, 1107, 2333, 9973])
-    parser.add_argument("--draws", type=int, default=3, help="other first weights for each seed")
+    parser.add_argument("--draws", type=int, default=3, help="runs from other first weights, for each seed; 2 or more")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--last", type=int, default=5, help="rounds to average over")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, help="a file for the table")
     args = parser.parse_args()
+    if args.draws < 2:
+        parser.error(f"--draws: 2 or more are needed for a spread, not {args.draws}")
     warnings.filterwarnings("ignore", message=".*Sparse CSR.*|.*Sparse invariant.*")
     torch.set_num_threads(args.threads)
     head = "setting | seed | global test, published weights | other draws | their spread | local test | other draws"
@@ -135,9 +144,8 @@ def main() -> None:
                     history = run(setting, seed, draw, args.rounds, folder)[-args.last :]
                 ends.append([mean(column) for column in zip(*history, strict=True)])
                 print(f"{setting} {seed} {draw or 'published'}: {ends[-1][0]:.1f} {ends[-1][1]:.1f}", flush=True)
-            (ours, local), others = ends[0], [list(column) for column in zip(*ends[1:], strict=True)]
-            spread = stdev(others[0]) if len(others[0]) > 1 else 0.0
-            figures = (ours, mean(others[0]), spread, local, mean(others[1]))
+            (published, local), others = ends[0], [list(column) for column in zip(*ends[1:], strict=True)]
+            figures = (published, mean(others[0]), stdev(others[0]), local, mean(others[1]))
             lines.append(f"| {setting} | {seed} | " + " | ".join(f"{figure:.1f}" for figure in figures) + " |")
     print("\n".join(lines))
     if args.out:
