@@ -63,7 +63,8 @@ class EarlyStopping(FederatedCallback):
     def on_federation_start(self, trainer: FederatedTrainer) -> None:
         """Undoes the return to the best round where a run goes on, unless it was over."""
         assert trainer.server is not None
-        shares = any(trainer.server.aggregator.holders.values())
+        aggregator = trainer.server.aggregator
+        shares = any(aggregator.holders.values()) or bool(aggregator.extra_tensors)
         alone = "federation, for an algorithm in which clients share something,"
         expect(self.scope == "federation" or not shares, "EarlyStopping.scope", alone, self.scope)
         if self._is_over():

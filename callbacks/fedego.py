@@ -17,7 +17,7 @@ from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.routes import Route, personal, shared
 from flgraph.federation.seeding import derive_seed, seed_all
-from flgraph.federation.server_model import ServerModel, relative_distance
+from flgraph.federation.server_model import ServerModel, relative_distance, server_trainer
 from flgraph.models.fedego import EgoHead, MashedEgos
 from flgraph.models.fedego import FedEgo as FedEgoNet
 
@@ -56,7 +56,8 @@ class FedEgo(Aggregator):
             published code.
         mixup: whether ego-graphs are averaged over a batch; otherwise the first one of each batch is sent as it is,
             which gives a node's embedding away.
-        noise: standard deviation of Gaussian noise that clients add to the embeddings they send.
+        noise: standard deviation of Gaussian noise that clients add to the embeddings they send. It has no privacy
+            budget. In a simulation it derives from the run's seed; at a site of its own, from a secret of the site.
         trees: which mashed ego-graphs have edges at the server: ``"all"``, or as many as the client that sends most of
             them, ``"largest"``, the first ones in the order of clients' names; the others are centers alone. The
             published code has the latter: it puts the edges of all clients into one graph, where each client's nodes
@@ -90,16 +91,19 @@ class FedEgo(Aggregator):
         optimizer_state: Literal["keep", "reset"] = "keep",
     ) -> None:
         super().__init__(optimizer_state)
-        expect(gamma >= 0, "aggregator.gamma", "0 or more", gamma)
+        expect(0 <= gamma < float("inf"), "aggregator.gamma", "a finite number, 0 or more", gamma)
         expect(mixing is None or 0 <= mixing <= 1, "aggregator.mixing", "from 0 to 1, or null for adaptive", mixing)
         expect(reduction_at in ("end", "start"), "aggregator.reduction_at", "end or start", reduction_at)
-        expect(noise >= 0, "aggregator.noise", "0 or more", noise)
+        expect(0 <= noise < float("inf"), "aggregator.noise", "a finite number, 0 or more", noise)
         expect(trees in ("all", "largest"), "aggregator.trees", "all or largest", trees)
         for name, count in (("server_epochs", server_epochs), ("server_batch_size", server_batch_size)):
             expect(count >= 1, f"aggregator.{name}", "1 or more", count)
         expect(0 < server_fraction <= 1, "aggregator.server_fraction", "above 0 and at most 1", server_fraction)
         expect(
-            server_lr is None or server_lr > 0, "aggregator.server_lr", "above 0, or null for the model's", server_lr
+            server_lr is None or 0 < server_lr < float("inf"),
+            "aggregator.server_lr",
+            "a finite number above 0, or null for the model's",
+            server_lr,
         )
         self.gamma, self.mixing, self.noise, self.trees = gamma, mixing, noise, trees
         self.average_reduction, self.reduction_at, self.mixup = average_reduction, reduction_at, mixup
@@ -122,6 +126,7 @@ class FedEgo(Aggregator):
     # ----------------------------------------------------------------------------------------------- server half
     def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
         self._reduction = dict(initial)
+        server_trainer([], {"accelerator": self.server_accelerator})  # or else a mistake shows after the first round
 
     def download(self, client: str, round: int, exchange: str) -> Payload | None:
         if self._model is None:
@@ -220,7 +225,8 @@ class FedEgo(Aggregator):
         module.train()  # Lightning would leave it as it is, and train without dropout
         embedding = torch.cat([part.embedding for part in mashed])
         if self.noise:
-            embedding = embedding + self.noise * torch.randn(embedding.shape).to(embedding)
+            generator = torch.Generator().manual_seed(client.secret_seed("noise", round))
+            embedding = embedding + self.noise * torch.randn(embedding.shape, generator=generator).to(embedding)
         egos = {"ego.embedding": embedding, "ego.label": torch.cat([part.label for part in mashed])}
         keys = ("hidden_channels", "num_classes", "num_layers", "linear", "ego", "dropout", "lr", "weight_decay")
         head = json.dumps({key: module.hparams[key] for key in (*keys, "optimizer")})

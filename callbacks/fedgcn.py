@@ -53,7 +53,7 @@ class FedGCN(FedAvg):
     Args:
         num_hops: 1 or 2, see above.
         install_average: whether clients go on from the average of the weights; the published code of FedEgo computes it
-            for this method and never installs it, so that clients go on alone (false).
+            for this method and never installs it, so that clients go on alone, each from weights of its own (false).
         weighting: see :class:`FedAvg`.
         optimizer_state: see :class:`FedAvg`.
     """
@@ -81,6 +81,10 @@ class FedGCN(FedAvg):
     def exchanges(self, round: int) -> Sequence[str]:
         return ("train",) if round else ("nodes", "degrees", "neighbours")
 
+    @property
+    def wants_initial(self) -> bool:
+        return self.install_average
+
     # ----------------------------------------------------------------------------------------------- server half
     def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
         super().start(initial, clients)
@@ -90,11 +94,10 @@ class FedGCN(FedAvg):
         answer = self._answers.get(client)
         if not self._settled:
             return None if answer is None else Payload(answer)
-        weights = super().download(client, round, exchange)
-        assert weights is not None
-        if answer is not None:
-            return Payload({**weights.tensors, **answer})
-        return weights if self.install_average else None
+        weights = super().download(client, round, exchange) if self.install_average else None
+        if answer is None:
+            return weights
+        return Payload({**(weights.tensors if weights else {}), **answer})
 
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
         self._answers = {}

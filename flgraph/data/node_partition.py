@@ -309,11 +309,11 @@ def partition_statistics(
         names: of the clients; ``client-1`` and so on when ``None``.
 
     Returns:
-        ``global_test`` (``nodes``, ``edges``), ``mean_emd`` and ``clients``, by name: ``nodes``; ``edges``, those
-        between its nodes, and ``edges_cut``, those from its nodes to others of the whole graph (an undirected edge
-        counts once); ``train``, ``val``, ``test``; ``train_labels``, training nodes per class; ``emd``, the sum over
-        classes of ``|P_i(c) - P(c)|`` where ``P`` are shares among training nodes, the client's and those of the union
-        of all clients' (FedEgo, Eq. 14).
+        ``global_test`` (``nodes``, ``edges``, ``labels``: nodes per class), ``mean_emd`` and ``clients``, by name:
+        ``nodes``; ``edges``, those between its nodes, and ``edges_cut``, those from its nodes to others of the whole
+        graph (an undirected edge counts once); ``train``, ``val``, ``test``; ``train_labels``, training nodes per
+        class; ``emd``, the sum over classes of ``|P_i(c) - P(c)|`` where ``P`` are shares among training nodes, the
+        client's and those of the union of all clients' (FedEgo, Eq. 14).
     """
     names = names or [f"client-{number}" for number in range(1, len(partition.clients) + 1)]
     union = torch.cat([client.train for client in partition.clients]).unique()
@@ -335,6 +335,7 @@ def partition_statistics(
         "global_test": {
             "nodes": partition.global_test.numel(),
             "edges": _count_edges(graph, partition.global_test)[0],
+            "labels": torch.bincount(graph.y[partition.global_test], minlength=graph.num_classes).tolist(),
         },
         "mean_emd": math.fsum(client["emd"] for client in clients.values()) / len(clients),
         "clients": clients,

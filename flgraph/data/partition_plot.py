@@ -10,21 +10,24 @@ if TYPE_CHECKING:
 
 
 def label_figure(statistics: Mapping[str, Any], max_clients: int = 40, unit: str = "nodes") -> Figure:
-    """Shares of the classes among each client's training data, with their number and EMD.
+    """Shares of the classes among each client's training data, with their number and EMD, and in the global test graph.
 
     Args:
-        statistics: what :func:`~flgraph.data.partition_statistics` returns.
+        statistics: what :func:`~flgraph.data.partition_statistics` returns; a global test without ``labels`` is left
+            out.
         max_clients: of more clients, only so many are drawn.
         unit: what a client has: nodes, or graphs.
     """
     clients = dict(list(statistics["clients"].items())[:max_clients])
-    figure = share_figure(
-        {name: [float(count) for count in client["train_labels"]] for name, client in clients.items()},
-        f"share of training {unit}",
-        "classes of every client",
-    )
-    for name, client in clients.items():
-        figure.axes[0].text(1.01, name, f"{client['train']} {unit}, EMD {client['emd']:.2f}", va="center", fontsize=8)
+    rows = {name: [float(count) for count in client["train_labels"]] for name, client in clients.items()}
+    told: dict[Any, str] = {name: f"{one['train']} {unit}, EMD {one['emd']:.2f}" for name, one in clients.items()}
+    everywhere = statistics.get("global_test", {})
+    if any(everywhere.get("labels", ())):
+        rows["global test"] = [float(count) for count in everywhere["labels"]]
+        told["global test"] = f"{everywhere['nodes']} {unit}"
+    figure = share_figure(rows, f"share of {unit}", "classes of every client's training data")
+    for name, words in told.items():
+        figure.axes[0].text(1.01, name, words, va="center", fontsize=8)
     return figure
 
 

@@ -20,15 +20,21 @@ def expect_counts(**values: int) -> None:
         expect(isinstance(value, int) and value >= 1, f"trainer.{field}", "a whole number of 1 or more", value)
 
 
-def refused_by_lightning(arguments: Mapping[str, Any], error: Exception) -> InputError:
-    """Lightning's objection to one of its arguments as a sentence of ours; it names the argument in many ways."""
+def refused_by_lightning(arguments: Mapping[str, Any], error: Exception, prefix: str = "trainer.") -> InputError:
+    """Lightning's objection to one of its arguments as a sentence of ours; it names the argument in many ways.
+
+    Args:
+        arguments: what Lightning was given.
+        error: its objection.
+        prefix: what stands before the arguments' names for the user.
+    """
     told = " ".join(str(error).split()).removesuffix(".")
     named = [key for key in arguments if re.search(rf"`{key}\b", told)]
     named += [key for key in arguments if re.search(rf"\b{key}\b", told, re.IGNORECASE)]
     if not named:
-        return InputError(f"Expected `trainer` to be arguments that Lightning takes but got: {told}.")
+        return InputError(f"Expected `{prefix}*` to be arguments that Lightning takes but got: {told}.")
     shown = repr(arguments[named[0]])
-    return InputError(f"Expected `trainer.{named[0]}` to be one that Lightning takes here but got {shown}: {told}.")
+    return InputError(f"Expected `{prefix}{named[0]}` to be one that Lightning takes here but got {shown}: {told}.")
 
 
 def check_processes(engine: Engine, processes: int, devices: Any) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
+from flgraph.federation.arguments import refused_by_lightning
 from flgraph.federation.display import quiet_lightning
 from flgraph.federation.payload import Payload
 from flgraph.federation.refit import OptimizerStates, fit_more, lasting_trainer
@@ -27,13 +29,15 @@ class ServerModel:
         module: the model.
         seed: the run's seed; every call of :meth:`fit` is seeded by it and the round.
         trainer_args: arguments of the server's :class:`pytorch_lightning.Trainer`.
+
+    Raises:
+        InputError: Lightning does not take these arguments here.
     """
 
     def __init__(self, module: pl.LightningModule, seed: int, trainer_args: Mapping[str, Any] | None = None) -> None:
         self.module, self.seed = module, seed
         self._optimizers = OptimizerStates()
-        with quiet_lightning():
-            self.trainer = lasting_trainer([self._optimizers], {"devices": 1, **(trainer_args or {})})
+        self.trainer = server_trainer([self._optimizers], trainer_args or {})
 
     def fit(self, loader: Any, epochs: int, round: int) -> dict[str, float]:
         """Trains for some epochs more; returns what the module logged."""
@@ -80,6 +84,23 @@ class ServerModel:
         self.trainer.fit_loop.load_state_dict(progress["loop"])
         self.trainer.fit_loop.restarting = False  # see Client.load_state
         self.trainer.fit_loop.on_iteration_done()
+
+
+def server_trainer(callbacks: list[pl.Callback], trainer_args: Mapping[str, Any]) -> pl.Trainer:
+    """A Trainer for models of a server half, whose arguments users know as ``aggregator.server_...``.
+
+    Args:
+        callbacks: of the Trainer.
+        trainer_args: its arguments.
+
+    Raises:
+        InputError: Lightning does not take them here.
+    """
+    with quiet_lightning():
+        try:
+            return lasting_trainer(callbacks, {"devices": 1, **trainer_args})
+        except (MisconfigurationException, ValueError, TypeError) as error:
+            raise refused_by_lightning(trainer_args, error, "aggregator.server_") from error
 
 
 def relative_distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import secrets
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -294,7 +295,7 @@ class FederatedTrainer(pl.Trainer):
         return {name: predictions.batches for name, predictions in told.items()}
 
     def host(self, model: Model, datamodule: FederatedData, clients: Sequence[str] | None = None) -> dict[str, Client]:
-        """Makes clients in this process, for a server elsewhere.
+        """Makes clients in this process, for a server elsewhere, which is not to know what noise they add to uploads.
 
         Args:
             model: see :meth:`fit`.
@@ -310,7 +311,7 @@ class FederatedTrainer(pl.Trainer):
             names = self._names(datamodule, "fit")
             for name in clients or ():
                 expect(name in names, "clients", f"among those of the data, {', '.join(names)},", name)
-            self._make_clients(model, datamodule, clients or names, "fit")
+            self._make_clients(model, datamodule, clients or names, "fit", secret=secrets.randbits(63))
         return engine.clients
 
     def _evaluate_only(
@@ -406,7 +407,9 @@ class FederatedTrainer(pl.Trainer):
         datamodule.setup(stage)
         return client_names(datamodule)
 
-    def _make_clients(self, model: Model, datamodule: FederatedData, names: Sequence[str], stage: str) -> None:
+    def _make_clients(
+        self, model: Model, datamodule: FederatedData, names: Sequence[str], stage: str, secret: int | None = None
+    ) -> None:
         """Has the engine make the clients; it may make some of them later, which must be like the others."""
         callbacks = copy.deepcopy([callback for callback in self.given_callbacks if acts_in_clients(callback)])
 
@@ -425,6 +428,7 @@ class FederatedTrainer(pl.Trainer):
                 local_epochs=self.local_epochs,
                 trainer_args=self._client_args,
                 device=self.strategy.root_device,
+                secret=secret,
             )
 
         self.engine.setup(build, names, getattr(datamodule, "release", None))

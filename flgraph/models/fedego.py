@@ -189,6 +189,9 @@ class FedEgo(Classifier):
     def mash(self, batch: Any, mixup: bool = True) -> MashedEgos:
         """One ego-graph that stands for a batch: the mean of every position's embeddings and labels (Eq. 8).
 
+        Below a node that is ``childless`` there is nothing: zeros in the mean of the embeddings, as the client's own
+        layers take it, and left out of the mean of the labels (kept where no ego-graph has a node at the position).
+
         Args:
             batch: a :class:`~flgraph.data.EgoBatch`.
             mixup: whether to average; otherwise the first ego-graph of the batch as it is (the paper's "w/o Mixup").
@@ -198,8 +201,17 @@ class FedEgo(Classifier):
         """
         embedding = at_least_float32(self.embed(batch))
         label = F.one_hot(batch.labels[:, : embedding.size(1)], self.num_classes).to(embedding.dtype)
+        there = None
+        if self.ego and batch.childless is not None and bool(batch.childless.any()):
+            there = _below(batch.childless, batch.fanouts).logical_not().to(embedding.dtype).unsqueeze(2)
+            embedding = embedding * there
         if mixup:
-            embedding, label = embedding.mean(0, keepdim=True), label.mean(0, keepdim=True)
+            embedding = embedding.mean(0, keepdim=True)
+            alike = label.mean(0, keepdim=True)
+            if there is not None:
+                count = there.sum(0, keepdim=True)
+                alike = torch.where(count > 0, (label * there).sum(0, keepdim=True) / count.clamp(min=1), alike)
+            label = alike
         return MashedEgos(embedding[:1], label[:1], tuple(batch.fanouts) if self.ego else ())
 
 
@@ -296,6 +308,17 @@ class EgoHead(Classifier):
         loss = F.cross_entropy(logits, batch.label[:, 0].to(logits.dtype))
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=batch.label.size(0))
         return loss
+
+
+def _below(childless: Tensor, fanouts: Sequence[int]) -> Tensor:
+    """Which positions ``[B, P]`` are below one of ``childless [B, P']``, at any depth."""
+    hop = childless.new_zeros(childless.size(0), 1)
+    hops, start = [hop], 0
+    for k in fanouts:
+        end = start + hop.size(1)
+        hop, start = (hop | childless[:, start:end]).repeat_interleave(k, dim=1), end
+        hops.append(hop)
+    return torch.cat(hops, dim=1)
 
 
 def _initialise(module: torch.nn.Module) -> None:

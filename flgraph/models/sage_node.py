@@ -152,10 +152,10 @@ class NeighGenSAGE(NodeSAGE):
         """Sets the seed of the hidden nodes and of the noise in generated neighbours; 0 if never called."""
         self.draw_seed, self._impaired, self._mended = seed, None, None
 
-    def settle(self) -> None:
-        """Keeps the generator as it is from now on: only the classifier is trained."""
-        self.settled, self._mended = True, None
-        self.generator.requires_grad_(False)
+    def settle(self, settled: bool = True) -> None:
+        """Keeps the generator as it is from now on: only the classifier is trained. Or trains both again."""
+        self.settled, self._mended = settled, None
+        self.generator.requires_grad_(not settled)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The generator's parameters, with a learning rate of their own, and the others."""
@@ -170,8 +170,7 @@ class NeighGenSAGE(NodeSAGE):
         """Puts it back."""
         told = checkpoint.get("neighgen", {})
         self.draw_from(told.get("draw_seed", 0))
-        if told.get("settled"):
-            self.settle()
+        self.settle(bool(told.get("settled")))
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As of any module; graphs are mended anew."""

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
-from flgraph.callbacks import EarlyStopping, FedAvg, Local
+from flgraph.callbacks import EarlyStopping, FedAvg, FedEgo, Local
+from flgraph.data import NodeFederation, NodeGraph
 from flgraph.errors import InputError
 from flgraph.federation import FederatedCallback, FederatedTrainer
 from flgraph.federation.records import read_records
 from flgraph.models import GNN
+from flgraph.models import FedEgo as FedEgoNet
 
 Make = Callable[..., Any]
 Models = dict[str, dict[str, Tensor]]
@@ -168,3 +171,16 @@ def test_bad_input(federate: Make, toy_module: Any, toy_federation: Make) -> Non
     ):
         with pytest.raises(InputError, match=message):
             federate(FedAvg(), rounds=1, callbacks=[callback]).fit(toy_module(), toy_federation(4, 6))
+
+
+def test_clients_that_share_no_layer_may_share_something_else(federate: Make) -> None:
+    """FedEgo without averaged reduction layers still has a global model."""
+    random = torch.Generator().manual_seed(0)
+    edges = torch.randint(0, 60, (2, 400), generator=random)
+    graph = NodeGraph.from_pyg(Data(x=torch.randn(60, 4, generator=random), edge_index=edges, y=torch.arange(60) % 2))
+    data = NodeFederation(graph, num_clients=2, partition="dirichlet", fanouts=(2,))
+    stop = EarlyStopping(scope="clients", average="clients")
+    with pytest.raises(InputError, match=r"`EarlyStopping\.scope` to be federation"):
+        federate(FedEgo(average_reduction=False), rounds=1, callbacks=[stop]).fit(
+            FedEgoNet(hidden_channels=2, num_layers=1), data
+        )

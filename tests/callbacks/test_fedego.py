@@ -279,6 +279,49 @@ def test_noise_is_added_to_what_is_sent(federate: Federate) -> None:
     assert float((sent[1] - sent[0]).std()) == pytest.approx(3.0, rel=0.5)
 
 
+def test_a_site_s_noise_does_not_follow_from_the_run_s_seed(federate: Federate) -> None:
+    """Which the server knows; in a simulation it does, so that a run can be repeated."""
+    data, noise = make_data(nodes=40), []
+    for _ in range(2):
+        trainer: Any = federate(FedEgo(noise=3.0), rounds=1)
+        client = trainer.host(net(), data, ["A"])["A"]
+        told = []
+        for aggregator in (client.aggregator, FedEgo()):
+            torch.manual_seed(0)
+            told.append(aggregator.upload(client, 1, "train").tensors["ego.embedding"])
+        noise.append(told[0] - told[1])
+    assert float(noise[0].std()) == pytest.approx(3.0, rel=0.5)
+    correlation = torch.corrcoef(torch.stack([part.flatten() for part in noise]))[0, 1]
+    assert abs(float(correlation)) < 0.5
+    simulated = []
+    for _ in range(2):
+        trainer = federate(FedEgo(noise=3.0), rounds=1)
+        trainer.fit(net(), data)
+        simulated.append(trainer.engine.clients["A"].module.state_dict())
+    assert all(torch.equal(tensor, simulated[1][name]) for name, tensor in simulated[0].items())
+
+
+@pytest.mark.parametrize(("settings", "batches"), [({}, [1, 1]), ({"server_batch_size": 2}, [2, 2])])
+def test_the_server_s_settings_are_used(settings: dict[str, int], batches: list[int], federate: Federate) -> None:
+    """Of 9 mashed ego-graphs, an epoch at the server visits four ninths in batches."""
+    passes: list[list[int]] = []
+
+    class Count(EgoHead):
+        def on_train_epoch_start(self) -> None:
+            passes.append([])
+
+        def on_train_batch_start(self, batch: MashedEgos, batch_idx: int) -> None:
+            passes[-1].append(batch.label.size(0))
+
+    class Counting(FedEgo):
+        def _make_model(self) -> ServerModel:
+            return ServerModel(Count(**self._head), self.seed, {"accelerator": "cpu"})
+
+    federate(Counting(server_epochs=2, server_fraction=4 / 9, **settings), rounds=1).fit(net(), make_data(nodes=12))
+    assert [len(sizes) for sizes in passes] == batches
+    assert all(sum(sizes) == 4 for sizes in passes)
+
+
 @pytest.mark.parametrize(
     "settings",
     [{}, {"average_reduction": False, "server_lr": 0.1}, {"reduction_at": "start"}],
@@ -339,16 +382,20 @@ def test_relative_distance() -> None:
 
 def test_bad_settings(federate: Federate) -> None:
     for settings, sentence in (
-        ({"gamma": -1.0}, "`aggregator.gamma` to be 0 or more but got -1"),
+        ({"gamma": -1.0}, "`aggregator.gamma` to be a finite number, 0 or more but got -1"),
+        ({"gamma": math.inf}, "`aggregator.gamma` to be a finite number, 0 or more but got inf"),
         ({"mixing": 1.5}, "`aggregator.mixing` to be from 0 to 1, or null for adaptive but got 1.5"),
         ({"trees": "some"}, "`aggregator.trees` to be all or largest"),
-        ({"noise": -1.0}, "`aggregator.noise` to be 0 or more"),
+        ({"noise": -1.0}, "`aggregator.noise` to be a finite number, 0 or more"),
+        ({"noise": math.inf}, "`aggregator.noise` to be a finite number, 0 or more"),
         ({"server_epochs": 0}, "`aggregator.server_epochs` to be 1 or more"),
         ({"server_fraction": 0.0}, "`aggregator.server_fraction` to be above 0 and at most 1"),
-        ({"server_lr": 0.0}, "`aggregator.server_lr` to be above 0"),
+        ({"server_lr": 0.0}, "`aggregator.server_lr` to be a finite number above 0"),
     ):
         with pytest.raises(InputError, match=sentence):
             FedEgo(**settings)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"`aggregator\.server_accelerator` to be one .* but got 'nonsense'"):
+        federate(FedEgo(server_accelerator="nonsense"), rounds=1).fit(net(), make_data())
     bare = make_data()
     bare.given["A"] = Bare(bare.given["A"].graph, bare.given["A"].train)
     with pytest.raises(InputError, match="`data` to be data with `mixup_dataloader` and `train_labels` in client `A`"):

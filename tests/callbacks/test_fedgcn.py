@@ -159,7 +159,7 @@ def test_what_crosses(federate: Federate, recorder: Any) -> None:
 
 
 def test_the_average_need_not_be_installed(federate: Federate, assert_same: Any, recorder: Any) -> None:
-    """The ablation: after the setup clients go on alone, from a common start."""
+    """The ablation: after the setup clients go on alone, each from weights of its own."""
     states = []
     for aggregator in (FedGCN(install_average=False), FedGCN(), FedAvg()):
         engine = type(recorder)()
@@ -170,6 +170,10 @@ def test_the_average_need_not_be_installed(federate: Federate, assert_same: Any,
         sent = {turn.round for _, turn, _ in engine.downloads()}
         assert sent == ({0} if aggregator.name == "fedgcn" and not aggregator.install_average else {0, 1, 2, 3})
     assert not torch.equal(states[0][0]["convs.0.weight"], states[0][1]["convs.0.weight"])
+    still: Any = federate(FedGCN(install_average=False), rounds=1, enable_checkpointing=False)
+    still.fit(net(lr=0.0), Parts(graph(), DISJOINT, cross_edges=True))
+    starts = [client.module.state_dict()["convs.0.weight"] for client in still.engine.clients.values()]
+    assert not torch.equal(starts[0], starts[1])
     assert_same(states[1][0], states[1][1])
     assert not torch.equal(states[1][0]["convs.0.weight"], states[2][0]["convs.0.weight"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ from flgraph.callbacks import FedAvg, FedSagePlus
 from flgraph.data import NodeGraph, WholeGraphDataModule
 from flgraph.errors import InputError
 from flgraph.federation import ClientError, FederatedTrainer
+from flgraph.federation.checkpoint import load_bytes, state_bytes
+from flgraph.federation.client import Turn
 from flgraph.models import GNN, NeighGenSAGE, NodeSAGE
 
 Federate = Callable[..., FederatedTrainer]
@@ -170,6 +173,34 @@ def test_the_noise_is_drawn_once(federate: Federate, recorder: Any) -> None:
     first, second = (dict(recorder.uploads(exchange)) for exchange in ("generate", "refine 1"))
     for name, upload in first.items():
         assert torch.equal(upload.tensors["fedsageplus.z"], second[name].tensors["fedsageplus.z"])
+
+
+def test_a_site_s_noise_does_not_follow_from_the_run_s_seed(federate: Federate) -> None:
+    """Neither do its hidden nodes: other clients get the noisy representations, and the seed is no secret."""
+    data, drawn = Parts(), set()
+    for _ in range(2):
+        clients = federate(FedSagePlus(pretrain_epochs=1), rounds=1).host(net(), data)
+        for client in clients.values():
+            client.turn(Turn(0, "generate"))
+            module: Any = client.module
+            drawn.add(module.draw_seed)
+    assert len(drawn) == 2 * len(data.given)
+
+
+def test_going_back_over_the_turn_that_settles(federate: Federate, assert_same: Any) -> None:
+    """A site that is asked again for the first turn of training computes the same."""
+    trainer: Any = federate(FedSagePlus(pretrain_epochs=2, generator_rounds=1), rounds=1, client_fraction=0.4)
+    trainer.fit(net(), Parts())
+    name, client = next((n, c) for n, c in trainer.engine.clients.items() if not c.module.settled)
+    before = state_bytes(client.state())
+    turn = Turn(2, "train", trainer.server.aggregator.download(name, 2, "train").to_bytes())
+    first, state = client.turn(turn), copy.deepcopy(client.state())
+    assert client.module.settled
+    client.load_state(load_bytes(before, name))
+    assert not client.module.settled
+    assert all(parameter.requires_grad for parameter in client.module.generator.parameters())
+    assert client.turn(turn) == first
+    assert_same(client.state(), state)
 
 
 def test_refusals(federate: Federate, graph_federation: Callable[..., Any]) -> None:

@@ -235,7 +235,11 @@ def test_statistics_are_those_of_loops(undirected: bool) -> None:
             "emd": pytest.approx(emds[-1]),
         }
     held = set(dealt.global_test.tolist())
-    assert statistics["global_test"] == {"nodes": 120, "edges": network.subgraph(held).number_of_edges()}
+    assert statistics["global_test"] == {
+        "nodes": 120,
+        "edges": network.subgraph(held).number_of_edges(),
+        "labels": [sum(int(g.y[node]) == c for node in held) for c in range(5)],
+    }
     assert statistics["mean_emd"] == pytest.approx(sum(emds) / 3)
     assert list(statistics["clients"]) == ["client-1", "client-2", "client-3"]
     assert list(partition_statistics(g, dealt, ["a", "b", "c"])["clients"]) == ["a", "b", "c"]

@@ -117,6 +117,29 @@ def test_mixup_is_the_mean_of_every_position() -> None:
     assert torch.equal(first.label[0].argmax(-1), batch.labels[0])
 
 
+def test_below_a_childless_node_there_is_nothing_to_average() -> None:
+    """Theorem 4.1 again: the server's linear layers make of the mashed ego-graph the mean of the clients' centers."""
+    batch = ego_batch()
+    batch.childless = torch.zeros(6, 3, dtype=torch.bool)
+    batch.childless[0] = True  # no edges at all
+    batch.childless[1:, 2] = True  # the second child of every other center
+    model = make(linear=True).eval()
+    mashed = model.mash(batch)
+    told = model.personalization(mashed.embedding, FANOUTS)
+    torch.testing.assert_close(told[0], model(batch).mean(0))
+    there = torch.ones(6, 7, dtype=torch.bool)
+    there[0, 1:] = there[:, 5:] = False
+    embedding = model.embed(batch)
+    for position in range(7):
+        kept = embedding[there[:, position], position]
+        torch.testing.assert_close(mashed.embedding[0, position], kept.sum(0) / 6)
+        labels = batch.labels[there[:, position], position] if position < 5 else batch.labels[:, position]
+        torch.testing.assert_close(mashed.label[0, position], F.one_hot(labels, 3).float().mean(0))
+    first = model.mash(batch, mixup=False)
+    assert not first.embedding[0, 1:].any()
+    torch.testing.assert_close(first.embedding[0, 0], embedding[0, 0])
+
+
 def test_without_ego_graphs_only_centers_are_shared() -> None:
     model, batch = make(ego=False).eval(), ego_batch()
     mashed = model.mash(batch)
