@@ -57,7 +57,7 @@ class FedEgo(Aggregator):
         mixup: whether ego-graphs are averaged over a batch; otherwise the first one of each batch is sent as it is,
             which gives a node's embedding away.
         noise: standard deviation of Gaussian noise that clients add to the embeddings they send. It has no privacy
-            budget. In a simulation it derives from the run's seed; at a site of its own, from a secret of the site.
+            budget. Like all that a client draws it derives from the client's seed, see :class:`Client`.
         trees: which mashed ego-graphs have edges at the server: ``"all"``, or as many as the client that sends most of
             them, ``"largest"``, the first ones in the order of clients' names; the others are centers alone. The
             published code has the latter: it puts the edges of all clients into one graph, where each client's nodes
@@ -225,8 +225,7 @@ class FedEgo(Aggregator):
         module.train()  # Lightning would leave it as it is, and train without dropout
         embedding = torch.cat([part.embedding for part in mashed])
         if self.noise:
-            generator = torch.Generator().manual_seed(client.secret_seed("noise", round))
-            embedding = embedding + self.noise * torch.randn(embedding.shape, generator=generator).to(embedding)
+            embedding = embedding + self.noise * torch.randn(embedding.shape).to(embedding)
         egos = {"ego.embedding": embedding, "ego.label": torch.cat([part.label for part in mashed])}
         keys = ("hidden_channels", "num_classes", "num_layers", "linear", "ego", "dropout", "lr", "weight_decay")
         head = json.dumps({key: module.hparams[key] for key in (*keys, "optimizer")})

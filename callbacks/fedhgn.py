@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
@@ -15,7 +16,6 @@ from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route, personal, shared
-from flgraph.federation.seeding import derive_seed
 from flgraph.models.classifier import at_least_float32
 
 _ROWS, _COEFFICIENTS, _BASES = "rows.", ".coefficients", ".bases"
@@ -25,9 +25,10 @@ class FedHGN(FedAvg):
     r"""Averages bases and schema-free weights, and aligns coefficients with those of others, whose they are unknown.
 
     Weights that belong to a relation are sums of bases, :math:`\mathbf{W}_r = \sum_b \beta_{rb} \mathbf{V}_b` (Eq. 2).
-    Bases and weights of no relation are averaged. Coefficients stay; besides, each client sends their rows in random
-    order, the server pools the rows of all clients, and sends every client those of the others, shuffled anew for each
-    receiver. Clients minimise (Eq. 3)
+    Bases and weights of no relation are averaged. Coefficients stay; besides, each client sends their rows, sorted by
+    their values, the server pools the rows of all clients, and sends every client those of the others, sorted likewise.
+    (The paper shuffles. An order by values tells no more, and needs no random numbers that others might draw again.)
+    Clients minimise (Eq. 3)
 
     .. math::
         L_{\mathrm{task}} + \lambda \sum_r \min_{r^{\prime}} \lVert \beta_r - \beta_{r^{\prime}} \rVert^2,
@@ -62,10 +63,9 @@ class FedHGN(FedAvg):
         optimizer_state: Literal["keep", "reset"] = "keep",
     ) -> None:
         super().__init__(weighting, optimizer_state)
-        expect(alignment >= 0, "aggregator.alignment", "0 or more", alignment)
+        expect(0 <= alignment < float("inf"), "aggregator.alignment", "a finite number, 0 or more", alignment)
         self.alignment, self.bases = alignment, list(bases)
         self._rows: dict[str, dict[str, Tensor]] = {}  # server half: client to layer to the rows it sent last
-        self._round = 0
         self._others: dict[str, Tensor] = {}  # client half: layer to the rows received
 
     def routes(self) -> list[Route]:
@@ -78,7 +78,6 @@ class FedHGN(FedAvg):
         return Payload({**own.tensors, **self._rows_for(client)}) if self.alignment else own
 
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
-        self._round = round
         weights = {}
         for client, upload in uploads.items():
             rows = {name: t for name, t in upload.tensors.items() if name.startswith(_ROWS)}
@@ -87,7 +86,7 @@ class FedHGN(FedAvg):
         super().aggregate(weights, round, exchange)
 
     def _rows_for(self, client: str) -> dict[str, Tensor]:
-        """The rows of all others, layer by layer, in an order that depends on the receiver and the round alone."""
+        """The rows of all others, layer by layer."""
         result = {}
         for name, bases in self._payload.tensors.items():
             if not name.endswith(_BASES):
@@ -95,19 +94,15 @@ class FedHGN(FedAvg):
             layer = _ROWS + name.removesuffix(_BASES)
             sent = [self._rows[other][layer] for other in sorted(self._rows) if other != client]
             silent = len(sent) < len(self.holders) - 1
-            rows = torch.cat([*sent, bases.new_zeros(int(silent), bases.size(0))])
-            generator = torch.Generator().manual_seed(derive_seed(self.seed, "rows", client, self._round, layer))
-            result[layer] = rows[torch.randperm(rows.size(0), generator=generator)]
+            result[layer] = by_value(torch.cat([*sent, bases.new_zeros(int(silent), bases.size(0))]))
         return result
 
     def server_state(self) -> Payload:
         rows = {f"sent/{client}/{layer}": t for client, layers in self._rows.items() for layer, t in layers.items()}
-        plain = {"round": self._round, "clients": list(self._rows)}
-        return Payload({**super().server_state().tensors, **rows}, {"plain": json.dumps(plain)})
+        return Payload({**super().server_state().tensors, **rows}, {"clients": json.dumps(list(self._rows))})
 
     def load_server_state(self, state: Payload) -> None:
-        plain = json.loads(str(state.scalars["plain"]))
-        self._round, self._rows = plain["round"], {client: {} for client in plain["clients"]}
+        self._rows = {client: {} for client in json.loads(str(state.scalars["clients"]))}
         own = {}
         for name, tensor in state.tensors.items():
             if name.startswith("sent/"):
@@ -131,10 +126,14 @@ class FedHGN(FedAvg):
         rows = {}
         for name, parameter in client.module.named_parameters():
             if name.endswith(_COEFFICIENTS):
-                order = torch.randperm(parameter.size(0)).to(parameter.device)  # the turn's own random numbers
-                rows[_ROWS + name.removesuffix(_COEFFICIENTS)] = parameter.detach()[order]
+                place = name.removesuffix(_COEFFICIENTS)
+                if place + _BASES in client.routing.shared:  # or else they are of bases that nobody else has
+                    rows[_ROWS + place] = by_value(parameter.detach())
         expect(
-            bool(rows), "model", f"one with coefficients (`*{_COEFFICIENTS}`) for FedHGN", type(client.module).__name__
+            bool(rows),
+            "model",
+            f"one with coefficients (`*{_COEFFICIENTS}`) of shared bases for FedHGN",
+            type(client.module).__name__,
         )
         return Payload({**own.tensors, **rows}, own.scalars)
 
@@ -143,9 +142,10 @@ class FedHGN(FedAvg):
     ) -> None:
         """Adds the gradient of the alignment term."""
         parameters = dict(pl_module.named_parameters())
+        stepping = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for layer, rows in self._others.items():
             coefficients = parameters[layer + _COEFFICIENTS]
-            if not rows.numel():
+            if not rows.numel() or id(coefficients) not in stepping or not coefficients.requires_grad:
                 continue
             others = rows.to(coefficients)
             distances = torch.cdist(at_least_float32(coefficients.detach()), at_least_float32(others))
@@ -160,3 +160,9 @@ class FedHGN(FedAvg):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Puts back what :meth:`state_dict` returned."""
         self._others = dict(state_dict["others"])
+
+
+def by_value(rows: Tensor) -> Tensor:
+    """Rows ``[n, B]`` sorted by their first value, then their second, and so on: nothing is left of their order."""
+    values = rows.detach().double().cpu().numpy()
+    return rows[torch.from_numpy(np.lexsort(values.T[::-1])).to(rows.device)] if rows.size(1) else rows

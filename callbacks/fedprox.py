@@ -34,7 +34,7 @@ class FedProx(FedAvg):
         optimizer_state: Literal["keep", "reset"] = "keep",
     ) -> None:
         super().__init__(weighting, optimizer_state)
-        expect(mu >= 0, "aggregator.mu", "0 or more", mu)
+        expect(0 <= mu < float("inf"), "aggregator.mu", "a finite number, 0 or more", mu)
         self.mu = mu
         self._center: dict[str, Tensor] = {}
 

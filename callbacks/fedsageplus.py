@@ -15,6 +15,7 @@ from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route, collected, personal, shared
+from flgraph.federation.seeding import derive_seed
 from flgraph.models.sage_node import NeighGenSAGE
 from flgraph.nn import FeatureGenerator
 from flgraph.nn.neighgen import feature_loss, first_ones, nearest_of_all
@@ -45,8 +46,7 @@ class FedSagePlus(FedAvg):
     What leaks: the server can solve a client's gradient for the features of the nodes that were nearest, exactly where
     fewer neighbours are compared than the last hidden layer of fGen has columns; so can, with two clients, the other.
     Clients see the others' fGen with its input, which is a model of hidden neighbours' features, and how many of each
-    node were hidden. The noise is drawn once, from what only the client knows if it is at a site of its own
-    (:meth:`Client.secret_seed`).
+    node were hidden. The noise is drawn once, from the client's seed, see :class:`Client`.
 
     Goes with :class:`flgraph.models.NeighGenSAGE` and data whose batches are whole graphs, such as
     :class:`flgraph.data.WholeGraphFederation`.
@@ -144,7 +144,7 @@ class FedSagePlus(FedAvg):
         return Payload(tensors, {"num_features": module.in_channels})
 
     def _begin(self, client: Client) -> None:
-        _module(client).draw_from(client.secret_seed("neighgen"))
+        _module(client).draw_from(derive_seed(self.seed, client.name, "neighgen"))
 
     def _settle(self, client: Client) -> None:
         if not _module(client).settled:

@@ -71,13 +71,12 @@ class Client:
         data: its data.
         aggregator: the algorithm; a copy is made.
         callbacks: further callbacks; those that override Lightning's hooks are copied into the client's Trainer.
-        seed: the run's seed.
+        seed: what the client draws derives from it: the run's seed where a run is simulated, and can so be repeated;
+            at a site of its own, one that nobody else knows.
         local_epochs: epochs per training exchange.
         trainer_args: arguments of the client's :class:`pytorch_lightning.Trainer`.
         device: where the client's model stays, unless ``trainer_args`` name a strategy; Lightning decides when
             ``None``.
-        secret: what seeds that nobody else is to know derive from; ``seed`` when ``None``, as in a simulation, which
-            can so be repeated.
     """
 
     def __init__(
@@ -92,11 +91,9 @@ class Client:
         local_epochs: int = 1,
         trainer_args: Mapping[str, Any] | None = None,
         device: torch.device | None = None,
-        secret: int | None = None,
     ) -> None:
         self.name, self.module, self.data = name, module, data
         self.seed, self.local_epochs = seed, local_epochs
-        self._secret = seed if secret is None else secret
         self.aggregator = copy.deepcopy(aggregator)
         self.aggregator.seed = seed
         self.routing = RoutingTable(
@@ -158,13 +155,6 @@ class Client:
         return upload
 
     # --------------------------------------------------------------- what the client half of an algorithm uses
-    def secret_seed(self, *parts: str | int) -> int:
-        """A seed for what the others must not be able to draw again, such as noise on an upload.
-
-        A turn's own seed, which torch's default generator has, does not do: the server knows what it derives from.
-        """
-        return derive_seed(self._secret, self.name, *parts)
-
     @property
     def num_samples(self) -> int:
         """Number of training samples."""

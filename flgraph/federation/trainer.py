@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import secrets
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -294,13 +293,17 @@ class FederatedTrainer(pl.Trainer):
         self.prediction_rows = {name: predictions.rows for name, predictions in told.items()}
         return {name: predictions.batches for name, predictions in told.items()}
 
-    def host(self, model: Model, datamodule: FederatedData, clients: Sequence[str] | None = None) -> dict[str, Client]:
-        """Makes clients in this process, for a server elsewhere, which is not to know what noise they add to uploads.
+    def host(
+        self, model: Model, datamodule: FederatedData, clients: Sequence[str] | None = None, seed: int | None = None
+    ) -> dict[str, Client]:
+        """Makes clients in this process, for a server elsewhere.
 
         Args:
             model: see :meth:`fit`.
             datamodule: see there.
             clients: names of those that are here; all of the datamodule's when ``None``.
+            seed: of all that they draw, first weights and noise on uploads included; the run's when ``None``, which the
+                server knows.
 
         Raises:
             InputError: a name is not the datamodule's, or as :meth:`fit`.
@@ -311,7 +314,7 @@ class FederatedTrainer(pl.Trainer):
             names = self._names(datamodule, "fit")
             for name in clients or ():
                 expect(name in names, "clients", f"among those of the data, {', '.join(names)},", name)
-            self._make_clients(model, datamodule, clients or names, "fit", secret=secrets.randbits(63))
+            self._make_clients(model, datamodule, clients or names, "fit", seed)
         return engine.clients
 
     def _evaluate_only(
@@ -408,9 +411,10 @@ class FederatedTrainer(pl.Trainer):
         return client_names(datamodule)
 
     def _make_clients(
-        self, model: Model, datamodule: FederatedData, names: Sequence[str], stage: str, secret: int | None = None
+        self, model: Model, datamodule: FederatedData, names: Sequence[str], stage: str, seed: int | None = None
     ) -> None:
         """Has the engine make the clients; it may make some of them later, which must be like the others."""
+        own = self.seed if seed is None else seed
         callbacks = copy.deepcopy([callback for callback in self.given_callbacks if acts_in_clients(callback)])
 
         def build(name: str) -> Client:
@@ -420,15 +424,14 @@ class FederatedTrainer(pl.Trainer):
                 data.setup(stage)
             return Client(
                 name,
-                client_module(model, data, self.seed, name),
+                client_module(model, data, own, name),
                 data,
                 self.aggregator,
                 callbacks,
-                seed=self.seed,
+                seed=own,
                 local_epochs=self.local_epochs,
                 trainer_args=self._client_args,
                 device=self.strategy.root_device,
-                secret=secret,
             )
 
         self.engine.setup(build, names, getattr(datamodule, "release", None))

@@ -18,7 +18,7 @@ from flgraph.errors import InputError, expect
 from flgraph.federation.arguments import WHERE
 from flgraph.federation.checkpoint import find_checkpoint
 from flgraph.federation.engines.remote import Host, Post, Remote
-from flgraph.flare.settings import SiteSettings, clients_folder, refuse_foreign_classes
+from flgraph.flare.settings import SiteSettings, clients_folder, refuse_foreign_classes, site_seed
 
 
 class SitesData(pl.LightningDataModule):
@@ -65,7 +65,8 @@ def host(config: str, settings: SiteSettings) -> Host:
     quiet = {"engine": None, "enable_progress_bar": False, "logger": False, "enable_checkpointing": False}
     content["trainer"] = {**content["trainer"], **quiet, "default_root_dir": settings.folder, **settings.trainer}
     cli = _configured({**content, "data": dict(settings.data)})
-    clients = cli.trainer.host(cli.model, cli.datamodule, settings.clients or None)
+    seed = site_seed(settings, cli.trainer.seed)
+    clients = cli.trainer.host(cli.model, cli.datamodule, settings.clients or None, seed)
     return Host(clients, clients_folder(settings))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
@@ -11,8 +14,9 @@ from typing import Any
 import yaml
 
 from flgraph.errors import expect
+from flgraph.federation.seeding import derive_seed
 
-FILE = "flgraph.yaml"
+FILE, SECRET = "flgraph.yaml", "secret"
 ALLOWED = ("flgraph.*", "pytorch_lightning.callbacks.*")
 """Classes that the configuration of a job may name, unless the site says otherwise."""
 
@@ -27,6 +31,9 @@ class SiteSettings:
         folder: where runs, or states of clients, are kept, seen from the kit; ``flgraph`` when empty.
         allow: patterns of classes that the configuration of a job may name.
         trainer: arguments of the site's Trainers that are its own choice, for example ``accelerator``.
+        seed: of all that its clients draw: first weights, batches, noise on uploads. When ``None``, it derives from a
+            secret that the site draws once and keeps in ``folder``. The run's own, which everybody knows, gives the
+            same bits as a run in one process.
     """
 
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -34,6 +41,7 @@ class SiteSettings:
     folder: str = ""
     allow: tuple[str, ...] = ALLOWED
     trainer: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
 
 
 def read_settings(kit: Path) -> SiteSettings:
@@ -54,6 +62,8 @@ def read_settings(kit: Path) -> SiteSettings:
             expect(isinstance(content[key], list), f"{key} in {file}", "a list of strings", content[key])
             content[key] = tuple(map(str, content[key]))
     settings = SiteSettings(**content)
+    whole = settings.seed is None or (isinstance(settings.seed, int) and not isinstance(settings.seed, bool))
+    expect(whole, f"seed in {file}", "a whole number", settings.seed)
     folder = kit / (settings.folder or "flgraph")
     return SiteSettings(**{**content, "folder": str(folder)})
 
@@ -61,6 +71,34 @@ def read_settings(kit: Path) -> SiteSettings:
 def clients_folder(settings: SiteSettings) -> Path:
     """Where a site keeps the states of its clients."""
     return Path(settings.folder) / "clients"
+
+
+def site_seed(settings: SiteSettings, run: int) -> int:
+    """What the draws of a site's clients derive from.
+
+    Args:
+        settings: of the site.
+        run: the run's seed.
+
+    Raises:
+        InputError: what lies in place of the secret is none.
+    """
+    if settings.seed is not None:
+        return settings.seed
+    file = Path(settings.folder) / SECRET
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        # Of the right size before it has its name, so that nothing that breaks leaves a part of it.
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f"{SECRET}.") as part:  # only the owner reads it
+            part.write(secrets.token_hex(32))
+            part.flush()
+            os.fsync(part.fileno())
+            os.link(part.name, file)
+    except FileExistsError:
+        pass  # drawn before
+    known = file.read_text().strip()
+    expect(len(known) == 64, str(file), "a secret of 64 digits, or not there, to be drawn anew,", f"{len(known)}")
+    return derive_seed(int(known, 16), run)
 
 
 def refuse_foreign_classes(config: Any, allow: tuple[str, ...]) -> None:

@@ -279,28 +279,6 @@ def test_noise_is_added_to_what_is_sent(federate: Federate) -> None:
     assert float((sent[1] - sent[0]).std()) == pytest.approx(3.0, rel=0.5)
 
 
-def test_a_site_s_noise_does_not_follow_from_the_run_s_seed(federate: Federate) -> None:
-    """Which the server knows; in a simulation it does, so that a run can be repeated."""
-    data, noise = make_data(nodes=40), []
-    for _ in range(2):
-        trainer: Any = federate(FedEgo(noise=3.0), rounds=1)
-        client = trainer.host(net(), data, ["A"])["A"]
-        told = []
-        for aggregator in (client.aggregator, FedEgo()):
-            torch.manual_seed(0)
-            told.append(aggregator.upload(client, 1, "train").tensors["ego.embedding"])
-        noise.append(told[0] - told[1])
-    assert float(noise[0].std()) == pytest.approx(3.0, rel=0.5)
-    correlation = torch.corrcoef(torch.stack([part.flatten() for part in noise]))[0, 1]
-    assert abs(float(correlation)) < 0.5
-    simulated = []
-    for _ in range(2):
-        trainer = federate(FedEgo(noise=3.0), rounds=1)
-        trainer.fit(net(), data)
-        simulated.append(trainer.engine.clients["A"].module.state_dict())
-    assert all(torch.equal(tensor, simulated[1][name]) for name, tensor in simulated[0].items())
-
-
 @pytest.mark.parametrize(("settings", "batches"), [({}, [1, 1]), ({"server_batch_size": 2}, [2, 2])])
 def test_the_server_s_settings_are_used(settings: dict[str, int], batches: list[int], federate: Federate) -> None:
     """Of 9 mashed ego-graphs, an epoch at the server visits four ninths in batches."""

@@ -150,6 +150,7 @@ def test_a_large_mu_keeps_clients_together(
     assert spread(5.0) < 0.5 * spread(0.0)
 
 
-def test_refuses_a_negative_mu() -> None:
-    with pytest.raises(InputError, match=r"`aggregator\.mu` to be 0 or more but got -1"):
-        FedProx(mu=-1)
+def test_refuses_a_mu_that_cannot_be() -> None:
+    for mu in (-1, float("inf"), float("nan")):
+        with pytest.raises(InputError, match=rf"`aggregator\.mu` to be a finite number, 0 or more but got {mu}"):
+            FedProx(mu=mu)

@@ -175,11 +175,11 @@ def test_the_noise_is_drawn_once(federate: Federate, recorder: Any) -> None:
         assert torch.equal(upload.tensors["fedsageplus.z"], second[name].tensors["fedsageplus.z"])
 
 
-def test_a_site_s_noise_does_not_follow_from_the_run_s_seed(federate: Federate) -> None:
-    """Neither do its hidden nodes: other clients get the noisy representations, and the seed is no secret."""
+def test_noise_and_hidden_nodes_follow_from_the_site_s_seed(federate: Federate) -> None:
+    """Not from the run's, which those know who get the noisy representations."""
     data, drawn = Parts(), set()
-    for _ in range(2):
-        clients = federate(FedSagePlus(pretrain_epochs=1), rounds=1).host(net(), data)
+    for seed in (1, 2):
+        clients = federate(FedSagePlus(pretrain_epochs=1), rounds=1).host(net(), data, seed=seed)
         for client in clients.values():
             client.turn(Turn(0, "generate"))
             module: Any = client.module

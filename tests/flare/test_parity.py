@@ -76,7 +76,8 @@ def _fit(name: str, methods: Any, federation: Any, clients: list[str], out: Path
     """Runs a method at two sites, more clients at the first; returns the run with the states of all clients."""
     method, sites = name.partition("-")[0], ("north", "east")
     for site, own in zip(sites, (clients[:-1], clients[-1:]), strict=True):
-        content = {"data": {"class_path": f"federations.{methods.kind(method).__name__}"}, "clients": own}
+        data = {"class_path": f"federations.{methods.kind(method).__name__}"}
+        content = {"data": data, "clients": own, "seed": 0}  # the run's own
         (federation.kits / site / "local" / "flgraph.yaml").write_text(yaml.safe_dump(content))
     run = federation.begin_run(name, *methods.settings(method, methods.ROUNDS), sites=sites)
     assert run.wait(400) == 0, federation.told(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from flgraph.federation.engines.remote import Message
 from flgraph.flare.cli import configuration, main
 from flgraph.flare.jobs import Supervisor, _heard
 from flgraph.flare.run import SitesData, host, serve, tell
-from flgraph.flare.settings import SiteSettings, read_settings, refuse_foreign_classes
+from flgraph.flare.settings import SiteSettings, read_settings, refuse_foreign_classes, site_seed
 
 pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args")  # pytest's own are on the command line
 
@@ -110,7 +111,8 @@ def test_classes_that_a_site_has_not_allowed_are_refused(tmp_path: Path) -> None
     ("content", "sentence"),
     [
         ("- a", "to be a YAML mapping but got 'list'"),
-        ("dat: {}", "to be a mapping with fields among data, clients, folder, allow, trainer but got 'dat'"),
+        ("dat: {}", "to be a mapping with fields among data, clients, folder, allow, trainer, seed but got 'dat'"),
+        ("seed: x", "`seed in .*` to be a whole number but got 'x'"),
         ("clients: a", "`clients in .*` to be a list of strings but got 'a'"),
     ],
 )
@@ -179,6 +181,23 @@ def test_what_is_a_matter_of_places_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump({**whole, "ckpt_path": None}))
     assert configuration(["-c", str(file)]) == config()
+
+
+def test_what_clients_draw_derives_from_a_secret_of_the_site(tmp_path: Path) -> None:
+    """Or from a seed that the site names. The secret is drawn once, and nobody else may read it."""
+    one, other = (settings("north", tmp_path / name, seed=None) for name in ("one", "other"))
+    drawn = site_seed(one, 0)
+    assert site_seed(one, 0) == drawn
+    assert len({drawn, site_seed(one, 1), site_seed(other, 0), 0}) == 4
+    (file,) = (tmp_path / "one").iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert host(config(), one).clients["trees"].seed == site_seed(one, yaml.safe_load(config())["seed_everything"])
+    named = settings("north", tmp_path / "named", seed=7)
+    assert host(config(), named).clients["trees"].seed == 7
+    assert not (tmp_path / "named" / "secret").exists()
+    file.write_text("abc")
+    with pytest.raises(InputError, match="to be a secret of 64 digits, or not there, to be drawn anew, but got '3'"):
+        site_seed(one, 0)
 
 
 def test_folders_are_seen_from_the_kit(tmp_path: Path) -> None:
