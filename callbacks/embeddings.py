@@ -42,7 +42,8 @@ class EmbeddingPictures(FederatedCallback):
     ) -> None:
         sound = len(rounds) > 0 and all(number >= 1 for number in rounds)
         expect(sound, "callbacks.rounds", "numbers of 1 or more", list(rounds))
-        expect(perplexity > 0, "callbacks.perplexity", "a positive number", perplexity)
+        expect(0 < perplexity < float("inf"), "callbacks.perplexity", "a positive, finite number", perplexity)
+        expect(0 <= seed < 2**32, "callbacks.seed", "between 0 and 2^32 - 1", seed)
         self.rounds, self.projector = list(rounds), projector
         self.perplexity, self.seed = perplexity, seed
 
@@ -100,6 +101,8 @@ def _collect(trainer: FederatedTrainer) -> tuple[list[tuple[str, int]], Tensor, 
         fits = bool(batches) and all(isinstance(part, Tensor) and part.dim() == 2 for part in batches)
         expect(fits, f"predictions of client {client}", "tensors [graphs, columns]", type(batches).__name__)
         own = torch.cat(batches).float().cpu()
+        sound = bool(own.isfinite().all())
+        expect(sound, f"predictions of client {client}", "finite numbers", "some that are not")
         y = _labels(trainer, client)
         if rows:
             width, first = rows[0].size(1), names[0][0]

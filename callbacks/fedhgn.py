@@ -44,7 +44,8 @@ class FedHGN(FedAvg):
     relations are in no payload. A client learns how many relations all others have together.
 
     Goes with :class:`flgraph.models.RGCN`, :class:`flgraph.models.HeteroGAT` and every other model whose parameters of
-    types are pairs ``PLACE.coefficients``, a row per type, and ``PLACE.bases``.
+    types are pairs ``PLACE.coefficients``, a row per type, and ``PLACE.bases``. What ``bases`` does not name stays with
+    the client: for ``HeteroGAT`` it is to name ``convs.*.attention``, too (``configs/method/fedhgn_gat.yaml``).
 
     Args:
         alignment: :math:`\lambda`; with 0 nothing is sent of the coefficients (the paper's ablation "B").

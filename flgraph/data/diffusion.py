@@ -65,9 +65,10 @@ class Diffusion:
         expect(self.kind in get_args(DiffusionKind), "diffusion.kind", "ppr or heat", self.kind)
         expect(self.sparsify in get_args(Sparsify), "diffusion.sparsify", "threshold, topk or none", self.sparsify)
         expect(0 < self.alpha <= 1, "diffusion.alpha", "above 0 and at most 1", self.alpha)
-        expect(self.time > 0, "diffusion.time", "a positive number", self.time)
-        expect(self.self_loop >= 0, "diffusion.self_loop", "0 or more", self.self_loop)
-        expect(self.eps is None or self.eps > 0, "diffusion.eps", "a positive number or null", self.eps)
+        expect(0 < self.time < float("inf"), "diffusion.time", "a positive, finite number", self.time)
+        expect(0 <= self.self_loop < float("inf"), "diffusion.self_loop", "a finite number, 0 or more", self.self_loop)
+        sound = self.eps is None or 0 < self.eps < float("inf")
+        expect(sound, "diffusion.eps", "a positive, finite number or null", self.eps)
         for name, count in (("avg_degree", self.avg_degree), ("top_k", self.top_k)):
             expect(count >= 1, f"diffusion.{name}", "1 or more", count)
 

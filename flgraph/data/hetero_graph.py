@@ -176,10 +176,14 @@ class HeteroGraph:
         if y is None and "train_y" in store:
             y = torch.full((counts[target],), -1)
             for part in ("train", "test"):
+                there = f"{part}_idx" in store and f"{part}_y" in store
+                what = f"`{part}_idx` and `{part}_y`, as `y` is missing"
+                _expect(there, f"{name}[{target}]", f"a store with {what},", "one without")
                 y[store[f"{part}_idx"]] = store[f"{part}_y"]
         if y is None:
             raise InputError(f"Expected node type `{target}` of graph `{name}` to have `y` but it has none.")
         expect(y.dim() == 1, f"{name}.y", "of shape [N], one class per node,", list(y.shape))
+        expect(not y.is_floating_point(), f"{name}.y", "classes of an integer type", y.dtype)
         train, val, test = (store.get(f"{part}_mask", store.get(f"{part}_idx")) for part in ("train", "val", "test"))
         return cls.from_edges(counts, edges_of, target, y.long(), train, val, test, num_classes, x, name)
 
@@ -277,6 +281,7 @@ class HeteroGraph:
             _expect(sound, f"{name}.{field}", "of shape [n] and int64", _form(index))
             outside = index[(index < 0) | (index >= members)].tolist()
             expect(not outside, f"{name}.{field}", f"nodes 0 to {members - 1} of {self.target!r}", outside[:5])
+            _expect(index.unique().numel() == index.numel(), f"{name}.{field}", "different nodes", "one twice")
             _expect(bool((self.y[index] >= 0).all()), f"{name}.{field}", "labelled nodes", "one without a label")
             _expect(not bool(seen[index].any()), f"{name}.{field}", "nodes of no other split", "one that is")
             seen[index] = True
@@ -339,7 +344,11 @@ class HeteroGraph:
     @property
     def content(self) -> str:
         """A digest of all that the graph holds but its name, 64 hexadecimal digits."""
-        return content_key("hetero graph", self.node_types, self.edge_types, self.target, self.num_classes, self.parts)
+        if self.labelled:
+            told = (self.target, self.num_classes, self.parts)
+        else:  # nothing depends on the target then, nor on y, which is as long as that has nodes
+            told = ("", self.num_classes, {name: part for name, part in self.parts.items() if name != "y"})
+        return content_key("hetero graph", self.node_types, self.edge_types, *told)
 
     def relations(self, tie_names: bool = False) -> Relations:
         """The edges in the form that layers use, made when first asked for.
@@ -373,6 +382,11 @@ class HeteroGraph:
         schema = ("node_types", "node_ptr", "edge_types", "edge_ptr", "edge_index", "target", "num_classes", "name")
         fields = (*schema, "y", "train", "val", "test", "x", "nodes")
         return HeteroGraph(**{field: getattr(self, field) for field in fields} | changed, validate=validate)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether some node has a class; otherwise nothing depends on which type is the target."""
+        return bool((self.y >= 0).any())
 
     @property
     def reverses(self) -> list[int]:
@@ -419,7 +433,7 @@ class HeteroGraph:
             name: of the new graph; this graph's when ``None``.
 
         Raises:
-            InputError: no node of the target type is left.
+            InputError: no node of the target type is left; where no node has a class, no node at all.
         """
         name = name or self.name
         kept = edges.nonzero()[:, 0] if edges.dtype == torch.bool else edges.unique()
@@ -428,11 +442,15 @@ class HeteroGraph:
         used[edge_index.flatten()] = True
         ptr = offsets(used.long())[self.node_ptr]
         counts, edge_counts = ptr.diff(), torch.bincount(relation, minlength=len(self.edge_types))
-        own = used[self.target_start : self.target_start + self.num_targets]
+        alive = [kind for kind, count in zip(self.node_types, counts.tolist(), strict=True) if count]
+        own, target, y = used[self.target_start : self.target_start + self.num_targets], self.target, self.y
+        if alive and not bool(own.any()) and not self.labelled:  # then any type will do
+            first = self.node_types.index(alive[0])
+            target, own = alive[0], used[self.node_ptr[first] : self.node_ptr[first + 1]]
+            y = self.y.new_full((own.numel(),), -1)
         _expect(bool(own.any()), name, f"a graph with nodes of the target type {self.target!r}", "one without")
         place = own.long().cumsum(0) - 1
         train, val, test = (place[index[own[index]]] for index in (self.train, self.val, self.test))
-        alive = [kind for kind, count in zip(self.node_types, counts.tolist(), strict=True) if count]
         members = dict(zip(self.node_types, used.split(self.node_ptr.diff().tolist()), strict=True))
         return self._like(
             node_types=alive,
@@ -441,7 +459,8 @@ class HeteroGraph:
             edge_ptr=offsets(edge_counts[edge_counts > 0]),
             # Numbers keep their order, so the edges keep theirs.
             edge_index=(used.long().cumsum(0) - 1)[edge_index],
-            y=self.y[own],
+            target=target,
+            y=y[own],
             train=train,
             val=val,
             test=test,
@@ -506,7 +525,8 @@ class HeteroGraph:
         stay in the order given.
         """
         counts, edges = dict(zip(self.node_types, self.node_ptr.diff().tolist(), strict=True)), self.edges
-        nodes = {t: content_key(count, t == self.target, self.x.get(t)) for t, count in counts.items()}
+        target = self.target if self.labelled else None
+        nodes = {t: content_key(count, t == target, self.x.get(t)) for t, count in counts.items()}
         links = {(s, name, t): content_key(s == t, edges[s, name, t]) for s, name, t in edges}
         for _ in range(2):
             beside = {kind: content_key(own, nodes[kind[0]], nodes[kind[2]]) for kind, own in links.items()}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from flgraph.data.hetero_graph import EdgeType, HeteroGraph
+from flgraph.data.hetero_graph import REVERSE, EdgeType, HeteroGraph
 from flgraph.errors import expect
 from flgraph.nn.adjacency import offsets
 from flgraph.nn.relations import Relations
@@ -70,14 +71,15 @@ class HeteroLinkDataModule(pl.LightningDataModule):
     """One client's heterogeneous graph for link prediction; goes with any Trainer, federated or not.
 
     A random part of the edges of each predicted relation is held back for validation, another for the test; their
-    reverses are taken out with them. Messages go along all other edges, and these are what is trained on. A held-back
+    reverses are taken out with them, and so is the same edge where it is there twice or, between nodes of one type, in
+    both directions. Messages go along all other edges, and these are what is trained on. A held-back
     link competes with ``num_others`` random nodes of its target's type that it does not join in this relation, always
     the same ones.
 
     Args:
         graph: the graph; reverse relations are taken out and added anew, labels are not looked at.
         predicted: the relations to predict, by name or (source type, name, target type); all when ``None``.
-        val_fraction: share of the edges of each relation to validate on, rounded.
+        val_fraction: share of the edges of each relation to validate on, rounded; those that go together count once.
         test_fraction: share to test on, rounded.
         num_others: what each held-back link competes with.
         seed: of what is held back and of what it competes with.
@@ -86,7 +88,8 @@ class HeteroLinkDataModule(pl.LightningDataModule):
         settings: plain values that describe how the data was made.
 
     Raises:
-        InputError: a setting cannot be used, or nothing is left to train on.
+        InputError: a setting cannot be used, a predicted relation is another one turned round under a name that does
+            not tell it, or nothing is left to train on.
     """
 
     def __init__(
@@ -103,10 +106,13 @@ class HeteroLinkDataModule(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         expect(0 <= val_fraction < 1, "data.val_fraction", "0 or more and below 1", val_fraction)
-        expect(0 <= test_fraction < 1 - val_fraction, "data.test_fraction", "0 or more, and 1 at most", test_fraction)
+        left = f"0 or more and below {1 - val_fraction:g}, what `data.val_fraction` leaves"
+        expect(0 <= test_fraction < 1 - val_fraction, "data.test_fraction", left, test_fraction)
         expect(num_others >= 1, "data.num_others", "1 or more", num_others)
         whole = graph.without_reverse()
         wanted = _wanted(whole, predicted)
+        _refuse_twins(whole, wanted)
+        expect(0 <= seed < 2**63, "data.partition_seed", "0 or more and below 2^63", seed)
         generator = torch.Generator().manual_seed(seed)
         part = _split(whole, wanted, val_fraction, test_fraction, generator)
         kept = _subgraph(whole, part == 0)
@@ -207,13 +213,53 @@ def _wanted(graph: HeteroGraph, predicted: Sequence[str | EdgeType] | None) -> T
 def _split(graph: HeteroGraph, wanted: Tensor, val: float, test: float, generator: torch.Generator) -> Tensor:
     """0 for edges to train on, 1 for validation, 2 for the test ``[E]``; the same shares in each relation."""
     part = torch.zeros(graph.num_edges, dtype=torch.long)
-    for number, (first, count) in enumerate(zip(graph.edge_ptr.tolist(), graph.edge_ptr.diff().tolist(), strict=False)):
+    for number, (first, end) in enumerate(pairwise(graph.edge_ptr.tolist())):
         if wanted[number]:
-            order = first + torch.randperm(count, generator=generator)
+            source, _, target = graph.edge_types[number]
+            group = _together(graph.edge_index[:, first:end], source == target)
+            count = int(group.max()) + 1 if group.numel() else 0
+            order = torch.randperm(count, generator=generator)
             held = round(val * count)
-            part[order[:held]] = 1
-            part[order[held : held + round(test * count)]] = 2
+            of_group = torch.zeros(count, dtype=torch.long)
+            of_group[order[:held]] = 1
+            of_group[order[held : held + round(test * count)]] = 2
+            part[first:end] = of_group[group]
     return part
+
+
+def _together(edges: Tensor, either_way: bool) -> Tensor:
+    """Numbers of groups ``[e]``, in the order of their first edges: edges between the same nodes are in one.
+
+    Args:
+        edges: ``[2, e]``.
+        either_way: whether the direction does not matter.
+    """
+    ends = edges.sort(dim=0).values if either_way else edges
+    _, inverse = ends.unique(dim=1, return_inverse=True)
+    first = torch.full((edges.size(1),), edges.size(1)).scatter_reduce_(
+        0, inverse, torch.arange(edges.size(1)), reduce="amin"
+    )
+    rank = torch.empty_like(first)
+    rank[first.argsort()] = torch.arange(first.numel())
+    return rank[inverse]
+
+
+def _refuse_twins(graph: HeteroGraph, wanted: Tensor) -> None:
+    """A relation with the edges of another, turned round or not, would tell what is held back of that one."""
+    places = graph.edge_ptr.tolist()
+    for one in wanted.nonzero()[:, 0].tolist():
+        source, name, target = graph.edge_types[one]
+        own = graph.edge_index[:, places[one] : places[one + 1]].unique(dim=1)
+        for other, kind in enumerate(graph.edge_types):
+            if other == one or not own.numel():
+                continue
+            theirs = graph.edge_index[:, places[other] : places[other + 1]]
+            for turned in (False, True):
+                ends = (kind[2], kind[0]) if turned else (kind[0], kind[2])
+                alike = ends == (source, target)
+                if alike and torch.equal((theirs.flip(0) if turned else theirs).unique(dim=1), own):
+                    what = f"without relation `{kind[1]}`, which has the edges of `{name}` (reverse: `{REVERSE}...`),"
+                    expect(False, f"graph `{graph.name}`", what, kind)
 
 
 def _subgraph(graph: HeteroGraph, kept: Tensor) -> HeteroGraph:

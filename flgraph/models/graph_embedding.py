@@ -91,6 +91,7 @@ class GraphEmbedding(SizedModule, ABC):
         expect(embedding in get_args(EmbeddingName), "model.embedding", "raw, unit or log", embedding)
         self.embedding = embedding
         expect(cluster_restarts >= 1, "model.cluster_restarts", "1 or more", cluster_restarts)
+        expect(0 <= cluster_seed < 2**32, "model.cluster_seed", "between 0 and 2^32 - 1", cluster_seed)
         self.cluster_seed, self.cluster_restarts, self.probe = cluster_seed, cluster_restarts, probe
         self._losses: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
         self._embedded: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)

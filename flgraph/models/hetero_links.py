@@ -173,8 +173,7 @@ class LinkPredictor(pl.LightningModule, HeteroInputs):
     def _report(self, batch: Any, stage: str) -> None:
         links, others = self._against(self.encode(batch), batch, batch.others)
         values = {"loss": self._loss(links, others), "mrr": mean_reciprocal_rank(links, others)}
-        truth = torch.cat([torch.ones_like(links), torch.zeros_like(others)], dim=1).flatten().long()
-        values["auc"] = binary_auroc(torch.cat([links, others], dim=1).flatten(), truth)
+        values["auc"] = area_under_roc(links, others)
         count = batch.target.numel()
         self.log_dict({f"{stage}/{name}": value for name, value in values.items()}, batch_size=count)
         self.log(f"{stage}/samples", float(count), reduce_fx="sum", batch_size=count)
@@ -191,8 +190,29 @@ def mean_reciprocal_rank(links: Tensor, others: Tensor) -> Tensor:
     """The mean over links of 1 / rank among what they compete with; an equal score counts half a place.
 
     Args:
-        links: scores ``[P, 1]``.
+        links: scores ``[P, 1]``; NaN among these or the others makes the result NaN.
         others: scores ``[P, k]``.
     """
     ranks = 1 + (others > links).sum(1) + 0.5 * (others == links).sum(1)
-    return ranks.reciprocal().mean()
+    return _if_finite(ranks.reciprocal().mean(), links, others)
+
+
+def area_under_roc(links: Tensor, others: Tensor) -> Tensor:
+    """The share of pairs of a link and another in which the link has the higher score; an equal one counts half.
+
+    Args:
+        links: scores ``[P, 1]``; NaN among these or the others makes the result NaN.
+        others: scores ``[P, k]``.
+    """
+    scores = torch.cat([links, others], dim=1).flatten()
+    truth = torch.cat([torch.ones_like(links), torch.zeros_like(others)], dim=1).flatten().long()
+    # Places, as torchmetrics would take a sigmoid of scores, which makes large ones equal.
+    levels, place = scores.unique(return_inverse=True)
+    area = binary_auroc(place.double() / max(1, levels.numel() - 1), truth)
+    return _if_finite(area.to(torch.float32), links, others)
+
+
+def _if_finite(value: Tensor, *scores: Tensor) -> Tensor:
+    """NaN where some scores are none: every comparison with them is false, which would be the best rank."""
+    sound = torch.stack([part.isfinite().all() for part in scores]).all()
+    return torch.where(sound, value, torch.full_like(value, float("nan")))

@@ -152,6 +152,7 @@ def test_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"eps": 0.0}, "diffusion.eps"),
         ({"top_k": 0}, "diffusion.top_k"),
         ({"self_loop": -1.0}, "diffusion.self_loop"),
+        *(({name: float("inf")}, f"diffusion.{name}") for name in ("time", "eps", "self_loop")),
     ],
 )
 def test_refusals(wrong: dict[str, Any], field: str) -> None:

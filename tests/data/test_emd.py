@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -103,6 +104,15 @@ def test_refusals(args: tuple[int, float], told: str) -> None:
     with pytest.raises(InputError, match="Expected") as error:
         emd_shards(labels(5, 5), *args, seed=0, min_size=2)
     assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [({"tolerance": float("inf")}, "`tolerance` to be a positive, finite"), ({"seed": -1}, "`partition_seed` to be")],
+)
+def test_refusals_of_settings(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        emd_shards(labels(5, 5), 2, 0.2, **{"seed": 0, **wrong})
 
 
 @pytest.mark.parametrize(

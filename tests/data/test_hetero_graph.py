@@ -165,6 +165,7 @@ def edge(*pairs: tuple[int, int]) -> Tensor:
         ({"train": torch.tensor([3])}, r"`toy\.train` to be nodes 0 to 2 of 'a' but got \[3\]"),
         ({"train": torch.tensor([2])}, r"`toy\.train` to be labelled nodes"),
         ({"test": torch.tensor([0])}, r"`toy\.test` to be nodes of no other split"),
+        ({"train": torch.tensor([0, 1, 0])}, r"`toy\.train` to be different nodes but got one twice"),
         ({"val": torch.tensor([True])}, r"`toy\.val` to be a mask of shape \[3\]"),
         ({"x": {"c": torch.zeros(3, 1)}}, r"`toy\.x` to be features of node types a, b but got 'c'"),
         ({"x": {"a": torch.zeros(2, 1)}}, r"`toy\.x\[a\]` to be of shape \[3, F\] and float32"),
@@ -217,6 +218,12 @@ def test_from_pyg_without_masks() -> None:
     assert graph.train.tolist() == [1, 3]
     assert graph.test.tolist() == [0]
     assert graph.x["b"].shape == (2, 3)
+    del data["a"].test_idx
+    with pytest.raises(InputError, match="a store with `test_idx` and `test_y`, as `y` is missing"):
+        HeteroGraph.from_pyg(data, "a")
+    data["a"].y = torch.tensor([0.4, 1.6, 0.0, 1.0])
+    with pytest.raises(InputError, match=r"`graph\.y` to be classes of an integer type but got torch\.float32"):
+        HeteroGraph.from_pyg(data, "a")
 
 
 # --------------------------------------------------------------------------------------------------------- real files

@@ -14,7 +14,7 @@ from flgraph.data import HeteroClients, HeteroFederation, HeteroGraph, HeteroLin
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.models import LinkPredictor
-from flgraph.models.hetero_links import mean_reciprocal_rank
+from flgraph.models.hetero_links import area_under_roc, mean_reciprocal_rank
 
 COUNTS = {"user": 40, "film": 30, "genre": 5}
 
@@ -72,8 +72,9 @@ def test_no_held_back_link_is_in_the_graph_either_way() -> None:
     ways = len(counts)
     assert {link for link in taken if link[0] < ways} == pairs(train)
     assert {(row - ways, t, s) for row, s, t in taken if row >= ways} == pairs(train)
-    multiple = pairs(train) & held  # a link that is there twice may lie on both sides
-    assert all(link[0] == rows["user", "knows", "user"] for link in multiple)
+    assert not pairs(train) & held
+    knows = rows["user", "knows", "user"]
+    assert not {(row, t, s) for row, s, t in pairs(train) if row == knows} & held
     every = pairs(train) | held
     for batch in (val, test):
         assert batch.others is not None
@@ -209,3 +210,72 @@ def test_bad_input() -> None:
             LinkPredictor(**{field: value})  # type: ignore[arg-type]
     with pytest.raises(InputError, match="sizes to be given before it is called"):
         LinkPredictor()(next(iter(HeteroLinkDataModule(graph()).train_dataloader())))
+
+
+def test_an_edge_goes_with_its_mirror_image_and_its_copies() -> None:
+    """As ``ToUndirected`` makes them within one type; each is told by the other."""
+    data = hetero_data()
+    ends = torch.randint(0, 40, (2, 60), generator=torch.Generator().manual_seed(1))
+    ends = ends[:, ends[0] != ends[1]]
+    data["user", "knows", "user"].edge_index = torch.cat([ends, ends.flip(0), ends[:, :5]], dim=1)
+    module = HeteroLinkDataModule(HeteroGraph.from_pyg(data, None), ["knows"], val_fraction=0.3, test_fraction=0.3)
+    parts = [
+        {frozenset(link[1:]) for link in pairs(batch)}
+        for loader in (module.train_dataloader(), module.val_dataloader(), module.test_dataloader())
+        for batch in loader
+    ]
+    assert all(parts)
+    assert not parts[0] & (parts[1] | parts[2])
+    assert not parts[1] & parts[2]
+    assert set.union(*parts) == {frozenset(pair) for pair in ends.t().tolist()}
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_a_reverse_under_another_name_is_refused(turned: bool) -> None:
+    data = hetero_data()
+    likes = data["user", "likes", "film"].edge_index[:, torch.randperm(40)]
+    data["user", "likes", "film"].edge_index = likes
+    kind = ("film", "liked by", "user") if turned else ("user", "watched", "film")
+    data[kind].edge_index = (likes.flip(0) if turned else likes).flip(1)
+    sentence = f"without relation `{kind[1]}`, which has the edges of `likes`"
+    with pytest.raises(InputError, match=sentence):
+        HeteroLinkDataModule(HeteroGraph.from_pyg(data, None))
+    HeteroLinkDataModule(HeteroGraph.from_pyg(data, None), ["of"])
+
+
+def test_the_order_of_types_means_nothing_without_labels() -> None:
+    """Which type is listed first would be the target."""
+    whole = graph(noise=True)
+    known = HeteroLinkDataModule(whole.canonical())
+    data, other = hetero_data(noise=True), HeteroData()
+    for kind in ("genre", "film", "user"):
+        other[kind].update(data[kind].to_dict())
+    for kind in reversed(data.edge_types):
+        other[kind].edge_index = data[kind].edge_index
+    listed = HeteroGraph.from_pyg(other, None, name="films")
+    assert listed.target != whole.target
+    assert listed.canonical().content == whole.canonical().content
+    assert HeteroLinkDataModule(listed.canonical()).settings == known.settings
+    labelled = whole._like(y=torch.zeros(40, dtype=torch.long), num_classes=1)
+    assert labelled.content != whole.content
+
+
+def test_a_part_without_the_first_type_is_still_a_graph() -> None:
+    whole = graph()
+    part = whole.cut(whole.relation == whole.edge_types.index(("film", "of", "genre")))
+    assert part.node_types == ("film", "genre")
+    assert part.target == "film"
+    assert not part.labelled
+
+
+def test_metrics_of_scores_that_are_large_or_none() -> None:
+    links, others = torch.tensor([[30.0], [40.0]]), torch.tensor([[20.0], [25.0]])
+    assert float(area_under_roc(links, others)) == 1.0
+    assert float(area_under_roc(others, links)) == 0.0
+    assert float(area_under_roc(links, links)) == 0.5
+    mixed = torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0, 0.0], [3.0, -1.0]])
+    higher = [(a > b) + 0.5 * (a == b) for a in (1.0, 3.0) for b in (2.0, 0.0, 3.0, -1.0)]
+    assert float(area_under_roc(*mixed)) == pytest.approx(sum(higher) / len(higher))
+    for metric in (area_under_roc, mean_reciprocal_rank):
+        assert math.isnan(float(metric(links, torch.full_like(others, float("nan")))))
+        assert math.isnan(float(metric(torch.full_like(links, float("inf")), others)))

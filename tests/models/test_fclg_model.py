@@ -139,6 +139,7 @@ def test_no_second_view(graph_list: Callable[..., list[Data]]) -> None:
         ({"num_layers": 0}, "model.num_layers"),
         ({"embedding": "rank"}, "model.embedding"),
         ({"cluster_restarts": 0}, "model.cluster_restarts"),
+        ({"cluster_seed": -1}, "model.cluster_seed"),
         ({"optimizer": "sgdd"}, "model.optimizer"),
     ],
 )
