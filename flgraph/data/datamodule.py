@@ -168,6 +168,7 @@ class GraphFederation(pl.LightningDataModule):
         expect(eval_batch_size >= 1, "data.eval_batch_size", "1 or more", eval_batch_size)
         for field, dim in (("dse_dim", dse_dim), ("rwse_dim", rwse_dim)):
             expect(dim >= 1, f"data.{field}", "1 or more", dim)
+        expect(0 <= split_seed < 2**32, "data.split_seed", "between 0 and 2^32 - 1", split_seed)
         self.name = name
         self.structure, self.dse_dim, self.rwse_dim = structure, dse_dim, rwse_dim
         self.fractions, self.split_seed = tuple(fractions), split_seed

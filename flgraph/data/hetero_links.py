@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from flgraph.data.hetero_graph import REVERSE, EdgeType, HeteroGraph
+from flgraph.data.hetero_graph import EdgeType, HeteroGraph
 from flgraph.errors import expect
 from flgraph.nn.adjacency import offsets
 from flgraph.nn.relations import Relations
@@ -71,10 +70,10 @@ class HeteroLinkDataModule(pl.LightningDataModule):
     """One client's heterogeneous graph for link prediction; goes with any Trainer, federated or not.
 
     A random part of the edges of each predicted relation is held back for validation, another for the test; their
-    reverses are taken out with them, and so is the same edge where it is there twice or, between nodes of one type, in
-    both directions. Messages go along all other edges, and these are what is trained on. A held-back
-    link competes with ``num_others`` random nodes of its target's type that it does not join in this relation, always
-    the same ones.
+    reverses are taken out with them, and so is the same edge where it is there twice, in both directions between nodes
+    of one type, or in another relation that has all of this one's edges and no others. Messages go along all other
+    edges, and these are what is trained on. A held-back link competes with ``num_others`` random nodes of its target's
+    type that it does not join in this relation, always the same ones.
 
     Args:
         graph: the graph; reverse relations are taken out and added anew, labels are not looked at.
@@ -88,8 +87,7 @@ class HeteroLinkDataModule(pl.LightningDataModule):
         settings: plain values that describe how the data was made.
 
     Raises:
-        InputError: a setting cannot be used, a predicted relation is another one turned round under a name that does
-            not tell it, or nothing is left to train on.
+        InputError: a setting cannot be used, or nothing is left to train on.
     """
 
     def __init__(
@@ -111,7 +109,6 @@ class HeteroLinkDataModule(pl.LightningDataModule):
         expect(num_others >= 1, "data.num_others", "1 or more", num_others)
         whole = graph.without_reverse()
         wanted = _wanted(whole, predicted)
-        _refuse_twins(whole, wanted)
         expect(0 <= seed < 2**63, "data.partition_seed", "0 or more and below 2^63", seed)
         generator = torch.Generator().manual_seed(seed)
         part = _split(whole, wanted, val_fraction, test_fraction, generator)
@@ -212,18 +209,25 @@ def _wanted(graph: HeteroGraph, predicted: Sequence[str | EdgeType] | None) -> T
 
 def _split(graph: HeteroGraph, wanted: Tensor, val: float, test: float, generator: torch.Generator) -> Tensor:
     """0 for edges to train on, 1 for validation, 2 for the test ``[E]``; the same shares in each relation."""
-    part = torch.zeros(graph.num_edges, dtype=torch.long)
-    for number, (first, end) in enumerate(pairwise(graph.edge_ptr.tolist())):
-        if wanted[number]:
-            source, _, target = graph.edge_types[number]
-            group = _together(graph.edge_index[:, first:end], source == target)
-            count = int(group.max()) + 1 if group.numel() else 0
-            order = torch.randperm(count, generator=generator)
-            held = round(val * count)
-            of_group = torch.zeros(count, dtype=torch.long)
-            of_group[order[:held]] = 1
-            of_group[order[held : held + round(test * count)]] = 2
-            part[first:end] = of_group[group]
+    part, places = torch.zeros(graph.num_edges, dtype=torch.long), graph.edge_ptr.tolist()
+    done: set[int] = set()
+    for number in wanted.nonzero()[:, 0].tolist():
+        if number in done:
+            continue
+        source, _, target = graph.edge_types[number]
+        alike = _same_edges(graph, number)
+        done |= set(alike)
+        columns = [torch.arange(places[other], places[other + 1]) for other in alike]
+        ends = [graph.edge_index[:, own] for own in columns]
+        turned = [own.flip(0) if turn else own for own, turn in zip(ends, alike.values(), strict=True)]
+        group = _together(torch.cat(turned, dim=1), source == target)
+        count = int(group.max()) + 1 if group.numel() else 0
+        order = torch.randperm(count, generator=generator)
+        held = round(val * count)
+        of_group = torch.zeros(count, dtype=torch.long)
+        of_group[order[:held]] = 1
+        of_group[order[held : held + round(test * count)]] = 2
+        part[torch.cat(columns)] = of_group[group]
     return part
 
 
@@ -244,22 +248,21 @@ def _together(edges: Tensor, either_way: bool) -> Tensor:
     return rank[inverse]
 
 
-def _refuse_twins(graph: HeteroGraph, wanted: Tensor) -> None:
-    """A relation with the edges of another, turned round or not, would tell what is held back of that one."""
-    places = graph.edge_ptr.tolist()
-    for one in wanted.nonzero()[:, 0].tolist():
-        source, name, target = graph.edge_types[one]
-        own = graph.edge_index[:, places[one] : places[one + 1]].unique(dim=1)
-        for other, kind in enumerate(graph.edge_types):
-            if other == one or not own.numel():
-                continue
-            theirs = graph.edge_index[:, places[other] : places[other + 1]]
-            for turned in (False, True):
-                ends = (kind[2], kind[0]) if turned else (kind[0], kind[2])
-                alike = ends == (source, target)
-                if alike and torch.equal((theirs.flip(0) if turned else theirs).unique(dim=1), own):
-                    what = f"without relation `{kind[1]}`, which has the edges of `{name}` (reverse: `{REVERSE}...`),"
-                    expect(False, f"graph `{graph.name}`", what, kind)
+def _same_edges(graph: HeteroGraph, number: int) -> dict[int, bool]:
+    """Relations that have the edges of one, itself first, and whether they have them turned round.
+
+    AIFB has such pairs: one relation would tell what is held back of the other.
+    """
+    places, (source, _, target) = graph.edge_ptr.tolist(), graph.edge_types[number]
+    own = graph.edge_index[:, places[number] : places[number + 1]].unique(dim=1)
+    found = {number: False}
+    for other, kind in enumerate(graph.edge_types):
+        theirs = graph.edge_index[:, places[other] : places[other + 1]]
+        for turn in (False, True):
+            fits = ((kind[2], kind[0]) if turn else (kind[0], kind[2])) == (source, target)
+            if fits and own.numel() and torch.equal((theirs.flip(0) if turn else theirs).unique(dim=1), own):
+                found.setdefault(other, turn)
+    return found
 
 
 def _subgraph(graph: HeteroGraph, kept: Tensor) -> HeteroGraph:

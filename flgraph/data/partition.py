@@ -34,11 +34,13 @@ def stratified_split(
         Graph numbers of the three sets, int64, in the order drawn.
 
     Raises:
-        InputError: a fraction is out of range, they do not sum to 1, or a set that should not be empty would be.
+        InputError: a fraction or the seed is out of range, fractions do not sum to 1, or a set that should not be
+            empty would be.
     """
     shown = list(fractions)
     sound = len(shown) == 3 and shown[0] > 0 and min(shown) >= 0 and math.isclose(sum(shown), 1.0, abs_tol=1e-6)
     expect(sound, "fractions", "three numbers of 0 or more that sum to 1, the first of them positive", shown)
+    expect(0 <= seed < 2**32, "seed", "between 0 and 2^32 - 1", seed)
     labels = y.cpu().numpy()
     train, rest = _divide(np.arange(labels.size), labels, shown[0], shown[1] + shown[2], seed)
     val, test = _divide(rest, labels, shown[1], shown[2], seed)

@@ -231,16 +231,24 @@ def test_an_edge_goes_with_its_mirror_image_and_its_copies() -> None:
 
 
 @pytest.mark.parametrize("turned", [True, False])
-def test_a_reverse_under_another_name_is_refused(turned: bool) -> None:
+@pytest.mark.parametrize("predicted", [None, ["likes"]])
+def test_a_relation_of_the_same_edges_tells_nothing(turned: bool, predicted: list[str] | None) -> None:
+    """A reverse under a name of its own, or the same under another name."""
     data = hetero_data()
-    likes = data["user", "likes", "film"].edge_index[:, torch.randperm(40)]
-    data["user", "likes", "film"].edge_index = likes
+    likes = data["user", "likes", "film"].edge_index
     kind = ("film", "liked by", "user") if turned else ("user", "watched", "film")
     data[kind].edge_index = (likes.flip(0) if turned else likes).flip(1)
-    sentence = f"without relation `{kind[1]}`, which has the edges of `likes`"
-    with pytest.raises(InputError, match=sentence):
-        HeteroLinkDataModule(HeteroGraph.from_pyg(data, None))
-    HeteroLinkDataModule(HeteroGraph.from_pyg(data, None), ["of"])
+    module = HeteroLinkDataModule(HeteroGraph.from_pyg(data, None), predicted, val_fraction=0.2, test_fraction=0.1)
+    (train,), (val,), (test,) = module.train_dataloader(), module.val_dataloader(), module.test_dataloader()
+    relations = train.relations
+    sent = {frozenset(pair) for pair in zip(relations.source.tolist(), relations.target.tolist(), strict=True)}
+    rows = {module.weight_rows.index(("user", "likes", "film")), module.weight_rows.index(kind)}
+    for batch in (val, test):
+        held = {frozenset(link[1:]) for link in pairs(batch) if link[0] in rows}
+        assert held
+        assert not held & sent
+    share = round(0.2 * likes.size(1))
+    assert len(val.target) == (share if predicted else 2 * share + round(0.2 * 30))
 
 
 def test_the_order_of_types_means_nothing_without_labels() -> None:
