@@ -87,6 +87,8 @@ class Study:
         axis: what the settings are, as a label.
         protocols: further protocols that its tables show, ``best_client``.
         notes: what a reader should know, a sentence each.
+        values: name to what stands for ``{name}`` in arguments: setting to seed to value; ``other`` stands for seeds
+            that are not named.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Study:
     axis: str = "setting"
     protocols: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    values: dict[str, dict[str, dict[int | str, Any]]] = field(default_factory=dict)
 
     @property
     def metrics(self) -> list[str]:
@@ -140,14 +143,23 @@ class Study:
         """The run of one cell.
 
         Raises:
-            InputError: the method has no arguments for this setting.
+            InputError: the method has no arguments for this setting, or a value none for this setting and seed.
         """
         chosen = self.methods[method]
         if isinstance(chosen, dict):
             expect(setting in chosen, f"methods.{method}", f"arguments for {setting}, too,", list(chosen))
             chosen = chosen[setting]
         args = (*_args(self.settings[setting]), *_args(chosen))
-        return Run(setting, method, seed, tuple(arg.replace("{seed}", str(seed)) for arg in args))
+        return Run(setting, method, seed, tuple(self._filled(arg, setting, seed) for arg in args))
+
+    def _filled(self, arg: str, setting: str, seed: int) -> str:
+        for name, values in self.values.items():
+            if f"{{{name}}}" in arg:
+                of_seed = values.get(setting, {})
+                value = of_seed.get(seed, of_seed.get("other"))
+                expect(value is not None, f"values.{name}", f"given for {setting} with seed {seed}, too,", of_seed)
+                arg = arg.replace(f"{{{name}}}", str(value))
+        return arg.replace("{seed}", str(seed))
 
     def cut(
         self,

@@ -269,6 +269,24 @@ def test_methods_may_depend_on_the_setting() -> None:
         study.run("Y", "M", 1)
 
 
+def test_values_of_settings_and_seeds() -> None:
+    study = Study(
+        "p/t",
+        "t",
+        "accuracy",
+        1,
+        [1, 2],
+        {"X": ["--x"], "Y": ["--y"]},
+        {"M": ["--g={g}", "--s={seed}"], "N": ["--n=1"]},
+        values={"g": {"X": {1: 0.5, "other": 2}, "Y": {1: 3}}},
+    )
+    assert study.run("X", "M", 1).args == ("--x", "--g=0.5", "--s=1")
+    assert study.run("X", "M", 9).args == ("--x", "--g=2", "--s=9")
+    assert study.run("Y", "N", 2).args == ("--y", "--n=1")
+    with pytest.raises(InputError, match=r"`values\.g` to be given for Y with seed 2, too, but got"):
+        study.run("Y", "M", 2)
+
+
 def test_arguments_may_hold_the_seed(tmp_path: Path) -> None:
     study = Study("p/t", "t", "accuracy", 1, [1, 2], {"X": ["--x={seed}"]}, {"M": ["--m=1"]})
     assert [run.args for run in study.runs()] == [("--x=1", "--m=1"), ("--x=2", "--m=1")]
