@@ -16,6 +16,7 @@ import yaml
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from flgraph.errors import InputError, expect
+from flgraph.flare.settings import read_yaml
 
 _FEDERATION = "arguments of `flgraph fit`, without data, that say what to run: -c FILE, --trainer.rounds 10, ..."
 
@@ -162,7 +163,7 @@ def configuration(args: Sequence[str], report: Callable[[str], None] = print) ->
 
 def _without_places(file: Path, report: Callable[[str], None]) -> str:
     """A configuration file without data, engine and checkpoint, which a run's own ``config.yaml`` has."""
-    content = yaml.safe_load(file.read_text())
+    content = read_yaml(file)
     if not isinstance(content, dict):
         return str(file)  # the parser will say what is wrong with it
     if "data" in content:

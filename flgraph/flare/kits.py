@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -50,9 +51,27 @@ def provision(sites: Sequence[str], server: str, port: int, out: Path, data: Pat
         InputError: a name or the folder cannot be used.
     """
     expect(len(sites) > 0 and len(set(sites)) == len(sites), "--sites", "one name or more, all different", list(sites))
+    plain = all(re.fullmatch(r"[A-Za-z0-9_-]+", site) for site in sites)
+    expect(plain, "--sites", "names of letters, digits, - and _", list(sites))
     taken = {"server", "admin", "authority"} & set(sites)
     expect(not taken, "--sites", "names other than server, admin and authority", list(sites))
-    expect(not out.exists() or not any(out.iterdir()), "--out", "a folder that does not exist yet, or is empty", out)
+    expect(server not in sites, "--sites", f"names other than the server's, {server},", list(sites))
+    host = all(re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?", part) for part in server.split("."))
+    expect(host, "--server", "the name of a host", server)
+    expect(not out.exists() or out.is_dir(), "--out", "a folder", out)
+    there = out.exists()
+    expect(not there or not any(out.iterdir()), "--out", "a folder that does not exist yet, or is empty", out)
+    try:
+        return _kits(sites, server, port, out, data)
+    except BaseException:  # a part of it would be in the way of the next attempt
+        for part in out.iterdir() if out.exists() else ():
+            shutil.rmtree(part)
+        if not there:
+            out.rmdir()
+        raise
+
+
+def _kits(sites: Sequence[str], server: str, port: int, out: Path, data: Path | None) -> list[Path]:
     made = _provision(sites, server, port, out / "authority")
     kits = []
     for source, name in [(server, "server"), *((site, site) for site in sites), (ADMIN, "admin")]:

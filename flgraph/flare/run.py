@@ -18,7 +18,8 @@ from flgraph.errors import InputError, expect
 from flgraph.federation.arguments import WHERE
 from flgraph.federation.checkpoint import find_checkpoint
 from flgraph.federation.engines.remote import Host, Post, Remote
-from flgraph.flare.settings import SiteSettings, clients_folder, refuse_foreign_classes, site_seed
+from flgraph.flare.classes import refuse_foreign_classes, refuse_foreign_names
+from flgraph.flare.settings import SiteSettings, clients_folder, site_seed
 
 
 class SitesData(pl.LightningDataModule):
@@ -64,7 +65,7 @@ def host(config: str, settings: SiteSettings) -> Host:
     expect(bool(settings.data), "data", "in the site's local/flgraph.yaml", "none")
     quiet = {"engine": None, "enable_progress_bar": False, "logger": False, "enable_checkpointing": False}
     content["trainer"] = {**content["trainer"], **quiet, "default_root_dir": settings.folder, **settings.trainer}
-    cli = _configured({**content, "data": dict(settings.data)})
+    cli = _configured({**content, "data": dict(settings.data)}, settings)
     seed = site_seed(settings, cli.trainer.seed)
     clients = cli.trainer.host(cli.model, cli.datamodule, settings.clients or None, seed)
     return Host(clients, clients_folder(settings))
@@ -100,7 +101,7 @@ def serve(
     own = {"engine": None, "enable_progress_bar": False, "default_root_dir": settings.folder, "name": name}
     content["trainer"] = {**content["trainer"], **own, **settings.trainer}
     data = {"class_path": "flgraph.flare.run.SitesData", "init_args": {"names": list(engine.site_of), "title": name}}
-    cli = _configured({**content, "data": data})
+    cli = _configured({**content, "data": data}, settings)
     cli.trainer.engine = engine
     cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=_newest(Path(settings.folder) / name))
     assert cli.trainer.run_dir is not None
@@ -126,8 +127,27 @@ def _newest(runs: Path) -> str | None:
         return None
 
 
-def _configured(content: Mapping[str, Any]) -> FederatedCLI:
+class _JobCLI(FederatedCLI):
+    """Looks at the classes once more when the parser has settled their names, and before it makes them."""
+
+    def __init__(self, args: Sequence[str], settings: SiteSettings) -> None:
+        self._settings = settings
+        super().__init__(args, run=False)
+
+    def before_instantiate_classes(self) -> None:
+        """All but those that the site has chosen itself."""
+        content = yaml.safe_load(self._parser(self.subcommand).dump(self.config, "yaml", False))
+        trainer = {key: value for key, value in content["trainer"].items() if key not in self._settings.trainer}
+        refuse_foreign_names({"model": content["model"], "trainer": trainer}, self._settings.allow)
+        super().before_instantiate_classes()
+
+
+def _configured(content: Mapping[str, Any], settings: SiteSettings) -> FederatedCLI:
     """Model, data and trainer of a configuration.
+
+    Args:
+        content: of the job, with what the site or the server adds.
+        settings: of the one that it is.
 
     Raises:
         InputError: it cannot be used; with the sentence that the command line would end with.
@@ -138,6 +158,6 @@ def _configured(content: Mapping[str, Any]) -> FederatedCLI:
         file.flush()
         try:
             with redirect_stderr(told):
-                return FederatedCLI(["--config", file.name], run=False)
+                return _JobCLI(["--config", file.name], settings)
         except SystemExit as error:  # a job's process must live on to tell
             raise InputError(told.getvalue().strip().removeprefix("flgraph: error: ")) from error

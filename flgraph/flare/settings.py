@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from flgraph.errors import expect
+from flgraph.errors import InputError, expect
 from flgraph.federation.seeding import derive_seed
 
 FILE, SECRET = "flgraph.yaml", "secret"
@@ -44,6 +43,19 @@ class SiteSettings:
     seed: int | None = None
 
 
+def read_yaml(file: Path) -> Any:
+    """What a YAML file holds.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        return yaml.safe_load(file.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        told = " ".join(str(error).split())
+        raise InputError(f"Expected `{file}` to be a YAML file but got one that cannot be read ({told}).") from error
+
+
 def read_settings(kit: Path) -> SiteSettings:
     """Reads ``local/flgraph.yaml`` of a kit; defaults where there is none.
 
@@ -51,7 +63,7 @@ def read_settings(kit: Path) -> SiteSettings:
         InputError: it is no mapping, or has a field that is not known.
     """
     file = kit / "local" / FILE
-    content = yaml.safe_load(file.read_text()) if file.is_file() else {}
+    content = read_yaml(file) if file.is_file() else {}
     content = {} if content is None else content
     expect(isinstance(content, dict), str(file), "a YAML mapping", type(content).__name__)
     known = [item.name for item in fields(SiteSettings)]
@@ -99,27 +111,3 @@ def site_seed(settings: SiteSettings, run: int) -> int:
     known = file.read_text().strip()
     expect(len(known) == 64, str(file), "a secret of 64 digits, or not there, to be drawn anew,", f"{len(known)}")
     return derive_seed(int(known, 16), run)
-
-
-def refuse_foreign_classes(config: Any, allow: tuple[str, ...]) -> None:
-    """Refuses a configuration that names a class which the site does not allow.
-
-    Raises:
-        InputError: names the class.
-    """
-    for name in _classes(config):
-        whole = name if "." in name else f"flgraph.{name}"  # short names are those of flgraph and Lightning
-        allowed = any(fnmatchcase(whole, pattern) for pattern in allow)
-        expect(allowed, "class_path", f"among those that this site allows, {', '.join(allow)},", name)
-
-
-def _classes(config: Any) -> Iterator[str]:
-    if isinstance(config, Mapping):
-        for key, value in config.items():
-            if key == "class_path":
-                yield str(value)
-            else:
-                yield from _classes(value)
-    elif isinstance(config, list | tuple):
-        for value in config:
-            yield from _classes(value)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sklearn.model_selection import train_test_split
 
 from flgraph.data.partition import dirichlet_shards, shards, stratified_split
+from flgraph.data.synthetic import SyntheticFederation
 from flgraph.data.tu import read_tu
 from flgraph.errors import InputError
 
@@ -72,6 +73,16 @@ def test_split_without_stratifying() -> None:
 def test_split_bad_fractions(fractions: tuple[float, ...]) -> None:
     with pytest.raises(InputError, match="Expected `fractions` to be three numbers of 0 or more that sum to 1"):
         stratified_split(labels([10, 10]), fractions)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_split_bad_seed(seed: int) -> None:
+    with pytest.raises(InputError, match=rf"Expected `seed` to be between 0 and 2\^32 - 1 but got {seed}\."):
+        stratified_split(labels([10, 10]), seed=seed)
+    with pytest.raises(
+        InputError, match=rf"Expected `data\.split_seed` to be between 0 and 2\^32 - 1 but got {seed}\."
+    ):
+        SyntheticFederation(domains=["trees"], split_seed=seed)
 
 
 @pytest.mark.parametrize(("n", "name"), [(0, "training"), (1, "training"), (4, "validation")])

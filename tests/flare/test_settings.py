@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +17,11 @@ import yaml
 from flgraph.errors import InputError
 from flgraph.federation import EngineError
 from flgraph.federation.engines.remote import Message
+from flgraph.flare.classes import refuse_foreign_classes, refuse_foreign_names
 from flgraph.flare.cli import configuration, main
 from flgraph.flare.jobs import Supervisor, _heard
 from flgraph.flare.run import SitesData, host, serve, tell
-from flgraph.flare.settings import SiteSettings, read_settings, refuse_foreign_classes, site_seed
+from flgraph.flare.settings import ALLOWED, SiteSettings, read_settings, site_seed
 
 pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args")  # pytest's own are on the command line
 
@@ -103,8 +106,179 @@ def test_classes_that_a_site_has_not_allowed_are_refused(tmp_path: Path) -> None
     ):
         host(yaml.safe_dump(job), settings("north", tmp_path))
     refuse_foreign_classes(job, ("flgraph.*", "subprocess.*"))
+    refuse_foreign_names(job, ("flgraph.*", "subprocess.*"))
     with pytest.raises(InputError, match=r"but got 'os\.Thing'"):
-        refuse_foreign_classes({"a": [{"b": {"class_path": "os.Thing"}}]}, ("flgraph.*",))
+        refuse_foreign_names({"a": [{"b": {"class_path": "os.Thing"}}]}, ("flgraph.*",))
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with files that name a module outside of what sites allow; importing it is already too much."""
+    (tmp_path / "foreign.py").write_text(
+        "import pytorch_lightning as pl\n"
+        "from flgraph.callbacks import FedAvg\n"
+        "from flgraph.models import FedStar as Model\n"
+        "class Evil(pl.Callback): ...\n"
+        "class EvilAvg(FedAvg): ...\n"
+        "class EvilModel(Model): ...\n"
+        "def hook(trainer, module): ...\n"
+    )
+    (tmp_path / "aggregator.yaml").write_text("class_path: foreign.EvilAvg")
+    (tmp_path / "trainer.yaml").write_text("aggregator: {class_path: foreign.EvilAvg}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("foreign", None)
+
+
+NOTHING_ELSE = "a mapping with class_path and init_args, as nothing else is imported for a job,"
+LIGHTNING = "pytorch_lightning.callbacks"
+
+
+def a_lambda(hook: Any, of: str = LIGHTNING) -> list[dict[str, Any]]:
+    return [{"class_path": f"{of}.LambdaCallback", "init_args": {"on_fit_start": hook}}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"trainer.aggregator": "foreign.EvilAvg"}, f"`trainer.aggregator` to be {NOTHING_ELSE} but got 'foreign."),
+        ({"trainer.aggregator": "aggregator.yaml"}, f"`trainer.aggregator` to be {NOTHING_ELSE}"),
+        ({"trainer.aggregator": '{"class_path": "foreign.EvilAvg"}'}, f"`trainer.aggregator` to be {NOTHING_ELSE}"),
+        ({"trainer.aggregator": {"class_path": "EvilAvg"}}, "`class_path` to be the full name of a class"),
+        ({"trainer.aggregator": {"class_path": "foreign.EvilAvg"}}, "`class_path` to be among those that this site"),
+        ({"trainer.aggregator": {"weighting": "samples"}}, f"{NOTHING_ELSE} but got 'one with weighting'"),
+        ({"trainer.aggregator": {"class_path.a": "foreign.EvilAvg"}}, NOTHING_ELSE),
+        (
+            {"trainer.aggregator": {"class_path": "flgraph.callbacks.FedAvg", "dict_kwargs": {"a": 1}}},
+            "`trainer.aggregator` to be a mapping with class_path and init_args but got 'dict_kwargs'",
+        ),
+        (
+            {"trainer.aggregator": {"class_path": "flgraph.callbacks.FedAvg", "init_args": "trainer.yaml"}},
+            "`trainer.aggregator.init_args` to be a mapping",
+        ),
+        (
+            {"trainer": {"aggregator.class_path": "foreign.EvilAvg"}},
+            "`trainer` to be a mapping with names of arguments but got 'aggregator.class_path'",
+        ),
+        ({"trainer": "trainer.yaml"}, "`trainer` to be a mapping but got 'trainer.yaml'"),
+        ({"trainer": {"__path__": "trainer.yaml"}}, "`trainer` to be a mapping with names of arguments"),
+        ({"trainer": {"callbacks+": "foreign.Evil"}}, "`trainer` to be a mapping with names of arguments"),
+        ({"trainer.config": {"class_path": "foreign.Evil"}}, "`class_path` to be among those that this site"),
+        ({"trainer.callbacks": "foreign.Evil"}, f"`trainer.callbacks` to be {NOTHING_ELSE}"),
+        ({"trainer.callbacks": ["foreign.Evil"]}, f"`trainer.callbacks` to be {NOTHING_ELSE}"),
+        ({"trainer.callbacks": '[{"class_path": "foreign.Evil"}]'}, f"`trainer.callbacks` to be {NOTHING_ELSE}"),
+        ({"trainer.callbacks": {"class_path": "foreign.Evil"}}, "`class_path` to be among those that this site"),
+        ({"trainer.callbacks": [[{"class_path": "foreign.Evil"}]]}, "`class_path` to be among those that this site"),
+        ({"trainer.callbacks": a_lambda("foreign.hook")}, f"`trainer.callbacks.on_fit_start` to be {NOTHING_ELSE}"),
+        ({"trainer.callbacks": a_lambda({"class_path": "foreign.Evil"})}, "`class_path` to be among those that this"),
+        ({"trainer.callbacks": a_lambda("hook")}, f"`trainer.callbacks.on_fit_start` to be {NOTHING_ELSE}"),
+        ({"trainer.callbacks": a_lambda(None, "flgraph.cli.pl.callbacks")}, "`class_path` to be the name of a class"),
+        (
+            {"trainer.callbacks": [{"class_path": f"{LIGHTNING}.ModelPruning", "init_args": {"amount": "foreign.f"}}]},
+            f"`trainer.callbacks.amount` to be {NOTHING_ELSE}",
+        ),
+        ({"trainer.logger": "foreign.Log"}, f"`trainer.logger` to be {NOTHING_ELSE}"),
+        ({"trainer.logger": ["foreign.Log"]}, f"`trainer.logger` to be {NOTHING_ELSE}"),
+        ({"trainer.engine": "foreign.Engine"}, f"`trainer.engine` to be {NOTHING_ELSE}"),
+        ({"trainer.strategy": {"class_path": "foreign.Strategy"}}, "`class_path` to be among those that this site"),
+        ({"trainer.plugins": "foreign.Plugin"}, f"`trainer.plugins` to be {NOTHING_ELSE}"),
+        ({"model": "foreign.EvilModel"}, "`model` to be a mapping but got 'foreign.EvilModel'"),
+        ({"model": {"class_path": "foreign.EvilModel"}}, "`class_path` to be among those that this site"),
+        (
+            {"model": {"class_path": "flgraph.models.FedStar", "init_args": {"lr": {"class_path": "foreign.Evil"}}}},
+            "`class_path` to be among those that this site",
+        ),
+        ({"model": {"class_path": "flgraph.cli.yaml.YAMLObject"}}, "`class_path` to be the name of a class"),
+        ({"model": {"class_path": "flgraph.cli.Console"}}, "but got 'flgraph.cli.Console, which is rich.console."),
+        ({"model": {"class_path": "flgraph.__main__.Model"}}, "`class_path` to be the full name of a class"),
+        ({"model": {"class_path": "flgraph.cli.main"}}, "`class_path` to be the name of a class"),
+        ({"model.class_path": "foreign.EvilModel"}, "`class_path` to be among those that this site"),
+        ({"config": "trainer.yaml"}, "`configuration` to be a mapping with fields among seed_everything, model, tr"),
+        ({"optimizer": {"class_path": "foreign.Evil"}}, "but got 'optimizer'"),
+        ({"data": {"class_path": "foreign.Evil"}}, "but got 'data'"),
+        ({"trainer.name": '{\t"class_path": "foreign.Evil"}'}, f"`trainer.name` to be {NOTHING_ELSE}"),
+        ({"trainer.name": '[{"class_p\\x61th": foreign.Evil}]'}, f"`trainer.name` to be {NOTHING_ELSE}"),
+        ({"seed_everything": '{"class_path": "foreign.Evil"}'}, f"`seed_everything` to be {NOTHING_ELSE}"),
+    ],
+)
+def test_classes_are_named_in_one_way(foreign: Path, changes: dict[str, Any], sentence: str) -> None:
+    """The parser knows further ones, some of which import what they name before anybody can look at it."""
+    job = yaml.safe_load(config())
+    for field, value in changes.items():
+        section, _, name = field.partition(".")
+        if name:
+            job[section][name] = value
+        else:
+            job[section] = {**job[section], **value} if section == "trainer" and isinstance(value, dict) else value
+    for half in (
+        lambda: host(yaml.safe_dump(job), settings("north", foreign)),
+        lambda: serve(yaml.safe_dump(job), "x", None, {}, SiteSettings(folder=str(foreign)), {}),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InputError) as caught:
+            half()
+        assert sentence in str(caught.value)
+    assert "foreign" not in sys.modules
+
+
+def test_a_dotted_name_of_a_whole_configuration_is_refused(foreign: Path) -> None:
+    job = yaml.safe_load(config())
+    with pytest.raises(InputError, match=r"with fields among .* but got 'trainer\.callbacks'"):
+        host(yaml.safe_dump({**job, "trainer.callbacks": "foreign.Evil"}), settings("north", foreign))
+    endless: dict[str, Any] = {"class_path": "flgraph.models.FedStar"}
+    endless["init_args"] = {"lr": endless}
+    for broken, sentence in [
+        ([], "`configuration` to be a YAML mapping but got 'list'"),
+        ({"model": job["model"]}, "`trainer` to be a mapping but got None"),
+        ({**job, "model": endless}, "`configuration` to be a tree"),
+    ]:
+        with pytest.raises(InputError, match=sentence):
+            refuse_foreign_classes(broken, ALLOWED)
+    assert "foreign" not in sys.modules
+
+
+def test_a_class_that_a_site_allows_is_used(foreign: Path) -> None:
+    """Its own trainer's may be any."""
+    job = yaml.safe_load(config())
+    job["trainer"]["aggregator"] = {"class_path": "foreign.EvilAvg"}
+    own = settings("north", foreign, allow=(*ALLOWED, "foreign.EvilAvg"), trainer={"callbacks": "foreign.Evil"})
+    made = host(yaml.safe_dump(job), own)
+    assert type(made.clients["trees"].aggregator).__name__ == "EvilAvg"
+
+
+def test_names_that_the_parser_settled_are_looked_at_again(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it knew a spelling that the first look lets pass."""
+    monkeypatch.setattr("flgraph.flare.run.refuse_foreign_classes", lambda config, allow: None)
+    job = yaml.safe_load(config())
+    job["trainer"]["aggregator"] = "foreign.EvilAvg"
+    with pytest.raises(InputError, match=r"this site allows, .* but got 'foreign\.EvilAvg'"):
+        host(yaml.safe_dump(job), settings("north", foreign))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        *(
+            ["-c", f"configs/method/{name}.yaml"]
+            for name in ("dfedgnn", "fedgcn", "fedhgn_links", "fedprox_adaptive", "gcflplus_chem", "schema_fedavg")
+        ),
+        [
+            "-c",
+            "configs/method/fedavg.yaml",
+            "--trainer.callbacks+=flgraph.callbacks.EarlyStopping",
+            "--trainer.name=os.path",
+        ],
+        ["-c", "configs/method/fedavg.yaml", f"--trainer.callbacks+={LIGHTNING}.BackboneFinetuning"],
+        ["-c", "configs/method/fedavg.yaml", f"--trainer.callbacks+={LIGHTNING}.LambdaCallback"],
+        [
+            *("-c", "configs/method/fedavg.yaml", f"--trainer.callbacks+={LIGHTNING}.GradientAccumulationScheduler"),
+            "--trainer.callbacks.scheduling={4: 2}",
+        ],
+    ],
+)
+def test_what_submit_writes_is_allowed(args: list[str]) -> None:
+    """Patterns of parameters are text, names in a graph are, and a default function is the class's own."""
+    refuse_foreign_classes(yaml.safe_load(configuration(args, lambda line: None)), ALLOWED)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +287,10 @@ def test_classes_that_a_site_has_not_allowed_are_refused(tmp_path: Path) -> None
         ("- a", "to be a YAML mapping but got 'list'"),
         ("dat: {}", "to be a mapping with fields among data, clients, folder, allow, trainer, seed but got 'dat'"),
         ("seed: x", "`seed in .*` to be a whole number but got 'x'"),
+        (
+            "a: [b",
+            r"`.*flgraph\.yaml` to be a YAML file but got one that cannot be read \(while parsing a flow sequence",
+        ),
         ("clients: a", "`clients in .*` to be a list of strings but got 'a'"),
     ],
 )
@@ -146,6 +324,9 @@ def test_settings_have_defaults(tmp_path: Path) -> None:
         (["nothing"], "`flare` to be followed by one of provision, start, submit, status, gather"),
         (["provision", "--sites", "a,a"], "`--sites` to be one name or more, all different"),
         (["provision", "--sites", "server"], "`--sites` to be names other than server, admin and authority"),
+        (["provision", "--sites", "a b"], "`--sites` to be names of letters, digits, - and _ but got ['a b']"),
+        (["provision", "--sites", "localhost"], "`--sites` to be names other than the server's, localhost,"),
+        (["provision", "--sites", "a", "--server", "a b"], "`--server` to be the name of a host but got 'a b'"),
         (["start", "nowhere"], "`kit` to be the folder of a server's or a site's start-up kit"),
         (["submit", "--admin", "nowhere"], "`--admin` to be the administrator's start-up kit"),
         (["submit", "--admin", "kits/admin", "--data=x"], "`arguments` to be those of `flgraph fit` without data"),
@@ -153,6 +334,8 @@ def test_settings_have_defaults(tmp_path: Path) -> None:
         (["gather", "first"], "`name` to be a run of the server in kits/server/flgraph but got 'first'"),
         (["submit", "--trainer.engine=ProcessGroup"], "without trainer.engine, which is FLARE,"),
         (["submit", "--ckpt_path", "last"], "without ckpt_path, for which --name of an earlier run stands,"),
+        (["submit", "-c", "broken.yaml"], "`broken.yaml` to be a YAML file but got one that cannot be read (while"),
+        (["submit", "-c", "bytes.yaml"], "`bytes.yaml` to be a YAML file but got one that cannot be read ('utf-8'"),
         (["submit", "--name", "a b"], "`--name` to be letters, digits, - and _"),
     ],
 )
@@ -161,9 +344,30 @@ def test_bad_arguments(args: list[str], sentence: str, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kits" / "admin" / "startup").mkdir(parents=True)
     (tmp_path / "kits" / "server" / "local").mkdir(parents=True)
+    (tmp_path / "broken.yaml").write_text("model: [a\n  b: {")
+    (tmp_path / "bytes.yaml").write_bytes(b"model: \xff")
     with pytest.raises(InputError) as caught:
         main(args)
     assert sentence in str(caught.value)
+
+
+def test_kits_that_cannot_be_made_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the same command, corrected, has a place for its own."""
+    from flgraph.flare import kits
+
+    def fail(*args: Any) -> None:
+        (tmp_path / "kits" / "authority").mkdir(parents=True)
+        raise ValueError("of FLARE")
+
+    monkeypatch.setattr(kits, "_provision", fail)
+    for there in (False, True):
+        with pytest.raises(ValueError, match="of FLARE"):
+            kits.provision(["north"], "localhost", 8002, tmp_path / "kits")
+        assert list(tmp_path.rglob("*")) == [tmp_path / "kits"] * there
+        (tmp_path / "kits").mkdir(exist_ok=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="`--out` to be a folder but got"):
+        kits.provision(["north"], "localhost", 8002, tmp_path / "file")
 
 
 def test_what_is_a_matter_of_places_is_left_out(tmp_path: Path) -> None:
