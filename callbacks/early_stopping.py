@@ -54,6 +54,9 @@ class EarlyStopping(FederatedCallback):
         expect(scope in ("federation", "clients"), "EarlyStopping.scope", "federation or clients", scope)
         self.monitor, self.mode, self.patience, self.min_delta = monitor, mode, patience, min_delta
         self.average, self.scope = average, scope
+        self._begin()
+
+    def _begin(self) -> None:
         # Of all clients together, or of each: score, round and metrics of the best, and evaluations since then.
         self._best: dict[str, dict[str, Any]] = {}
         self._waited: dict[str, int] = {}
@@ -61,8 +64,10 @@ class EarlyStopping(FederatedCallback):
         self._swapped = False
 
     def on_federation_start(self, trainer: FederatedTrainer) -> None:
-        """Undoes the return to the best round where a run goes on, unless it was over."""
+        """Begins anew with a run, and undoes the return to the best round where one goes on, unless it was over."""
         assert trainer.server is not None
+        if trainer.current_round == 0:  # the trainer may have done other runs before
+            self._begin()
         aggregator = trainer.server.aggregator
         shares = any(aggregator.holders.values()) or bool(aggregator.extra_tensors)
         alone = "federation, for an algorithm in which clients share something,"

@@ -24,7 +24,7 @@ from flgraph.federation import EngineError, FederatedTrainer, ProcessGroup
 from flgraph.federation.display import MetricsTable
 from flgraph.federation.engines import launcher, wire
 from flgraph.federation.engines.place import Place
-from flgraph.federation.records import Metrics
+from flgraph.federation.records import Metrics, writing
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.packaged import find_config
 from flgraph.report.cli import main as report
@@ -159,11 +159,12 @@ class FederatedCLI(LightningCLI):
             return
         assert self.trainer.run_dir is not None
         folder = self.trainer.run_dir / "predictions"
-        folder.mkdir(exist_ok=True)
         predicted = getattr(self.model, "predicted", "probabilities")
-        for client, batches in predictions.items():
-            rows = self.trainer.prediction_rows[client]
-            write_predictions(client, batches, rows, predicted, folder / f"{client}.csv")
+        with writing(folder):
+            folder.mkdir(exist_ok=True)
+            for client, batches in predictions.items():
+                rows = self.trainer.prediction_rows[client]
+                write_predictions(client, batches, rows, predicted, folder / f"{client}.csv")
         print(f"predictions in {folder}")
 
 

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ ADDED = {
 CLIENTS = "clients"
 SERVER = "server.safetensors"
 _ROUND = "round-"
+_ROUND_NAME = rf"{_ROUND}([0-9]{{5}}|[1-9][0-9]{{5,}})"  # and no other, such as that of somebody's copy
 _TEMPORARY = ".writing-"
 _LEAVING = ".removing-"
 
@@ -37,7 +39,7 @@ class CheckpointStore:
     ``manifest.json``, which holds the size and SHA-256 of every file and the settings a run must share to continue
     from it. It is written under another name, flushed to disk, and renamed; so a process killed at any moment leaves
     only whole checkpoints. ``last`` and ``best`` are links to the newest checkpoint and to that of the best validation
-    round.
+    round; on file systems without links, files with their names.
 
     Args:
         folder: the ``checkpoints`` folder; made when first written to.
@@ -83,6 +85,12 @@ class CheckpointStore:
             self._remove(target)
             os.replace(temporary, target)
             _sync_folder(self.folder)
+            self._link("last", target)
+            if best_round is not None and self.path(best_round).exists():
+                self._link("best", self.path(best_round))
+            else:
+                (self.folder / "best").unlink(missing_ok=True)
+            self._prune(best_round)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             hint = "; earlier checkpoints are whole, continue with --ckpt_path last" if previous else ""
@@ -90,18 +98,15 @@ class CheckpointStore:
                 f"Expected `{self.folder}` to take the checkpoint of round {round} but got: {error.strerror or error}"
                 f"{hint}."
             ) from error
-        self._link("last", target)
-        if best_round is not None and self.path(best_round).exists():
-            self._link("best", self.path(best_round))
-        else:
-            (self.folder / "best").unlink(missing_ok=True)
-        self._prune(best_round)
         return target
 
     def _link(self, name: str, target: Path) -> None:
         temporary = self.folder / f".{name}"
         temporary.unlink(missing_ok=True)
-        temporary.symlink_to(target.name)
+        try:
+            temporary.symlink_to(target.name)
+        except OSError:  # not on every file system
+            temporary.write_text(target.name)
         os.replace(temporary, self.folder / name)
 
     def _prune(self, best_round: int | None) -> None:
@@ -124,12 +129,19 @@ class CheckpointStore:
 
     def rounds(self) -> list[int]:
         """Rounds with a checkpoint, ascending."""
-        return sorted(int(path.name.removeprefix(_ROUND)) for path in self.folder.glob(f"{_ROUND}*") if path.is_dir())
+        found = (re.fullmatch(_ROUND_NAME, path.name) for path in self.folder.glob(f"{_ROUND}*") if path.is_dir())
+        return sorted(int(name[1]) for name in found if name)
 
     def last(self) -> Path | None:
         """The newest checkpoint."""
         rounds = self.rounds()
         return self.path(rounds[-1]) if rounds else None
+
+    def best(self) -> Path | None:
+        """The checkpoint of the best validation round."""
+        link = self.folder / "best"
+        found = self.folder / link.read_text() if link.is_file() else link
+        return found if found.is_dir() else None
 
     def discard_after(self, round: int) -> None:
         """Removes checkpoints of later rounds, which a run that continues from ``round`` will write again.
@@ -142,9 +154,8 @@ class CheckpointStore:
         for leftover in (*self.folder.glob(f"{_TEMPORARY}*"), *self.folder.glob(f"{_LEAVING}*")):
             shutil.rmtree(leftover)
         self._link("last", self.path(round))
-        best = self.folder / "best"
-        if best.is_symlink() and not best.exists():
-            best.unlink()
+        if self.best() is None:
+            (self.folder / "best").unlink(missing_ok=True)
 
 
 def find_checkpoint(ckpt_path: str, runs: Path) -> Path:
@@ -163,9 +174,12 @@ def find_checkpoint(ckpt_path: str, runs: Path) -> Path:
         for folder in folders:
             store = CheckpointStore(folder / "checkpoints")
             # Not by the link `last`, which a killed process may have left behind the newest checkpoint.
-            found = store.last() if ckpt_path == "last" else store.folder / "best"
-            if found is not None and found.exists():
+            last = store.last()
+            found = last if ckpt_path == "last" else store.best()
+            if found is not None:
                 return found.resolve()
+            if last is not None:  # an older run's best is another run's
+                break
         why = " (a run without validation has no best round)" if ckpt_path == "best" and folders else ""
         raise InputError(
             f"Expected `ckpt_path` {ckpt_path!r} to find a checkpoint under {runs} but there is none{why}."

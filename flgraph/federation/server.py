@@ -10,7 +10,7 @@ from typing import Any, Literal
 from flgraph.federation.aggregation import weighted_mean
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.client import AGREE, DESCRIBE, EVALUATE, FORM, KEEP, SWAP, Turn
-from flgraph.federation.engines import Engine
+from flgraph.federation.engines import Engine, EngineError
 from flgraph.federation.payload import Payload
 from flgraph.federation.records import Metrics, RoundRecord
 from flgraph.federation.routes import agree
@@ -131,12 +131,26 @@ class Server:
         return {name: {key: float(value) for key, value in answer.scalars.items()} for name, answer in answers.items()}
 
     def keep(self, clients: Sequence[str], number: int) -> None:
-        """Lets clients keep a copy of their models (:meth:`Client.keep`)."""
-        self.engine.run({name: Turn(number, KEEP) for name in clients})
+        """Lets clients keep a copy of their models (:meth:`Client.keep`).
+
+        Raises:
+            EngineError: a client does not answer in time; its models would not be those that its metrics are of.
+        """
+        self._tell(KEEP, clients, number)
 
     def swap(self, clients: Sequence[str], number: int) -> None:
-        """Lets clients exchange their models and the copies that they kept (:meth:`Client.swap`)."""
-        self.engine.run({name: Turn(number, SWAP) for name in clients})
+        """Lets clients exchange their models and the copies that they kept (:meth:`Client.swap`).
+
+        Raises:
+            EngineError: as :meth:`keep`.
+        """
+        self._tell(SWAP, clients, number)
+
+    def _tell(self, exchange: str, clients: Sequence[str], number: int) -> None:
+        answers = self.engine.run({name: Turn(number, exchange) for name in clients})
+        missing = ", ".join(f"`{name}`" for name in clients if name not in answers)
+        if missing:
+            raise EngineError(f"Not all clients answered in time in round {number} ({exchange}); missing: {missing}.")
 
     def _exchange(self, number: int, exchange: str, clients: Sequence[str], record: RoundRecord) -> list[str]:
         """Returns who took part: an engine may leave out clients that do not answer in time."""

@@ -287,8 +287,11 @@ class FederatedTrainer(pl.Trainer):
         :attr:`prediction_rows` afterwards.
         """
         with self._session():
-            if self._ready(model, datamodule, ckpt_path, "predict") is None:
+            server = self._ready(model, datamodule, ckpt_path, "predict")
+            if server is None:
                 return {}
+            # Clients have not installed the aggregate of a round without evaluation yet.
+            server.evaluate(self.current_round, (), RoundRecord(self.current_round))
             told = dict(self.engine.predict())
         self.prediction_rows = {name: predictions.rows for name, predictions in told.items()}
         return {name: predictions.batches for name, predictions in told.items()}
@@ -481,6 +484,8 @@ class FederatedTrainer(pl.Trainer):
         self._call("on_federation_start")
         if not resumed:
             server.prepare(ExchangeLines(self.console))
+            if self.engine.saves_first and self.write_checkpoints and self.writes:
+                self._checkpoint(server)
         with quick_garbage_collection():
             while self.current_round < self.rounds and not self.should_stop:
                 self._round(server)

@@ -65,8 +65,9 @@ def _copy(run: Path, target: Path, kits: Path) -> None:
     checkpoints = {round: there.path(round) for round in there.rounds() if is_whole(there.path(round) / CLIENTS)}
     expect(len(checkpoints) > 0, "name", "a run with a checkpoint for which all sites were there", run)
     shutil.copytree(run, target, ignore=shutil.ignore_patterns("checkpoints"))
-    best = (there.folder / "best").resolve()
-    best_round = next((round for round, checkpoint in checkpoints.items() if checkpoint.resolve() == best), None)
+    best = there.best()
+    found = (round for round, checkpoint in checkpoints.items() if best and checkpoint.resolve() == best.resolve())
+    best_round = next(found, None)
     store = CheckpointStore(target / "checkpoints", keep=len(checkpoints) + 1)
     for round, checkpoint in checkpoints.items():
         settings = read_manifest(checkpoint)["settings"]

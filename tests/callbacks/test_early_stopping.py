@@ -118,6 +118,24 @@ def test_a_run_of_too_few_rounds_goes_on_as_if_it_had_not_ended(
     assert_same(models(over), models(whole))
 
 
+@pytest.mark.parametrize("rounds", [6, 30])
+def test_a_trainer_runs_again_from_the_start(
+    rounds: int, federate: Make, graph_federation: Make, assert_same: Make
+) -> None:
+    """Whether the first run was stopped or not, the second knows nothing of it."""
+    callbacks = [EarlyStopping("val/loss", "min", patience=3, scope="clients")]
+    trainer = federate(Local(), rounds=rounds, callbacks=callbacks)
+    kept = ("final", "best_val", "rounds", "stopped_early")
+    results, ended = [], []
+    for _ in range(2):
+        told = trainer.fit(model(lr=0.2), graph_federation())
+        results.append({name: told[name] for name in kept})
+        ended.append(models(trainer))
+    assert results[0] == results[1]
+    assert results[0]["stopped_early"] == (rounds == 30)
+    assert_same(ended[0], ended[1])
+
+
 def test_each_client_by_itself(federate: Make, graph_federation: Make, assert_same: Make) -> None:
     snapshots, everything = Snapshots(), Snapshots()
     federate(Local(), rounds=40, callbacks=[everything]).fit(model(lr=0.2), graph_federation())

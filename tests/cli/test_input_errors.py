@@ -272,6 +272,18 @@ def test_damaged_checkpoint(call: Call, done: Call, small: list[str], finished: 
     assert (finished / "checkpoints" / "round-00003").is_dir()
 
 
+@pytest.mark.parametrize("taken", ["predictions", "predictions/ALPHA.csv"])
+def test_predictions_cannot_be_written(call: Call, small: list[str], finished: Path, taken: str) -> None:
+    folder, why = finished / "predictions", "File exists"
+    if taken == "predictions":
+        folder.touch()
+    else:
+        (finished / taken).mkdir(parents=True)
+        why = "Is a directory"
+    sentence = call("predict", *FEDPER, *small).sentence
+    assert sentence == f"Expected `{folder}` to take the run's files but got: {why}."
+
+
 def test_no_older_checkpoint(call: Call, small: list[str], finished: Path) -> None:
     checkpoints = finished / "checkpoints"
     last = (checkpoints / "last").resolve()

@@ -58,6 +58,24 @@ def test_dtype_is_restored(dtype: torch.dtype) -> None:
     assert torch.equal(result, torch.tensor([1.5, 4.0]).to(dtype))
 
 
+@pytest.mark.parametrize("names", ["AB", "BA"])
+@pytest.mark.parametrize(
+    ("narrow", "wide"),
+    [(torch.bfloat16, torch.float32), (torch.float32, torch.float64), (torch.int64, torch.float32)],
+)
+def test_the_wider_dtype_decides(names: str, narrow: torch.dtype, wide: torch.dtype) -> None:
+    """One client of low precision does not round the mean of all, whatever its name."""
+    given = {names[0]: torch.tensor([1, 4]).to(narrow), names[1]: torch.tensor([2, 4.001953125], dtype=wide)}
+    result = mean({"A": 1, "B": 1}, **given)
+    assert result.dtype == wide
+    assert result.tolist() == [1.5, 4.0009765625]
+
+
+@pytest.mark.parametrize("names", ["AB", "BA"])
+def test_a_real_client_takes_no_imaginary_part_away(names: str) -> None:
+    assert mean({"A": 1, "B": 1}, **{names[0]: torch.tensor([2.0]), names[1]: torch.tensor([4 + 4j])}).item() == 3 + 2j
+
+
 def test_complex_means_keep_their_imaginary_part() -> None:
     assert mean({"A": 1, "B": 1}, A=torch.tensor([2 + 4j]), B=torch.tensor([0j])).item() == 1 + 2j
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -67,6 +68,22 @@ def test_a_round_holds_what_the_documentation_says(store: CheckpointStore) -> No
     assert manifest["round"] == 37
     assert manifest["settings"] == SETTINGS
     assert sorted(manifest["files"]) == ["clients/A.ckpt", "clients/B.ckpt", "server.safetensors"]
+
+
+def test_folders_of_other_names_are_left_alone(store: CheckpointStore) -> None:
+    save(store, 1, 2)
+    others = [store.folder / f"round-{name}" for name in ("00050-keep", "x", "7", "000050", "0005\u0661")]
+    for other in others:
+        shutil.copytree(store.path(2), other)
+    (store.folder / "round-00099").touch()  # no folder
+    save(store, 3)
+    assert store.rounds() == [2, 3]
+    assert find_checkpoint("last", store.folder.parent.parent) == store.path(3).resolve()
+    store.discard_after(2)
+    assert find_checkpoint("last", store.folder.parent.parent) == store.path(2).resolve()
+    assert all(other.is_dir() for other in others)
+    save(store, 123_456)
+    assert store.rounds() == [2, 123_456]
 
 
 # --------------------------------------------------------------------------------------------------------- atomicity
@@ -274,6 +291,19 @@ def test_a_run_without_validation_has_no_best_checkpoint(store: CheckpointStore)
         find_checkpoint("best", store.folder.parent.parent)
 
 
+def test_the_best_of_an_older_run_is_not_that_of_the_newest(store: CheckpointStore) -> None:
+    save(store, 1, best=1)
+    runs = store.folder.parent.parent
+    newer = CheckpointStore(runs / "version_1" / "checkpoints")
+    newer.folder.mkdir(parents=True)
+    assert find_checkpoint("best", runs) == store.path(1).resolve()  # the newer one has no checkpoint at all
+    save(newer, 1)
+    with pytest.raises(InputError, match=r"`ckpt_path` 'best' to find .* \(a run without validation has no best round"):
+        find_checkpoint("best", runs)
+    save(newer, 2, best=2)
+    assert find_checkpoint("best", runs) == newer.path(2).resolve()
+
+
 @pytest.mark.parametrize("name", ["last", "best"])
 def test_finds_nothing_where_there_is_no_run(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"`ckpt_path` '{name}' to find a checkpoint under .* but there is none"):
@@ -314,6 +344,46 @@ def test_link_or_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert link_or_copy(source, tmp_path / "copy")
     assert (tmp_path / "copy").read_text() == "content"
     assert not (tmp_path / "copy").samefile(source)
+
+
+def test_a_file_system_without_links(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = store.folder.parent.parent
+    save(store, 1, 2, best=1)
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    save(store, 3, best=1)
+    for name, number in (("last", 3), ("best", 1)):
+        assert (store.folder / name).read_text() == f"round-{number:05d}"
+        assert find_checkpoint(name, runs) == store.path(number).resolve()
+    save(store, 4, best=4)
+    store.discard_after(3)  # the best round's goes
+    assert find_checkpoint("last", runs) == store.path(3).resolve()
+    assert sorted(path.name for path in store.folder.iterdir()) == ["last", "round-00003"]
+    save(store, 4, best=3)
+    assert find_checkpoint("best", runs) == store.path(3).resolve()
+    save(store, 5)
+    with pytest.raises(InputError, match="'best' to find a checkpoint"):
+        find_checkpoint("best", runs)
+
+
+@pytest.mark.parametrize("step", ["_link", "_prune"])
+def test_what_follows_a_checkpoint_is_one_sentence_too(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    save(store, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, step, refuse)
+        with pytest.raises(
+            InputError, match="to take the checkpoint of round 2 but got: Read-only file system; earlier"
+        ):
+            save(store, 2)
+    assert read_manifest(find_checkpoint("last", store.folder.parent.parent))["round"] == 2
 
 
 @pytest.mark.parametrize("aggregator", [Local(), FedAvg()], ids=["local", "fedavg"])

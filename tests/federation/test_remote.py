@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -11,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from flgraph.callbacks import FedAvg, FedPer
+from flgraph.callbacks import EarlyStopping, FedAvg, FedPer
 from flgraph.errors import InputError
 from flgraph.federation import EngineError, FederatedTrainer
-from flgraph.federation.checkpoint import CheckpointStore
-from flgraph.federation.engines.remote import Host, Message, Remote
+from flgraph.federation.checkpoint import CheckpointStore, load_file
+from flgraph.federation.engines.remote import Host, Message, Remote, is_whole, state_file
 from flgraph.flare.gather import gather
 
 PERSONAL = {"base": ["first.*"]}
@@ -43,10 +44,10 @@ class Office:
         return answer if fate == "deliver" else None
 
 
-def round_of(message: Message) -> int:
-    """The round that a request is about; 0 for what is of none, and for evaluations."""
+def round_of(message: Message, *, evaluated: bool = False) -> int:
+    """The round that a request is about; 0 for what is of none, and for evaluations unless these are meant."""
     turns = list(message.get("turns", {}).values())
-    return 0 if not turns or turns[0]["exchange"] == "evaluate" else int(turns[0]["round"])
+    return int(turns[0]["round"]) if turns and (turns[0]["exchange"] == "evaluate") == evaluated else 0
 
 
 @pytest.fixture
@@ -82,6 +83,19 @@ def history(trainer: FederatedTrainer) -> list[dict[str, Any]]:
     assert trainer.run_dir is not None
     lines = [json.loads(line) for line in (trainer.run_dir / "history.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def states_at_turns(office: Office, site: str, name: str) -> list[Any]:
+    """Filled with a client's state before each of its turns; everything is delivered."""
+    states: list[Any] = []
+
+    def rule(to: str, message: Message) -> str:
+        if to == site and message["kind"] == "run":
+            states.append(copy.deepcopy(office.hosts[site].clients[name].state()))
+        return "deliver"
+
+    office.rule = rule
+    return states
 
 
 @pytest.mark.parametrize("aggregator", [FedAvg(), FedPer(**PERSONAL)], ids=["fedavg", "fedper"])
@@ -148,6 +162,82 @@ def test_a_busy_site_is_left_out(remote: Callable[..., Any]) -> None:
     assert sorted(trainer.test()) == ["A", "B", "C"]
 
 
+def exchange_of(message: Message) -> str:
+    """The exchange that a request is about; empty for what is of none."""
+    return next((str(turn["exchange"]) for turn in message.get("turns", {}).values()), "")
+
+
+def label_of_c(checkpoint: Path) -> str:
+    """Under which label site ``two`` has the state that a checkpoint of the server stands for."""
+    return str(json.loads((checkpoint / "clients" / "C.json").read_text())["label"])
+
+
+def test_a_site_may_be_away_at_the_first_checkpoint(remote: Callable[..., Any]) -> None:
+    """It is lost in the last request of round 1, and back when the run goes on."""
+    trainer, office, fitted = remote(rounds=2, name="cut", keep_checkpoints=3)
+    lost = False
+
+    def rule(site: str, message: Message) -> str:
+        nonlocal lost
+        lost = lost or (site == "two" and round_of(message, evaluated=True) == 1)
+        return "lose" if lost and site == "two" else "deliver"
+
+    office.rule = rule
+    trainer.fit(*fitted)
+    assert [line["clients"] for line in history(trainer)] == [["A", "B", "C"], ["A", "B"]]
+    store = CheckpointStore(trainer.run_dir / "checkpoints")
+    assert store.rounds() == [0, 1, 2]
+    assert [label_of_c(store.path(number)) for number in range(3)] == ["cut.version_0.00000"] * 3
+    resumed, office, fitted = remote(rounds=3, name="cut")
+    resumed.fit(*fitted, ckpt_path="last")
+    assert history(resumed)[-1]["clients"] == ["A", "B", "C"]
+
+
+def test_a_run_that_ends_in_its_first_round_goes_on_from_before_it(
+    remote: Callable[..., Any], assert_same: Callable[..., None]
+) -> None:
+    whole, other, fitted = remote(rounds=3, folder="whole", name="whole")
+    whole.fit(*fitted)
+    cut, office, fitted = remote(rounds=3, name="cut", min_clients=3)
+    office.rule = lambda site, message: "lose" if site == "two" and round_of(message) == 1 else "deliver"
+    with pytest.raises(EngineError, match="missing: C"):
+        cut.fit(*fitted)
+    resumed, office, fitted = remote(rounds=3, name="cut")
+    resumed.fit(*fitted, ckpt_path="last")
+    assert resumed.run_dir == cut.run_dir
+    assert_same(weights(office), weights(other))
+    assert history(resumed) == history(whole)
+
+
+@pytest.mark.parametrize("exchange", ["keep", "swap"])
+def test_a_client_that_does_not_hear_of_the_best_round_ends_the_run(
+    remote: Callable[..., Any], assert_same: Callable[..., None], exchange: str
+) -> None:
+    """Else it would not go back to the models that are reported; the next job does."""
+
+    def make(name: str) -> Any:
+        callbacks = [EarlyStopping("val/loss", "min", average="clients")]
+        return remote(rounds=3, folder=name, name=name, callbacks=callbacks)
+
+    whole, other, fitted = make("whole")
+    whole.fit(*fitted)
+    cut, office, fitted = make("cut")
+    number = 2 if exchange == "keep" else 3
+
+    def rule(site: str, message: Message) -> str:
+        lost = site == "two" and exchange_of(message) == exchange and round_of(message) == number
+        return "answer late" if lost else "deliver"
+
+    office.rule = rule
+    with pytest.raises(EngineError, match=rf"in time in round {number} \({exchange}\); missing: `C`\."):
+        cut.fit(*fitted)
+    resumed, office, fitted = make("cut")
+    resumed.fit(*fitted, ckpt_path="last")
+    assert resumed.history.final == whole.history.final
+    assert history(resumed) == history(whole)
+    assert_same(weights(office), weights(other))
+
+
 def test_too_few_answers_end_the_run(remote: Callable[..., Any]) -> None:
     trainer, office, fitted = remote(rounds=3, min_clients=3)
     office.rule = lambda site, message: "lose" if site == "two" and round_of(message) == 2 else "deliver"
@@ -187,6 +277,29 @@ def test_a_run_that_one_process_began_goes_on_at_sites(
     resumed.fit(*fitted, ckpt_path="last")
     assert_same(weights(office), weights(other))
     assert history(resumed) == history(whole)
+
+
+def test_a_site_that_is_away_keeps_the_state_that_one_process_wrote(
+    remote: Callable[..., Any], federate: Any, assert_same: Callable[..., None]
+) -> None:
+    trainer, _, fitted = remote(rounds=2, name="cut", keep_checkpoints=4)
+    federate(FedPer(**PERSONAL), rounds=2, name="cut").fit(*fitted)
+    trainer, office, fitted = remote(rounds=4, name="cut", keep_checkpoints=4)
+    office.rule = lambda site, message: "deliver" if site == "one" or message["kind"] in ("about", "load") else "lose"
+    trainer.fit(*fitted, ckpt_path="last")
+    store = CheckpointStore(trainer.run_dir / "checkpoints")
+    wrote = load_file(store.path(2) / "clients" / "C.ckpt")
+    for number in (3, 4):
+        assert label_of_c(store.path(number)) == "cut.version_0.00002"
+        assert_same(load_file(store.path(number) / "clients" / "C.ckpt"), wrote)
+        assert not is_whole(store.path(number) / "clients")
+    resumed, office, fitted = remote(rounds=5, name="cut")
+    began = states_at_turns(office, "two", "C")
+    resumed.fit(*fitted, ckpt_path="last")
+    assert_same(began[0], wrote)
+    assert office.downloads["C"][0] is not None
+    assert label_of_c(store.path(5)) == "cut.version_0.00005"
+    assert not (store.path(5) / "clients" / "C.ckpt").exists()
 
 
 def test_one_process_needs_the_states_of_sites(remote: Callable[..., Any], federate: Any) -> None:
@@ -229,7 +342,7 @@ def test_gathered_states_go_on_in_one_process(
 
 def test_checkpoints_without_a_site_are_not_gathered(remote: Callable[..., Any], tmp_path: Path) -> None:
     trainer, office, fitted = remote(rounds=3, name="cut", keep_checkpoints=3)
-    office.rule = lambda site, _: "lose" if site == "two" and office.sent.count(("two", "save")) > 2 else "deliver"
+    office.rule = lambda site, _: "lose" if site == "two" and office.sent.count(("two", "save")) > 3 else "deliver"
     trainer.fit(*fitted)
     run = gather_from(trainer, tmp_path / "sites", tmp_path / "gathered")
     assert CheckpointStore(run / "checkpoints").rounds() == [1, 2]
@@ -259,15 +372,18 @@ def test_nothing_is_left_of_a_gathering_that_failed(
 
 
 def test_a_site_that_does_not_save_goes_on_from_an_older_state(
-    remote: Callable[..., Any], assert_same: Callable[..., None]
+    remote: Callable[..., Any], assert_same: Callable[..., None], tmp_path: Path
 ) -> None:
-    """Killed after such a round and resumed: the bits of a run in which it had not taken part in that round."""
+    """Killed after such a round and resumed: it has the state that it saved last, and gets what is shared anew."""
     trainer, office, fitted = remote(rounds=2, name="cut")
-    office.rule = lambda site, _: "lose" if site == "two" and office.sent.count(("two", "save")) > 1 else "deliver"
+    office.rule = lambda site, _: "lose" if site == "two" and office.sent.count(("two", "save")) > 2 else "deliver"
     trainer.fit(*fitted)
     assert [line["clients"] for line in history(trainer)] == [["A", "B", "C"]] * 2
+    saved = load_file(state_file(tmp_path / "sites" / "two", "C", "cut.version_0.00001"))
     resumed, office, fitted = remote(rounds=3, name="cut")
+    began = states_at_turns(office, "two", "C")
     resumed.fit(*fitted, ckpt_path="last")
+    assert_same(began[0], saved)
     downloads = office.downloads["C"]
     assert downloads[0] is not None  # what it had installed is not what the server had noted
     assert history(resumed)[-1]["clients"] == ["A", "B", "C"]

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flgraph.callbacks import FedAvg, Local
 from flgraph.data import FlatGraphs, GraphFederation
 from flgraph.errors import InputError
 from flgraph.federation import FederatedCallback, FederatedTrainer, personal, shared
+from flgraph.federation.display import quiet_lightning
 from flgraph.federation.records import read_records
 from flgraph.models import GNN
 
@@ -85,6 +87,24 @@ def test_evaluation_after_fit(federate: Make, graph_federation: Make) -> None:
         trainer.test(ckpt_path="/nonexistent")
     with pytest.raises(InputError, match="given together with a datamodule"):
         trainer.test(template)
+
+
+@pytest.mark.parametrize("evaluated", ["aggregated", "trained"])
+def test_predictions_are_those_of_the_model_that_is_tested(
+    federate: Make, graph_federation: Make, assert_same: Make, evaluated: Any
+) -> None:
+    """Clients have not installed the aggregate of a round without evaluation when its checkpoint is written."""
+    settings: dict[str, Any] = {"evaluate_every": 3, "evaluate_model": evaluated}
+    done = federate(FedAvg(), rounds=3, keep_checkpoints=3, **settings)
+    done.fit(model(), graph_federation())
+    path = str(done.run_dir / "checkpoints" / "round-00002")
+    tested, trainer = (federate(FedAvg(), rounds=3, **settings) for _ in range(2))
+    tested.test(model(), graph_federation(), ckpt_path=path)
+    predictions = trainer.predict(model(), graph_federation(), ckpt_path=path)
+    with quiet_lightning():
+        assert_same(predictions, {name: told.batches for name, told in tested.engine.predict()})
+    weights = [client.module.state_dict()["convs.0.lin1.weight"] for client in trainer.engine.clients.values()]
+    assert torch.equal(weights[0], weights[1]) == (evaluated == "aggregated")
 
 
 def test_fewer_rounds_than_done_are_refused(federate: Make, graph_federation: Make) -> None:

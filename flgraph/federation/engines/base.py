@@ -37,6 +37,11 @@ class Engine(ABC):
         """Whether the server is in this process."""
         return True
 
+    @property
+    def saves_first(self) -> bool:
+        """Whether there is to be a checkpoint before round 1, because clients may be away at that of a later round."""
+        return False
+
     def alone(self) -> AbstractContextManager[None]:
         """Inside, Lightning sees a process of its own, whatever processes there are."""
         return nullcontext()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flgraph.errors import InputError, expect
-from flgraph.federation.checkpoint import load_bytes, load_file, state_bytes, state_name, write_file
+from flgraph.federation.checkpoint import link_or_copy, load_bytes, load_file, state_bytes, state_name, write_file
 from flgraph.federation.client import Client, Predictions, Turn
 from flgraph.federation.engines.base import ClientError, Engine, EngineError
 
@@ -40,7 +40,7 @@ class Remote(Engine):
     A site that misses its deadline is left out of the turn. From time to time it is asked whether it is there, which
     takes two seconds at most, and it takes part again when it is. Each request names the turn that it builds on, so a
     site that finished one too late, or never got it, goes on from the right state (:class:`Host`). Clients' states stay
-    at the sites; checkpoints hold where.
+    at the sites; checkpoints hold where. The first is written before round 1, when all sites are there.
 
     Args:
         post: carries messages.
@@ -76,6 +76,10 @@ class Remote(Engine):
         self._done = dict.fromkeys(self.site_of, 0)  # the last turn of each client that the server knows of
         self._count = 0
         self._asked: dict[str, float] = {}  # when an absent site was last asked
+
+    @property
+    def saves_first(self) -> bool:
+        return True
 
     def setup(
         self, build: Callable[[str], Client], names: Sequence[str], release: Callable[[str], None] | None = None
@@ -137,8 +141,10 @@ class Remote(Engine):
         for name, site in self.site_of.items():
             if site in replies:
                 write_file(json.dumps({"site": site, "label": label}).encode(), folder / _pointer(name))
-            elif previous is not None and (previous / _pointer(name)).is_file():  # what it saved last is good
-                write_file((previous / _pointer(name)).read_bytes(), folder / _pointer(name))
+            elif previous is not None and _has(previous, name):  # what it saved last is good
+                link_or_copy(previous / state_name(name), folder / state_name(name))
+                last = {"site": site, "label": _label_of(previous, name)}
+                write_file(json.dumps(last).encode(), folder / _pointer(name))
             else:
                 raise EngineError(f"Client `{name}` is absent and was never saved.")
 
@@ -147,13 +153,12 @@ class Remote(Engine):
         behind = set()
         for name, site in self.site_of.items():
             message = messages.setdefault(site, {"kind": "load", "labels": {}, "states": {}})
-            whole = folder / state_name(name)  # of a run that another engine began
-            if whole.is_file():
+            expect(_has(folder, name), "ckpt_path", f"a checkpoint of client `{name}`, too,", folder)
+            label, whole = _label_of(folder, name), folder / state_name(name)
+            if whole.is_file():  # of a run that another engine began
                 message["states"][name] = whole.read_bytes()
-                continue
-            expect((folder / _pointer(name)).is_file(), "ckpt_path", f"a checkpoint of client `{name}`, too,", folder)
-            label = saved_at(folder, name)[1]
-            message["labels"][name] = label
+            else:
+                message["labels"][name] = label
             if label != _label(folder):
                 behind.add(name)
         replies = self._ask(messages)
@@ -308,6 +313,16 @@ def _label(folder: Path) -> str:
     """What the states of a checkpoint are called: run, version and round."""
     checkpoint, version = folder.parent, folder.parents[2]
     return f"{version.parent.name}.{version.name}.{checkpoint.name.rpartition('-')[2]}"
+
+
+def _has(folder: Path, name: str) -> bool:
+    """Whether a checkpoint has a client's state, or tells where it is."""
+    return (folder / state_name(name)).is_file() or (folder / _pointer(name)).is_file()
+
+
+def _label_of(folder: Path, name: str) -> str:
+    """What a client's state in a checkpoint is called; as the checkpoint's own where nothing else is told."""
+    return saved_at(folder, name)[1] if (folder / _pointer(name)).is_file() else _label(folder)
 
 
 def _pointer(name: str) -> str:
