@@ -370,14 +370,18 @@ def test_the_partition_is_told_in_results_and_tensorboard(tmp_path: Path) -> Non
     assert events.Tags()["images"] == ["partition/labels"]
 
 
-def test_the_picture_shows_every_clients_shares() -> None:
+def test_the_picture_shows_every_clients_shares_and_the_global_test() -> None:
     data = federation()
     axes = data.figures()["partition/labels"].get_axes()[0]
     widths: dict[int, float] = {}
     for bars in axes.containers:
         for place, bar in enumerate(bars):
             widths[place] = widths.get(place, 0.0) + bar.get_width()
-    assert widths == {place: pytest.approx(1.0) for place in range(3)}
+    assert widths == {place: pytest.approx(1.0) for place in range(4)}
     first = data.statistics["clients"]["client-1"]
     assert axes.containers[2][0].get_width() == pytest.approx(first["train_labels"][2] / first["train"])
-    assert f"{first['train']} nodes, EMD {first['emd']:.2f}" in [text.get_text() for text in axes.texts]
+    everywhere = data.statistics["global_test"]
+    assert axes.containers[2][3].get_width() == pytest.approx(everywhere["labels"][2] / everywhere["nodes"])
+    told = [text.get_text() for text in axes.texts]
+    assert f"{first['train']} nodes, EMD {first['emd']:.2f}" in told
+    assert told[-1] == f"{everywhere['nodes']} nodes"
