@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -99,15 +99,9 @@ def site_seed(settings: SiteSettings, run: int) -> int:
         return settings.seed
     file = Path(settings.folder) / SECRET
     file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        # Of the right size before it has its name, so that nothing that breaks leaves a part of it.
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f"{SECRET}.") as part:  # only the owner reads it
-            part.write(secrets.token_hex(32))
-            part.flush()
-            os.fsync(part.fileno())
-            os.link(part.name, file)
-    except FileExistsError:
-        pass  # drawn before
+    # Only the owner may read it; who finds it there has drawn it before.
+    with suppress(FileExistsError), open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as stream:
+        stream.write(secrets.token_hex(32))
     known = file.read_text().strip()
     expect(len(known) == 64, str(file), "a secret of 64 digits, or not there, to be drawn anew,", f"{len(known)}")
     return derive_seed(int(known, 16), run)
