@@ -64,10 +64,9 @@ def provision(sites: Sequence[str], server: str, port: int, out: Path, data: Pat
     try:
         return _kits(sites, server, port, out, data)
     except BaseException:  # a part of it would be in the way of the next attempt
-        for part in out.iterdir() if out.exists() else ():
-            shutil.rmtree(part)
-        if not there:
-            out.rmdir()
+        shutil.rmtree(out, ignore_errors=True)
+        if there:
+            out.mkdir(exist_ok=True)
         raise
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
@@ -103,5 +104,6 @@ def site_seed(settings: SiteSettings, run: int) -> int:
     with suppress(FileExistsError), open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as stream:
         stream.write(secrets.token_hex(32))
     known = file.read_text().strip()
-    expect(len(known) == 64, str(file), "a secret of 64 digits, or not there, to be drawn anew,", f"{len(known)}")
+    sound = re.fullmatch(r"[0-9a-f]{64}", known) is not None
+    expect(sound, str(file), "a secret of 64 digits, or not there, to be drawn anew,", f"{len(known)}")
     return derive_seed(int(known, 16), run)
