@@ -278,7 +278,10 @@ def test_names_that_the_parser_settled_are_looked_at_again(foreign: Path, monkey
 )
 def test_what_submit_writes_is_allowed(args: list[str]) -> None:
     """Patterns of parameters are text, names in a graph are, and a default function is the class's own."""
-    refuse_foreign_classes(yaml.safe_load(configuration(args, lambda line: None)), ALLOWED)
+    content = yaml.safe_load(configuration(args, lambda line: None))
+    refuse_foreign_classes(content, ALLOWED)
+    with pytest.raises(InputError, match=r"`class_path` to be among those that this site allows, none\.\*,"):
+        refuse_foreign_classes(content, ("none.*",))
 
 
 @pytest.mark.parametrize(
