@@ -100,10 +100,10 @@ class FedHGN(FedAvg):
 
     def server_state(self) -> Payload:
         rows = {f"sent/{client}/{layer}": t for client, layers in self._rows.items() for layer, t in layers.items()}
-        return Payload({**super().server_state().tensors, **rows}, {"clients": json.dumps(list(self._rows))})
+        return Payload({**super().server_state().tensors, **rows}, {"plain": json.dumps({"clients": list(self._rows)})})
 
     def load_server_state(self, state: Payload) -> None:
-        self._rows = {client: {} for client in json.loads(str(state.scalars["clients"]))}
+        self._rows = {client: {} for client in json.loads(str(state.scalars["plain"]))["clients"]}
         own = {}
         for name, tensor in state.tensors.items():
             if name.startswith("sent/"):
