@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Any
 
 from flgraph.data.datamodule import TU_SETTINGS
-from flgraph.errors import expect
+from flgraph.errors import InputError, expect
 from flgraph.federation.records import version_of
 from flgraph.report.charts import Spread, spread
 from flgraph.report.runs import Run, lower_is_better, mapping, natural, number
@@ -87,11 +87,11 @@ class Method:
     """
 
     def __init__(self, runs: Sequence[Run], metric: Metric) -> None:
-        kept: dict[int | str, Run] = {}
+        kept: dict[Any, Run] = {}
         self.repeats: list[Run] = []
-        """Left out: the same seed was run again."""
+        """Left out: the same seeds were run again."""
         for run in sorted(runs, key=lambda run: (run.finished, version_of(run.folder.resolve()) or 0)):
-            key = str(run.folder) if run.seed is None else run.seed
+            key = str(run.folder) if run.seed is None else (run.seed, _seeds(run))
             if key in kept:
                 self.repeats.append(kept[key])
             kept[key] = run
@@ -137,20 +137,28 @@ class Method:
     def gain(self, baseline: Method, client: str | None = None) -> Spread:
         """Final test metric minus the baseline's: of a client, or of the mean over clients.
 
-        Runs of the same seed are paired; if no seed is common, it is the difference of the means.
+        Runs of the same seed, on data that was dealt with the same seeds, are paired; if there are none, it is the
+        difference of the means.
         """
 
-        def values(method: Method) -> dict[int | None, float]:
+        def value(run: Run) -> float:
             if client is not None:
-                return {run.seed: self._of_client(run, client) for run in method.runs}
-            return {run.seed: run.protocol("final")[0].get(self.metric.test, math.nan) for run in method.runs}
+                return self._of_client(run, client)
+            return run.protocol("final")[0].get(self.metric.test, math.nan)
+
+        def values(method: Method) -> dict[Any, float]:
+            known: dict[Any, list[float]] = {}
+            for run in method.runs:
+                if run.seed is not None:
+                    known.setdefault((run.seed, _seeds(run, "data.")), []).append(value(run))
+            return {key: spread(several)[0] for key, several in known.items()}
 
         mine, other = values(self), values(baseline)
-        pairs = [mine[seed] - other[seed] for seed in mine if seed is not None and seed in other]
+        pairs = [mine[key] - other[key] for key in mine if key in other]
         if any(math.isfinite(pair) for pair in pairs):
             return self._spread(pairs)
-        apart = spread(list(mine.values()))[0] - spread(list(other.values()))[0]
-        return apart * self.metric.scale, math.nan
+        means = [spread([value(run) for run in method.runs])[0] for method in (self, baseline)]
+        return (means[0] - means[1]) * self.metric.scale, math.nan
 
     def per_round(self, what: str) -> Spread:
         """``seconds``, ``up`` or ``down``, a mean per round, over runs."""
@@ -233,7 +241,7 @@ def compare(runs: Sequence[Run], name: str | None = None) -> tuple[Metric, list[
             accuracy in other tests, or what there is.
 
     Raises:
-        InputError: no run has the metric.
+        InputError: no run has the metric, or any.
     """
     told = {metric for run in runs for metric in run.metrics}
     known = sorted({m.partition("/")[2] for m in told if m.startswith(("test/", "val/"))})
@@ -241,7 +249,9 @@ def compare(runs: Sequence[Run], name: str | None = None) -> tuple[Metric, list[
     if name is None:
         usual = [metric for metric in ("accuracy", "global_test/accuracy") if metric in known]
         name = next(iter(usual + known), "accuracy")
-    expect(name in known, "--metric", f"one of {', '.join(known) or 'none: no run has a metric'}", name)
+    if not known:
+        raise InputError(f"Expected `RUN` to hold a run that was evaluated but got {len(runs)} without metrics.")
+    expect(name in known, "--metric", f"one of {', '.join(known)}", name)
     modes = {mode for run in runs for metric, mode in [run.monitor] if metric.partition("/")[2] == name}
     metric = Metric(name, modes == {"min"} or lower_is_better(name))
     by_data: dict[str, list[Run]] = {}
@@ -289,6 +299,13 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
+
+
+def _seeds(run: Run, prefix: str = "") -> tuple[tuple[str, str], ...]:
+    """The seeds among a run's settings that begin with something, such as that of the partition."""
+    flat = flatten(run.config)
+    named = [name for name in flat if name.startswith(prefix) and re.fullmatch(r"(.*[._])?seed", name)]
+    return tuple((name, str(flat[name])) for name in sorted(named) if flat[name] is not None)
 
 
 def shown(value: Any) -> str:

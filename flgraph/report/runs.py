@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ class Run:
         name = folder.parent.name if version_of(folder) is not None else folder.name
         return re.sub(r"[-_. ]*seed[-_=]?\d+", "", name) or name
 
-    @property
+    @cached_property
     def clients(self) -> list[str]:
         """Every client that reported a metric."""
         known = dict.fromkeys(self.protocol("final")[1])
@@ -118,6 +119,14 @@ class Run:
 
     def protocol(self, name: str) -> tuple[dict[str, float], Metrics]:
         """Means and per-client metrics of ``final`` or ``best_val``; empty if nothing was evaluated yet."""
+        return self._protocols[name]
+
+    @cached_property
+    def _protocols(self) -> dict[str, tuple[dict[str, float], Metrics]]:
+        """Read once: there may be thousands of clients, and each is asked for."""
+        return {name: self._protocol(name) for name in ("final", "best_val")}
+
+    def _protocol(self, name: str) -> tuple[dict[str, float], Metrics]:
         if self.finished:
             part = mapping(self.results.get(name))
             clients = _metrics(mapping(part.get("clients")))

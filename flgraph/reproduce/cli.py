@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
+from pytorch_lightning.utilities import rank_zero_warn
 
 from flgraph.errors import InputError, expect
 from flgraph.reproduce.figures import write_figures
-from flgraph.reproduce.ledger import Ledger, ledger_file, read_ledger, record_runs
+from flgraph.reproduce.ledger import Ledger, alone_in, ledger_file, read_ledger, record_runs
 from flgraph.reproduce.runner import run_study
 from flgraph.reproduce.study import Study, list_studies, load_study
 from flgraph.reproduce.table import collect, finished, write_tables
@@ -61,6 +64,9 @@ def main(args: Sequence[str]) -> None:
         _split(given.settings), _split(given.methods), [int(seed) for seed in seeds or ()] or None, given.rounds
     )
     runs = given.runs
+    for option, folder in (("--out", given.out), ("--runs", runs)):
+        with _folder_of(option, folder):
+            folder.mkdir(parents=True, exist_ok=True)
     ledger = read_ledger(ledger_file(study, given.out)) if given.recorded else {}
     keep_checkpoints = given.keep_checkpoints or given.rounds is not None
     try:
@@ -74,8 +80,9 @@ def main(args: Sequence[str]) -> None:
                 checkpoint_every=given.checkpoint_every,
             )
     finally:  # whatever is done is worth showing, also when a run failed or the study was stopped
-        for file in write_study(study, runs, given.out, ledger):
-            print(f"wrote {file}")
+        with _folder_of("--out", given.out):
+            files = write_study(study, runs, given.out, ledger)
+        print("\n".join(f"wrote {file}" for file in files) or "no run is done yet: no table was written")
 
 
 def write_study(study: Study, runs: Path, out: Path, ledger: Ledger | None = None) -> list[Path]:
@@ -88,14 +95,31 @@ def write_study(study: Study, runs: Path, out: Path, ledger: Ledger | None = Non
         ledger: records that stand for runs without a folder; none if not given.
 
     Returns:
-        The files.
+        The files; none where nothing is done, so that tables of earlier runs stay as they are. A fuller table, with
+        cells that the new one lacks, is kept beside it as ``TABLE.fuller.csv`` and ``.md``.
     """
     done = finished(study, runs, ledger)
+    if not done:
+        return []
     found = ((study.run(*cell, run["seed"]), run) for cell, results in done.items() for run in results)
     record_runs(ledger_file(study, out), (one for one in found if "folder" in one[1]))
-    cells = collect(study, done)
-    figures = write_figures(study, done, cells, out)
-    return [*write_tables(study, done, cells, out, runs, figures), *figures]
+    with alone_in(out / study.paper_name):
+        cells = collect(study, done)
+        for metric in study.metrics:
+            if not any(math.isfinite(cell.mean) for cell in cells if cell.metric == metric):
+                rank_zero_warn(f"{study.name}: no run has a value of metric {metric}")
+        figures = write_figures(study, done, cells, out)
+        return [*write_tables(study, done, cells, out, runs, figures), *figures]
+
+
+@contextmanager
+def _folder_of(option: str, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"Expected `{option}` to be a folder to write to but got {folder}: {error.strerror or error}."
+        ) from error
 
 
 def _split(text: str | None) -> list[str] | None:

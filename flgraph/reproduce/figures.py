@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.errors import expect
-from flgraph.federation.records import read_records
 from flgraph.report.runs import number
+from flgraph.reproduce.protocols import rounds_of
 from flgraph.reproduce.study import Study, in_words, logged_name
 from flgraph.reproduce.table import Cell, Done
 
@@ -167,8 +167,7 @@ def _over_settings(study: Study, cells: Sequence[Cell], metric: str, file: Path)
 
 def _curve(results: dict[str, Any], metric: str, mean: str) -> list[float]:
     """Percent per round from the first; NaN in rounds without evaluation."""
-    records = read_records(Path(results["folder"]) / "history.jsonl")
-    return [100 * number(record.get(mean, {}).get(metric)) for record in records]
+    return [100 * number(record.get(mean, {}).get(metric)) for record in rounds_of(results)]
 
 
 def _plain(name: str) -> str:

@@ -79,16 +79,16 @@ def record_runs(file: Path, found: Iterable[tuple[Run, Mapping[str, Any]]]) -> N
     new = {(run.digest, run.seed, results["rounds"]): _condensed(run, results) for run, results in found}
     if not new:
         return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with _alone_in(file.parent):
+    with alone_in(file.parent):
         ledger = {**read_ledger(file), **new}
         ordered = sorted(ledger.values(), key=lambda one: (one["run"], one["digest"], one["seed"], one["rounds"]))
         write_text("".join(f"{json.dumps(record)}\n" for record in ordered), file)
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Waits until no other process is in here; a lock on the folder itself leaves no file behind."""
+def alone_in(folder: Path) -> Iterator[None]:
+    """Makes a folder, and waits until no other process is in here; a lock on the folder leaves no file behind."""
+    folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -41,19 +41,21 @@ def value_of(results: Mapping[str, Any], protocol: str, metric: str, mean: str) 
         # Clients that hold nothing back for validation have no best round.
         told = values and (protocol != "best_val" or any(name.startswith("val/") for name in values))
         return number(values.get(metric)) if told else None
-    if protocol == "best_client":
-        return _best_client(results, metric) if mean == "mean" else None
-    return _best_test(results, metric, mean) if protocol == "best_test" else _best_cluster(results, metric)
+    if protocol == "best_test":
+        return _best_test(results, metric, mean)
+    if mean != "mean":  # the others choose a round for every client; their means are unweighted
+        return None
+    return _best_client(results, metric) if protocol == "best_client" else _best_cluster(results, metric)
 
 
 def _best_test(results: Mapping[str, Any], metric: str, mean: str) -> float:
-    values = [number(record.get(mean, {}).get(metric)) for record in _records(results)]
+    values = [number(record.get(mean, {}).get(metric)) for record in rounds_of(results)]
     return _better_of(metric)((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 def _best_client(results: Mapping[str, Any], metric: str) -> float:
     choose, best = _better_of(metric), dict[str, float]()
-    for record in _records(results):
+    for record in rounds_of(results):
         for client, values in record.get("metrics", {}).items():
             value = number(values.get(metric))
             if not math.isnan(value):
@@ -66,10 +68,11 @@ def _best_cluster(results: Mapping[str, Any], metric: str) -> float | None:
     if splits is None:
         return None
     choose = _better_of(metric)
-    rounds = {record["round"]: record["metrics"] for record in _records(results) if record["metrics"]}
+    rounds = {record["round"]: record["metrics"] for record in rounds_of(results) if record["metrics"]}
     best = {client: number(values.get(metric)) for client, values in results["final"]["clients"].items()}
     for split in splits:
-        before = rounds.get(split["round"] - 1, {})
+        # The last evaluation before the split: not every round need have one.
+        before = rounds.get(max((done for done in rounds if done < split["round"]), default=0), {})
         for client in (client for part in split["into"] for client in part):
             value = number(before.get(client, {}).get(metric))
             known = [one for one in (best[client], value) if not math.isnan(one)]
@@ -82,9 +85,10 @@ def _better_of(metric: str) -> Callable[..., float]:
     return min if lower_is_better(metric) else max
 
 
-def _records(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+def rounds_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The records of a run's rounds, those that led to its results: in the same folder it may be going on."""
     file = Path(results["folder"]) / "history.jsonl"
-    return _read(file, file.stat().st_mtime_ns)
+    return [record for record in _read(file, file.stat().st_mtime_ns) if record["round"] <= results["rounds"]]
 
 
 @lru_cache(maxsize=2)

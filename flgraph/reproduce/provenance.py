@@ -36,8 +36,10 @@ def provenance(study: Study, done: Mapping[tuple[str, str], Sequence[dict[str, A
 
 def _study_command(study: Study) -> list[str]:
     seeds = ",".join(map(str, study.seeds))
-    parts = ["flgraph", "reproduce", study.name, "--settings", ",".join(study.settings)]
-    return [*parts, "--methods", ",".join(study.methods), "--seeds", seeds, "--rounds", str(study.rounds)]
+    parts = ["flgraph", "reproduce", study.source or study.name, "--settings", ",".join(study.settings)]
+    parts += ["--methods", ",".join(study.methods), "--seeds", seeds]
+    # Only where they are not the study's own: the option is for all methods, and keeps checkpoints.
+    return [*parts, "--rounds", str(study.rounds)] if study.cut_short else parts
 
 
 def _data(done: Mapping[tuple[str, str], Sequence[dict[str, Any]]]) -> Iterator[str]:

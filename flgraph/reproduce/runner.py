@@ -8,13 +8,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from flgraph.errors import InputError
 from flgraph.federation.checkpoint import CheckpointStore, read_manifest
+from flgraph.federation.records import writing
 from flgraph.reproduce.ledger import Ledger, recorded
 from flgraph.reproduce.study import Run, Study
 
@@ -45,13 +47,13 @@ def run_study(
         checkpoint_every: rounds between a run's checkpoints, as its configuration says when ``None``.
 
     Raises:
-        InputError: a run failed; names its log. The other runs are finished first.
+        InputError: a run failed; names its log. The other runs are finished first. Or a folder cannot be written.
     """
     waiting = [run for run in study.runs() if find_results(study, run, runs, ledger) is None]
     total = len(list(study.runs()))
     report(f"{study.name}: {total - len(waiting)} of {total} runs are done")
     failed = []
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(jobs) as pool, _none_after(pool):
         futures = {pool.submit(_execute, study, run, runs, keep_checkpoints, checkpoint_every): run for run in waiting}
         for done, future in enumerate(as_completed(futures), start=total - len(waiting) + 1):
             run, code = futures[future], future.result()
@@ -63,6 +65,16 @@ def run_study(
         raise InputError(
             f"Expected all runs of {study.name} to end well but {len(failed)} failed; the first's log is {log}."
         )
+
+
+@contextmanager
+def _none_after(pool: ThreadPoolExecutor) -> Iterator[None]:
+    """Whatever ends this, an interruption or a disk that is full, begins none of the runs that still wait."""
+    try:
+        yield
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
 
 
 def command(study: Study, run: Run, runs: Path) -> list[str]:
@@ -102,33 +114,44 @@ def find_results(study: Study, run: Run, runs: Path, ledger: Ledger | None = Non
 
 
 def _execute(study: Study, run: Run, runs: Path, keep_checkpoints: bool, checkpoint_every: int | None) -> int:
-    folder = run_folder(study, run, runs)
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "log.txt", "a") as log:
+    folder, rounds = run_folder(study, run, runs), study.rounds_of(run.method)
+    with writing(runs), ExitStack() as stack:
+        folder.mkdir(parents=True, exist_ok=True)
+        log = stack.enter_context(open(folder / "log.txt", "a"))
         # Held by the run itself, too: where `flgraph reproduce` was killed and its runs were not, the next one waits
         # for them instead of starting them a second time.
         fcntl.flock(log, fcntl.LOCK_EX)
-        if find_results(study, run, runs) is not None:
-            return 0
-        args = command(study, run, runs)
-        if checkpoint_every is not None:
-            args.append(f"--trainer.checkpoint_every={checkpoint_every}")
-        checkpoint = _checkpoint(folder, study.rounds_of(run.method))
-        if checkpoint is not None:
-            args.append(f"--ckpt_path={checkpoint}")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        call = [sys.executable, "-m", "flgraph", *args]
-        code = subprocess.run(call, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False).returncode
+        code = 0
+        if find_results(study, run, runs) is None:
+            args = command(study, run, runs)
+            if checkpoint_every is not None:
+                args.append(f"--trainer.checkpoint_every={checkpoint_every}")
+            checkpoint = _checkpoint(folder, rounds)
+            if checkpoint is not None:
+                args.append(f"--ckpt_path={checkpoint}")
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            call = [sys.executable, "-m", "flgraph", *args]
+            code = subprocess.run(call, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False).returncode
         if code == 0 and not keep_checkpoints:
-            for version in folder.glob("version_*"):
-                shutil.rmtree(version / "checkpoints", ignore_errors=True)
+            for store in _stores(folder):
+                if all(done <= rounds for done in store.rounds()):  # or else a longer run is under way in there
+                    shutil.rmtree(store.folder, ignore_errors=True)
         return code
 
 
 def _checkpoint(folder: Path, rounds: int) -> Path | None:
-    """The newest checkpoint to go on from: of a run that was cut off, or that is shorter."""
-    for version in sorted(folder.glob("version_*"), key=lambda path: path.stat().st_mtime, reverse=True):
-        last = CheckpointStore(version / "checkpoints").last()
-        if last is not None and read_manifest(last)["round"] <= rounds:
-            return last
+    """The newest whole checkpoint to go on from: of a run that was cut off, or that is shorter."""
+    for store in _stores(folder):
+        if any(done > rounds for done in store.rounds()):
+            continue  # to go on from an older one would undo a longer run
+        for done in reversed(store.rounds()):
+            with suppress(InputError):  # a damaged one; there may be an older one beside it
+                read_manifest(store.path(done))
+                return store.path(done)
     return None
+
+
+def _stores(folder: Path) -> list[CheckpointStore]:
+    """Those of a run's versions, the newest first."""
+    versions = sorted(folder.glob("version_*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return [CheckpointStore(version / "checkpoints") for version in versions]

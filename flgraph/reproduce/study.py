@@ -15,8 +15,12 @@ import yaml
 
 from flgraph.errors import InputError, expect
 from flgraph.packaged import find_config
+from flgraph.reproduce.check import check_study
 
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).resolve().parent
+
+_NOT_GIVEN = ("name", "source", "cut_short")
+"""Fields of a study that its file does not hold."""
 
 FigureKind = Literal["convergence", "settings", "divergence", "clients", "labels", "predictions", "embeddings"]
 """``convergence``: test metric over rounds, a picture per setting; ``settings``: the last round's over the settings;
@@ -59,7 +63,7 @@ class Run:
     @property
     def digest(self) -> str:
         """Tells runs apart that were made with other arguments, or with other contents of their configuration files."""
-        contents = [yaml.safe_load(find_config(arg).read_text()) if _is_config(arg) else arg for arg in self.args]
+        contents = [_contents(arg) for arg in self.args]
         return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -89,6 +93,8 @@ class Study:
         notes: what a reader should know, a sentence each.
         values: name to what stands for ``{name}`` in arguments: setting to seed to value; ``other`` stands for seeds
             that are not named.
+        source: the file that it is from, where it is no packaged one; set by :func:`load_study`.
+        cut_short: whether its rounds are others than it was written with; set by :meth:`cut`.
     """
 
     name: str
@@ -106,6 +112,8 @@ class Study:
     protocols: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     values: dict[str, dict[str, dict[int | str, Any]]] = field(default_factory=dict)
+    source: str = ""
+    cut_short: bool = False
 
     @property
     def metrics(self) -> list[str]:
@@ -185,6 +193,7 @@ class Study:
             seeds=list(seeds or self.seeds),
             rounds=rounds or self.rounds,
             method_rounds={} if rounds else self.method_rounds,
+            cut_short=self.cut_short or rounds is not None,
         )
 
 
@@ -219,49 +228,58 @@ def load_study(name: str) -> Study:
     file = Path(name) if name.endswith((".yaml", ".yml")) else _HERE / f"{name}.yaml"
     if not file.is_file():
         raise InputError(f"Expected `study` to be a YAML file or one of {', '.join(list_studies())} but got {name!r}.")
-    content = _read(file)
-    known = {item.name for item in fields(Study)}
+    content, extends = _read(file)
+    known = [item.name for item in fields(Study) if item.name not in _NOT_GIVEN]
     for key in content:
-        expect(key in known, str(file), f"a study with fields among {', '.join(sorted(known - {'name'}))}", key)
+        expect(key in known, str(file), f"a study with fields among {', '.join(sorted(known))}", key)
+    packaged = file.resolve().parent.parent == _HERE
     try:
-        study = Study(name=name if file.parent.parent == _HERE else file.stem, **content)
+        study = Study(
+            name=f"{file.parent.name}/{file.stem}" if packaged else file.stem,
+            source="" if packaged else name,
+            **content,
+        )
     except TypeError as error:
         raise InputError(f"Expected study {file} to have the fields of `Study` but got {error}.") from error
-    for name_of in (*study.settings, *study.methods):
-        expect("," not in name_of, f"a name in {file}", "without a comma, which stands between names,", name_of)
-    expect(study.average in get_args(Average), "average", f"one of {', '.join(get_args(Average))}", study.average)
-    for method in study.method_rounds:
-        expect(method in study.methods, "method_rounds", f"rounds of methods among {', '.join(study.methods)}", method)
-    for protocol in study.protocols:
-        expect(protocol == "best_client", "protocols", "best_client, or none,", protocol)
-    kinds = get_args(FigureKind)
-    expect(study.figure is None or study.figure in kinds, "figure", f"one of {', '.join(kinds)}", study.figure)
+    check_study(study, get_args(FigureKind), get_args(Average), extends)
     return study
 
 
-def _read(file: Path) -> dict[str, Any]:
-    content = yaml.safe_load(file.read_text())
+def _read(file: Path, below: tuple[Path, ...] = ()) -> tuple[dict[str, Any], bool]:
+    """A study's fields, and whether some are another's."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        told = " ".join(str(error).split())
+        raise InputError(f"Expected `{file}` to be a YAML file but got one that cannot be read ({told}).") from error
     expect(isinstance(content, dict), str(file), "a YAML mapping", type(content).__name__)
     base = content.pop("extends", None)
     if base is None:
-        return dict(content)
+        return dict(content), False
     other = file.with_name(f"{base}.yaml")
-    expect(other.is_file() and other != file, f"extends in {file}", "the name of a study beside it", base)
-    return {**_read(other), **content}
+    beside = other.is_file() and other not in (file, *below)
+    expect(beside, f"extends in {file}", "the name of a study beside it that does not extend it", base)
+    return {**_read(other, (*below, file))[0], **content}, True
 
 
 def _args(value: Arguments) -> list[str]:
     return ["-c", value] if isinstance(value, str) else [str(part) for part in value]
 
 
-def _is_config(arg: str) -> bool:
-    return arg.endswith((".yaml", ".yml")) and find_config(arg).is_file()
+def _contents(arg: str) -> Any:
+    """What an argument says: of a configuration file its contents, not its name."""
+    flag, equals, value = arg.partition("=")
+    file = value if equals and flag in ("-c", "--config") else arg
+    if not file.endswith((".yaml", ".yml")) or not find_config(file).is_file():
+        return arg
+    return yaml.safe_load(find_config(file).read_text(encoding="utf-8"))
 
 
 def _short(args: Sequence[str]) -> Iterator[str]:
     for arg in args:
         if arg in ("-c", "--config"):
             continue
+        arg = re.sub(r"^(-c|--config)=", "", arg)
         text = Path(arg).stem if arg.endswith((".yaml", ".yml")) else re.sub(r"^--(?:\w+\.)*", "", arg)
         yield re.sub(r"[^\w.=-]+", "_", text).strip("_")
 

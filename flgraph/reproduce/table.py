@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ class Cell:
         paper_mean: as printed; NaN if the paper has no such cell.
         paper_std: as printed; NaN if it is not.
         mean: over seeds, of the mean over clients.
-        std: sample standard deviation over seeds; NaN for one seed.
+        std: sample standard deviation over seeds; NaN for one seed, or where one has no value.
         seeds: number of seeds.
         rounds: communication rounds, or the most of them.
     """
@@ -53,8 +54,8 @@ class Cell:
 
     @property
     def verdict(self) -> str:
-        """Whether the mean lies ``within`` the paper's spread, ``above`` or ``below``; empty if none was printed."""
-        if math.isnan(self.paper_std):
+        """Whether the mean lies ``within`` the paper's spread, ``above`` or ``below``; empty where one is not known."""
+        if math.isnan(self.paper_std) or math.isnan(self.mean):
             return ""
         gap = self.mean - self.paper_mean
         return "within" if abs(gap) <= self.paper_std else "above" if gap > 0 else "below"
@@ -89,7 +90,8 @@ def collect(study: Study, done: Done) -> list[Cell]:
                 unit = 1 if metric.startswith(PARTITION) else 100
                 values = [unit * value for value in found if value is not None]
                 if values and (len(values) == len(found) or protocol != "best_client"):  # older records lack it
-                    std = statistics.stdev(values) if len(values) > 1 else math.nan
+                    known = len(values) > 1 and all(map(math.isfinite, values))
+                    std = statistics.stdev(values) if known else math.nan
                     mean, seeds = statistics.fmean(values), len(values)
                     numbers = (paper_mean, paper_std, mean, std, seeds, study.rounds_of(method))
                     cells.append(Cell(study.name, setting, method, metric, protocol, *numbers))
@@ -99,17 +101,39 @@ def collect(study: Study, done: Done) -> list[Cell]:
 def write_tables(
     study: Study, done: Done, cells: Sequence[Cell], out: Path, runs: Path, figures: Sequence[Path] = ()
 ) -> list[Path]:
-    """Writes ``TABLE.csv`` and ``TABLE.md`` into ``out/PAPER``."""
+    """Writes ``TABLE.csv`` and ``TABLE.md`` into ``out/PAPER``; a fuller one that is there becomes ``TABLE.fuller``."""
     folder, table = out / study.paper_name, study.name.rpartition("/")[2]
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / f"{table}.csv", "w", newline="") as stream:
-        writer = csv.DictWriter(stream, [column.name for column in fields(Cell)], lineterminator="\n")
-        writer.writeheader()
-        for cell in cells:
-            writer.writerow({key: _rounded(value) for key, value in asdict(cell).items()})
+    kept = _keep_fuller(folder, table, cells)
+    stream = io.StringIO(newline="")
+    writer = csv.DictWriter(stream, [column.name for column in fields(Cell)], lineterminator="\n")
+    writer.writeheader()
+    for cell in cells:
+        writer.writerow({key: _rounded(value) for key, value in asdict(cell).items()})
+    write_text(stream.getvalue(), folder / f"{table}.csv")
     lines = [*_head(study, cells), *_sections(study, done, cells, figures), *provenance(study, done, runs)]
     write_text("\n".join(lines) + "\n", folder / f"{table}.md")
-    return [folder / f"{table}.csv", folder / f"{table}.md"]
+    return [folder / f"{table}.csv", folder / f"{table}.md", *kept]
+
+
+def _keep_fuller(folder: Path, table: str, cells: Sequence[Cell]) -> list[Path]:
+    """Puts a table aside that has cells, or seeds of a cell, that the new one lacks, unless one was put aside before.
+
+    The runs behind it may be gone.
+    """
+    before, aside = (folder / f"{table}.csv", folder / f"{table}.md"), folder / f"{table}.fuller.csv"
+    if aside.exists() or not all(file.is_file() for file in before):
+        return []
+    seeds = {(cell.setting, cell.method, cell.metric): cell.seeds for cell in cells if cell.protocol == "final"}
+    with open(before[0], newline="", encoding="utf-8") as stream:
+        rows = [row for row in csv.DictReader(stream) if row.get("protocol") == "final"]
+    had = {
+        (row.get("setting", ""), row.get("method", ""), row.get("metric", "")): int(row.get("seeds") or 0)
+        for row in rows
+    }
+    if all(count <= seeds.get(cell, 0) for cell, count in had.items()):
+        return []
+    return [file.replace(file.with_name(f"{table}.fuller{file.suffix}")) for file in before]
 
 
 def _head(study: Study, cells: Sequence[Cell]) -> list[str]:
@@ -127,6 +151,8 @@ def _head(study: Study, cells: Sequence[Cell]) -> list[str]:
         "",
         *(f"- `{name}`: {meaning}" for name, meaning in PROTOCOLS.items() if name in used),
     ]
+    if {"Local", "Local Only"} & study.methods.keys():
+        lines += ["", "The gain over Local is that of the last round, a mean over the seeds that both have."]
     return [*lines, "", *study.notes] if study.notes else lines
 
 
@@ -145,17 +171,38 @@ def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence
         title += f", {in_words(metric)}" if len(study.metrics) > 1 else ""
         lines += ["", f"## {title}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
         here = {(c.method, c.protocol): c for c in cells if (c.metric, c.setting) == (metric, setting)}
-        local = here.get(("Local", "final")) or here.get(("Local Only", "final"))
+        local = next((name for name in ("Local", "Local Only") if (setting, name) in done), None)
         for method in dict.fromkeys(cell.method for cell in here.values()):
-            final = here[method, "final"]
-            gap = "-" if math.isnan(final.paper_mean) else f"{final.mean - final.paper_mean:+.2f}"
-            gain = f"{final.mean - local.mean:+.2f}" if local is not None and final is not local else "-"
-            protocols = [_spread(here.get((method, name))) for name in ("best_val", "best_test", *further)]
-            row = [method, _printed(final), _spread(final), gap, final.verdict or "-", *protocols, gain]
             results = done[setting, method]
-            row += [*_parameters(results), _megabytes(results), str(final.seeds)]
+            final, any_of = here.get((method, "final")), next(c for (name, _), c in here.items() if name == method)
+            gap = "-" if final is None else _signed(final.mean - final.paper_mean)
+            over = () if local in (None, method) else done[setting, str(local)]
+            protocols = [_spread(here.get((method, name))) for name in ("best_val", "best_test", *further)]
+            verdict = (final.verdict if final else "") or "-"
+            row = [
+                method,
+                _printed(any_of),
+                _spread(final),
+                gap,
+                verdict,
+                *protocols,
+                _gain(study, metric, results, over),
+            ]
+            row += [*_parameters(results), _megabytes(results), str(any_of.seeds)]
             lines.append(f"| {' | '.join(row)} |")
     return [*lines, ""]
+
+
+def _gain(study: Study, metric: str, mine: Sequence[dict[str, Any]], local: Sequence[dict[str, Any]]) -> str:
+    """By how much the last round is better than training alone, over the seeds that both have."""
+    ours, theirs = (
+        {run["seed"]: value_of(run, "final", logged_name(metric), study.mean_key) for run in runs}
+        for runs in (mine, local)
+    )
+    pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+    gains = [100 * (one - other) for one, other in pairs if one is not None and other is not None]
+    known = [gain for gain in gains if math.isfinite(gain)]
+    return _signed(statistics.fmean(known)) if known else "-"
 
 
 def _statistics(cells: Sequence[Cell]) -> list[str]:
@@ -191,6 +238,10 @@ def _megabytes(results: Sequence[dict[str, Any]]) -> str:
         ]
         shown += [f"{statistics.fmean(totals) / 1e6:,.0f}"] if totals else []
     return " / ".join(shown) or "-"
+
+
+def _signed(difference: float) -> str:
+    return "-" if math.isnan(difference) else f"{difference:+z.2f}"
 
 
 def _printed(cell: Cell) -> str:

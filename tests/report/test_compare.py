@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from flgraph.errors import InputError
+from flgraph.report import runs
 from flgraph.report.compare import Comparison, Method, compare, flatten, shown
 from flgraph.report.runs import find_runs
 
@@ -61,6 +63,40 @@ def test_gain_without_common_seeds(make_run: Any, tmp_path: Path) -> None:
     make_run("FedAvg-seed2", [{"A": 0.9, "B": 0.9}], seed=2)
     found = methods(tmp_path)
     assert found["FedAvg"].gain(found["Local"]) == close(30.0, math.nan)
+
+
+def test_partitions_are_no_repeats(make_run: Any, tmp_path: Path) -> None:
+    """The same seed on data that was dealt anew is another run, and paired with its like."""
+    for seed, local, fedavg in ((0, 0.5, 0.6), (1, 0.6, 0.8), (2, 0.7, 0.7)):
+        dealt = {"partition_seed": seed}
+        make_run(f"Local-{seed}", [{"A": local, "B": local}], aggregator="Local", data=dealt)
+        make_run(f"FedAvg-{seed}", [{"A": fedavg, "B": fedavg}], data=dealt, dropout_seed=seed)
+    make_run("Local-9", [{"A": 0.1, "B": 0.1}], aggregator="Local", data={"partition_seed": 9})
+    found = methods(tmp_path)
+    local, fedavg = (next(m for m in found.values() if m.shares_nothing == alone) for alone in (True, False))
+    assert [len(method.runs) for method in (local, fedavg)] == [4, 3]
+    assert not fedavg.repeats
+    assert fedavg.final() == close(70.0, 10.0)
+    assert fedavg.gain(local) == close(10.0, 10.0)  # 10, 20 and 0
+    assert fedavg.gain(local, "B") == close(10.0, 10.0)
+
+
+def test_runs_that_were_not_evaluated(make_run: Any, tmp_path: Path) -> None:
+    folder = make_run("FedAvg", [ROUND, ROUND], every=5, finished=False)
+    with pytest.raises(InputError, match="`RUN` to hold a run that was evaluated but got 1 without metrics"):
+        comparison(folder)
+
+
+def test_clients_are_read_once(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand of them would be read a thousand times each."""
+    folder = make_run("FedAvg", [{f"client-{number}": 0.5 for number in range(20)}])
+    read: list[int] = []
+    metrics = runs._metrics
+    monkeypatch.setattr(runs, "_metrics", lambda given: read.append(len(given)) or metrics(given))
+    (method,) = methods(folder).values()
+    spreads = [method.client(f"client-{number}") for number in range(20)]
+    assert spreads == [close(50.0, math.nan)] * 20
+    assert read.count(20) <= 3  # the history, and both protocols
 
 
 def test_a_name_folder_gives_its_seeds_and_the_newest_of_each(make_run: Any) -> None:

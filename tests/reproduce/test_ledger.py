@@ -67,11 +67,11 @@ def test_records_give_the_same_table(runs: Path, tmp_path: Path, average: str) -
     study, out = replace(STUDY, average=average, protocols=["best_client"]), tmp_path / "out"
     table, page, *_ = write_study(study, runs, out)
     before = table.read_text(), page.read_text()
-    assert "best_cluster" in before[0]
-    assert ("| best_client (optimistic) |" in before[1]) == (average == "clients")
+    for protocol in ("best_client", "best_cluster"):  # of whose rounds there is no weighted mean
+        assert (f"| {protocol} (optimistic) |" in before[1]) == (average == "clients")
     shutil.rmtree(runs)
-    write_study(study, runs, out)
-    assert table.read_text().count("\n") == 1  # what is not at hand is not shown, unless asked for
+    assert write_study(study, runs, out) == []  # what is not at hand is not shown, unless asked for
+    assert (table.read_text(), page.read_text()) == before
     write_study(study, runs, out, read_ledger(ledger_file(study, out)))
     assert (table.read_text(), page.read_text()) == before
 
@@ -101,7 +101,49 @@ def test_a_newer_run_takes_the_place_of_its_record(runs: Path, tmp_path: Path) -
     assert ledger[first.digest, 1, 3]["final"]["mean"] == {"test/accuracy": 0.3}
     assert ledger[first.digest, 1, 3]["best_test"]["mean"] == {"test/accuracy": 0.3}
     assert "clients" not in ledger[first.digest, 1, 3]["final"]
-    assert {path.name for path in (out / "paper").iterdir()} == {"runs.jsonl", "table.csv", "table.md"}
+    tables = {"runs.jsonl", "table.csv", "table.md", "table.fuller.csv", "table.fuller.md"}
+    assert {path.name for path in (out / "paper").iterdir()} == tables
+
+
+def test_a_fuller_table_is_kept(runs: Path, tmp_path: Path) -> None:
+    """Of the fullest one only: it is not written over by another one later."""
+    out = tmp_path / "out"
+    table, page = write_study(STUDY, runs, out)
+    whole = table.read_bytes(), page.read_bytes()
+    few = STUDY.cut(methods=["GCFL"])
+    fuller = [out / "paper" / f"table.fuller.{kind}" for kind in ("csv", "md")]
+    assert write_study(few, runs, out) == [table, page, *fuller]
+    assert write_study(few.cut(seeds=[1]), runs, out) == [table, page]
+    assert tuple(file.read_bytes() for file in fuller) == whole
+    assert write_study(STUDY, runs, out) == [table, page]
+    assert (table.read_bytes(), page.read_bytes()) == whole
+
+
+def test_rounds_after_the_results_are_not_looked_at(runs: Path, tmp_path: Path) -> None:
+    """A longer run is under way in the folder of a shorter one; it was killed while it wrote."""
+    study = replace(STUDY, protocols=["best_client"])
+    before = write_study(study, runs, tmp_path / "out")[0].read_bytes()
+    for file in runs.glob("*/*/*/version_0/history.jsonl"):
+        line = json.dumps({"round": 4, "mean": {"test/accuracy": 1.0}, "metrics": {"a": {"test/accuracy": 1.0}}})
+        file.write_text(f'{file.read_text()}{line}\n{{"round": 5, "me')
+    assert write_study(replace(study, figure="convergence"), runs, tmp_path / "out")[0].read_bytes() == before
+    assert read_ledger(ledger_file(study, tmp_path / "out"))
+
+
+def test_gains_are_over_common_seeds(runs: Path, tmp_path: Path) -> None:
+    """With seeds 1 and 2 both have 61 % + 10/3 points per seed; Local gets 10 more with seed 2 and loses seed 1."""
+    local = [run for run in STUDY.runs() if run.method == "Local"]
+    for run, test in zip(local, (0.5, 0.6), strict=True):
+        folder = run_folder(STUDY, run, runs) / "version_0"
+        shutil.rmtree(folder)
+        write_run(folder, run.seed, [test] * 3)
+    rows = write_study(STUDY, runs, tmp_path / "a")[1].read_text().splitlines()
+    gcfl = 61 + 100 * 1.5 / 30
+    assert f"| {gcfl - 55:+.2f} |" in next(row for row in rows if row.startswith("| GCFL"))
+    shutil.rmtree(run_folder(STUDY, local[0], runs))
+    rows = write_study(STUDY, runs, tmp_path / "b")[1].read_text().splitlines()
+    assert f"| {61 + 100 * 2 / 30 - 60:+.2f} |" in next(row for row in rows if row.startswith("| GCFL"))
+    assert write_study(STUDY.cut(seeds=[1]), runs, tmp_path / "c")[1].read_text().count("| - | 20 | 4 |") == 1
 
 
 def test_runs_that_stopped_early_stand_for_longer_ones(tmp_path: Path) -> None:

@@ -23,7 +23,12 @@ def results_of(folder: Path, metric: str, rounds: list[dict[str, float | None]],
     (folder / "history.jsonl").write_text("".join(lines))
     clients = {client: {metric: value} for client, value in rounds[-1].items()}
     splits = [{"round": split, "into": [[client] for client in clients]}]
-    return {"folder": str(folder), "final": {"clients": clients}, "aggregator": {"splits": splits}}
+    return {
+        "folder": str(folder),
+        "rounds": len(rounds),
+        "final": {"clients": clients},
+        "aggregator": {"splits": splits},
+    }
 
 
 @pytest.mark.parametrize(
@@ -43,6 +48,18 @@ def test_best_is_most_or_least(
     assert value_of(results, "best_client", metric, "mean") == pytest.approx(best_client)
     assert value_of(results, "best_client", metric, "weighted_mean") is None
     assert value_of(results, "best_cluster", metric, "mean") == pytest.approx(best_cluster)
+
+
+def test_the_last_evaluation_before_a_split_counts(tmp_path: Path) -> None:
+    """Where not every round has one."""
+    results = results_of(tmp_path, "test/accuracy", [{"a": 0.8}, {"a": 0.9}, {"a": 0.1}, {"a": 0.2}], split=4)
+    file = tmp_path / "history.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text(
+        "".join(json.dumps({**line, "metrics": {}} if line["round"] == 3 else line) + "\n" for line in lines)
+    )
+    assert value_of(results, "best_cluster", "test/accuracy", "mean") == 0.9
+    assert value_of(results, "best_cluster", "test/accuracy", "weighted_mean") is None
 
 
 @pytest.mark.parametrize("metric", ["test/accuracy", "test/loss"])

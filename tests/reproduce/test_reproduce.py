@@ -7,6 +7,7 @@ import csv
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,13 +15,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from flgraph.cli import main
 from flgraph.errors import InputError
-from flgraph.reproduce import Study, collect, finished, list_studies, load_study, run_study, write_tables
+from flgraph.reproduce import Study, collect, finished, list_studies, load_study, run_study, runner, write_tables
 from flgraph.reproduce.cli import write_study
 from flgraph.reproduce.runner import command, find_results, run_folder
 from flgraph.reproduce.table import Cell
@@ -122,7 +124,7 @@ def test_tables(tmp_path: Path) -> None:
     write_results(
         run_folder(study, runs[1], tmp_path) / "version_0", 0.9, 0.9, [0.8, 0.9], parameters=PARAMETERS, **SENT
     )
-    write_results(run_folder(study, runs[2], tmp_path) / "version_0", 0.8, 0.7, [0.7, 0.8])
+    write_results(run_folder(study, runs[2], tmp_path) / "version_0", 0.8, 0.7, [0.7, 0.8], seed=2)
     done = finished(study, tmp_path)
     cells = collect(study, done)
     local = {cell.protocol: cell for cell in cells if cell.method == "Local"}
@@ -144,7 +146,7 @@ def test_tables(tmp_path: Path) -> None:
         "| Local | 50.00 ± 60.00 | 70.00 ± 14.14 | +20.00 | within | 60.00 ± 14.14 | 75.00 ± 7.07 | - | - | - | - | 2 |"
         in text
     )
-    assert "| FedStar | - | 90.00 | - | - | 90.00 | 90.00 | +20.00 | 1,250 | 200 | 2 / 5 | 1 |" in text
+    assert "| FedStar | - | 90.00 | - | - | 90.00 | 90.00 | +30.00 | 1,250 | 200 | 2 / 5 | 1 |" in text
 
 
 def test_killed_and_started_again_gives_the_same_table(tmp_path: Path) -> None:
@@ -337,7 +339,7 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
     for run in wide.runs():
         if not run_folder(wide, run, tmp_path).exists():
             write_results(run_folder(wide, run, tmp_path) / "version_0", 0.8, 0.5, [0.7, 0.8])
-    files = write_study(wide, tmp_path, tmp_path / "out")
+    files = write_study(wide, tmp_path, tmp_path / "wide")
     assert files[2].name == "table.png"
     assert "## clients: 28" in files[1].read_text()
 
@@ -459,7 +461,150 @@ def test_a_diverged_run_does_not_hide_the_table(tmp_path: Path) -> None:
     assert math.isnan(cells["final"])
     assert (cells["best_val"], cells["best_test"]) == (pytest.approx(60), pytest.approx(60))
     files = write_study(replace(study, figure="convergence"), tmp_path, tmp_path / "out")
-    assert "| Local | 50.00 ± 60.00 | - |" in files[1].read_text()
+    assert "| Local | 50.00 ± 60.00 | - | - | - | 60.00 |" in files[1].read_text()
+    # Another seed that did not makes it no better.
+    both = tiny_study(rounds=2)
+    for run in both.runs():
+        if not run_folder(both, run, tmp_path).exists():
+            write_results(run_folder(both, run, tmp_path) / "version_0", 0.7, 0.7, [0.7, 0.7], seed=run.seed)
+    text = write_study(both, tmp_path, tmp_path / "out")[1].read_text()
+    assert "| Local | 50.00 ± 60.00 | - | - | - | 65.00 ± 7.07 |" in text
+    assert "| FedStar | - | 70.00 ± 0.00 | - | - | 70.00 ± 0.00 | 70.00 ± 0.00 | +0.00 |" in text
+
+
+def test_a_metric_that_no_run_has_is_told(tmp_path: Path) -> None:
+    study = replace(tiny_study(rounds=1), metric="acuracy")
+    for run in study.runs():
+        write_results(run_folder(study, run, tmp_path) / "version_0", 0.7, 0.7, [0.7], seed=run.seed)
+    with pytest.warns(UserWarning, match="tiny/table: no run has a value of metric acuracy"):
+        files = write_study(study, tmp_path, tmp_path / "out")
+    assert "| Local | 50.00 ± 60.00 | - | - | - | - | - | - |" in files[1].read_text()
+
+
+def test_an_interrupted_study_begins_no_more_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, begun = replace(tiny_study(), seeds=list(range(20))), list[int]()
+
+    def run(study: Study, run: Any, *args: Any) -> int:
+        begun.append(run.seed)
+        time.sleep(0.05)
+        return 0
+
+    def interrupt(line: str) -> None:
+        if line.startswith("[1/"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "_execute", run)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study, tmp_path, jobs=1, report=interrupt)
+    assert len(begun) <= 3
+
+
+def test_checkpoints_to_go_on_from(tmp_path: Path) -> None:
+    """A damaged one is passed over; one of a longer run is left alone, and not removed when a shorter one has ended."""
+    study = tiny_study(rounds=3).cut(methods=["Local"], seeds=[1])
+    run_study(study, tmp_path, jobs=1, report=lambda line: None)
+    folder = run_folder(study, next(iter(study.runs())), tmp_path)
+    (newest,) = (folder / "version_0" / "checkpoints").glob("round-00003")
+    next(iter((newest / "clients").iterdir())).write_bytes(b"damaged")
+    found = runner._checkpoint(folder, 3)
+    assert found is not None
+    assert found.name < newest.name
+    assert runner._checkpoint(folder, 4) == found
+    assert runner._checkpoint(folder, 2) is None
+    (folder / "version_0" / "results.json").unlink()
+    shutil.copytree(folder / "version_0", folder / "version_1", symlinks=True)
+    shutil.rmtree(folder / "version_1" / "checkpoints" / newest.name)
+    os.replace(folder / "version_0" / "checkpoints" / newest.name, folder / "version_0/checkpoints/round-00009")
+    run_study(study, tmp_path, jobs=1, report=lambda line: None, keep_checkpoints=False)
+    assert (folder / "version_1" / "results.json").is_file()
+    assert [(folder / f"version_{number}" / "checkpoints").exists() for number in (0, 1)] == [True, False]
+
+
+@pytest.mark.parametrize("option", ["--out", "--runs"])
+def test_folders_that_cannot_be_written(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    places = {"--out": tmp_path / "out", "--runs": tmp_path / "runs", option: tmp_path / "file"}
+    with pytest.raises(SystemExit) as caught:
+        main(["reproduce", "fedstar/table1", *(f"{name}={place}" for name, place in places.items())])
+    assert caught.value.code == 2
+    assert f"Expected `{option}` to be a folder to write to but got {tmp_path / 'file'}: " in capsys.readouterr().err
+
+
+def test_how_it_was_made_makes_it(tmp_path: Path) -> None:
+    """Rounds are given only where they are not the study's own; a study of the user's own is named by its file."""
+    base = {"title": "t", "metric": "accuracy", "rounds": 2, "seeds": [1], "method_rounds": {"N": 9}}
+    file = tmp_path / "own.yaml"
+    file.write_text(yaml.safe_dump({**base, "settings": {"X": ["--x"]}, "methods": {"M": ["--m"], "N": ["--n"]}}))
+    study = load_study(str(file))
+    for cut, told in ((study, ""), (study.cut(methods=["M"]), ""), (study.cut(rounds=1), " --rounds 1")):
+        for run in cut.runs():
+            rounds = cut.rounds_of(run.method)
+            folder = run_folder(cut, run, tmp_path / "runs") / f"version_{rounds}"
+            if not folder.exists():
+                write_results(folder, 0.5, 0.5, [0.5] * rounds)
+        text = write_study(cut, tmp_path / "runs", tmp_path / "out")[1].read_text()
+        shown = f"flgraph reproduce {file} --settings X --methods {','.join(cut.methods)} --seeds 1{told}\n"
+        assert shown in text
+
+
+def test_a_packaged_study_may_be_named_by_its_file() -> None:
+    file = Path(runner.__file__).parent / "fedstar" / "table2.yaml"
+    assert load_study(str(file)) == load_study("fedstar/table2")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"title": 3}, "`title` to be text but got 3"),
+        ({"metric": []}, "`metric` to be the name of a metric or a list of such"),
+        ({"rounds": "3"}, "`rounds` to be a positive integer but got '3'"),
+        ({"seeds": 3}, "`seeds` to be a list of different whole numbers but got 3"),
+        ({"seeds": [1, 1]}, "`seeds` to be a list of different whole numbers but got"),
+        ({"settings": None}, "`settings` to be names with arguments, one or more, but got None"),
+        ({"settings": ["a"]}, "`settings` to be names with arguments"),
+        ({"settings": {5: ["a"]}}, "`a name in settings` to be text, in quotes where it is a number, but got 5"),
+        ({"methods": {"M": None}}, r"`methods\.M` to be a configuration file, or a list of arguments, but got None"),
+        (
+            {"methods": {"M": {"X": 3}}},
+            r"`methods\.M\.X` to be a configuration file, or a list of arguments, but got 3",
+        ),
+        ({"method_rounds": None}, "`method_rounds` to be a mapping but got None"),
+        ({"method_rounds": {"M": 0}}, r"`method_rounds\.M` to be a positive integer but got 0"),
+        ({"notes": "abc"}, "`notes` to be a list of sentences but got 'abc'"),
+        ({"protocols": "best_client"}, "`protocols` to be best_client, or none, in a list, but got 'best_client'"),
+        ({"values": {"g": [1]}}, r"`values\.g` to be setting to seed to value"),
+        ({"paper": {"Y": {"M": [1.0]}}}, "`paper` to be of settings among X but got 'Y'"),
+        ({"paper": {"X": {"N": [1.0]}}}, r"`paper\.X` to be of methods among M but got 'N'"),
+        ({"paper": {"X": {"M": 50.0}}}, r"`paper\.X\.M` to be \[mean\] or \[mean, standard deviation\] but got 50\.0"),
+        ({"metric": ["a", "b"], "paper": {"c": {}}}, "`paper` to be of metrics among a, b but got 'c'"),
+    ],
+)
+def test_what_a_study_may_not_hold(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    base = {"title": "t", "metric": "accuracy", "rounds": 3, "seeds": [1], "settings": {"X": ["a"]}}
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump({**base, "methods": {"M": ["m"]}, **change}))
+    with pytest.raises(InputError, match=sentence):
+        load_study(str(tmp_path / "bad.yaml"))
+
+
+def test_studies_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("title: [a\n  b: {")
+    with pytest.raises(InputError, match=r"broken\.yaml` to be a YAML file but got one that cannot be read"):
+        load_study(str(tmp_path / "broken.yaml"))
+    for one, other in (("a", "b"), ("b", "a")):
+        (tmp_path / f"{one}.yaml").write_text(f"extends: {other}")
+    with pytest.raises(InputError, match="a study beside it that does not extend it but got 'a'"):
+        load_study(str(tmp_path / "a.yaml"))
+
+
+def test_files_named_in_one_word_count_by_their_contents(tmp_path: Path) -> None:
+    config = tmp_path / "small.yaml"
+    digests = []
+    for text in ("a: 1", "a:   1", "a: 2"):
+        config.write_text(text)
+        study = Study("p/t", "t", "accuracy", 1, [1], {"X": [f"--config={config}"]}, {"M": ["--m"]})
+        digests.append(study.run("X", "M", 1).digest)
+    assert digests[0] == digests[1] != digests[2]
+    assert study.run("X", "M", 1).name == "small+m"
 
 
 def test_a_seed_counts_once() -> None:

@@ -17,6 +17,7 @@ from flgraph.report.charts.style import (
     mark,
     names_down,
     panel,
+    plain_text,
     shortened,
     value_text,
 )
@@ -58,7 +59,7 @@ def grouped_bars(
         for row, axes in enumerate(panels):
             here = list(groups[row * columns : (row + 1) * columns])
             axes.grid(axis="y")
-            axes.set_ylabel(ylabel)
+            axes.set_ylabel(plain_text(ylabel))
             for number, (name, spreads) in enumerate(values.items()):
                 style = styles[name]
                 part = spreads[row * columns : (row + 1) * columns]
@@ -82,7 +83,7 @@ def grouped_bars(
                 for label in axes.get_xticklabels():
                     label.set(rotation=35, ha="right", rotation_mode="anchor")
             axes.tick_params(axis="x", length=0)
-        panels[0].set_title(title)
+        panels[0].set_title(plain_text(title))
     return figure
 
 

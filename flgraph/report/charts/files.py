@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flgraph.federation.records import write_bytes
 from flgraph.report.charts.style import GRID, INK, MUTED, PAPER, settings
 
 if TYPE_CHECKING:
@@ -17,9 +18,11 @@ _VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", PAP
 
 
 def save_png(figure: Figure, file: Path, dpi: int = 160) -> None:
-    """Writes a figure as PNG; the same figure gives the same bytes."""
+    """Writes a figure as PNG, whole or not at all; the same figure gives the same bytes."""
+    stream = io.BytesIO()
     with settings():
-        figure.savefig(file, format="png", dpi=dpi, facecolor=PAPER, metadata={"Software": None})
+        figure.savefig(stream, format="png", dpi=dpi, facecolor=PAPER, metadata={"Software": None})
+    write_bytes(stream.getvalue(), file)
 
 
 def to_svg(figure: Figure, name: str, description: str) -> str:

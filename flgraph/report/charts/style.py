@@ -124,9 +124,9 @@ def empty_figure(size: tuple[float, float]) -> Iterator[Figure]:
 def panel(figure: Figure, title: str, xlabel: str, ylabel: str) -> Axes:
     """The one panel of a figure, with a grid."""
     axes = figure.add_subplot()
-    axes.set_title(title)
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
+    axes.set_title(plain_text(title))
+    axes.set_xlabel(plain_text(xlabel))
+    axes.set_ylabel(plain_text(ylabel))
     axes.grid(True)
     return axes
 
