@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.routes import Route, personal, shared
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.server_model import ServerModel, relative_distance, server_trainer
-from flgraph.models.fedego import EgoHead, MashedEgos
+from flgraph.models.fedego import EgoHead, Labels, MashedEgos
 from flgraph.models.fedego import FedEgo as FedEgoNet
 
 _GLOBAL, _STATE = "global/", "server/"
@@ -62,6 +62,9 @@ class FedEgo(Aggregator):
             them, ``"largest"``, the first ones in the order of clients' names; the others are centers alone. The
             published code has the latter: it puts the edges of all clients into one graph, where each client's nodes
             are numbered from 0.
+        labels: whose classes are averaged for the soft labels of positions around the centers, which say what
+            :math:`P_g` is: those of ``"training"`` nodes, which alone are known where clients really learn, or of
+            ``"all"``, validation and test nodes too, as in the published code. Centers are training nodes.
         server_epochs: epochs that the server trains per round.
         server_fraction: share of the mashed ego-graphs that one of these epochs visits, drawn anew for each.
         server_batch_size: mashed ego-graphs per batch.
@@ -83,6 +86,7 @@ class FedEgo(Aggregator):
         mixup: bool = True,
         noise: float = 0.0,
         trees: Literal["all", "largest"] = "all",
+        labels: Labels = "training",
         server_epochs: int = 5,
         server_fraction: float = 0.2,
         server_batch_size: int = 32,
@@ -96,6 +100,7 @@ class FedEgo(Aggregator):
         expect(reduction_at in ("end", "start"), "aggregator.reduction_at", "end or start", reduction_at)
         expect(0 <= noise < float("inf"), "aggregator.noise", "a finite number, 0 or more", noise)
         expect(trees in ("all", "largest"), "aggregator.trees", "all or largest", trees)
+        expect(labels in get_args(Labels), "aggregator.labels", "training or all", labels)
         for name, count in (("server_epochs", server_epochs), ("server_batch_size", server_batch_size)):
             expect(count >= 1, f"aggregator.{name}", "1 or more", count)
         expect(0 < server_fraction <= 1, "aggregator.server_fraction", "above 0 and at most 1", server_fraction)
@@ -105,7 +110,7 @@ class FedEgo(Aggregator):
             "a finite number above 0, or null for the model's",
             server_lr,
         )
-        self.gamma, self.mixing, self.noise, self.trees = gamma, mixing, noise, trees
+        self.gamma, self.mixing, self.noise, self.trees, self.labels = gamma, mixing, noise, trees, labels
         self.average_reduction, self.reduction_at, self.mixup = average_reduction, reduction_at, mixup
         self.server_epochs, self.server_fraction = server_epochs, server_fraction
         self.server_batch_size, self.server_lr = server_batch_size, server_lr
@@ -147,7 +152,8 @@ class FedEgo(Aggregator):
             bare = torch.arange(egos.label.size(0)) >= most
             inner = egos.label.size(1) - prod(egos.fanouts) if egos.fanouts else 0
             egos.childless = bare.unsqueeze(1).expand(-1, inner)
-        self._labels = egos.label.mean((0, 1))
+        told = egos.label.sum((0, 1))
+        self._labels = told / told.sum()  # not every position need tell of a class
         self._model = self._model or self._make_model()
         batches = _MashedLoader(egos, self.server_batch_size, self.server_fraction)
         self._loss = self._model.fit(batches, self.server_epochs, round)["train/loss"]
@@ -221,7 +227,7 @@ class FedEgo(Aggregator):
         self._own = {name: tensor.clone() for name, tensor in own.items() if name.startswith("personalization.")}
         module.eval()
         convert = client.trainer.precision_plugin.convert_input
-        mashed = [module.mash(convert(batch).to(module.device), self.mixup) for batch in batches]
+        mashed = [module.mash(convert(batch).to(module.device), self.mixup, self.labels) for batch in batches]
         module.train()  # Lightning would leave it as it is, and train without dropout
         embedding = torch.cat([part.embedding for part in mashed])
         if self.noise:

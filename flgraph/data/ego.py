@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -99,6 +99,7 @@ class EgoBatch:
         fanouts: neighbours per node, for each hop.
         childless: positions of all hops but the last whose children are not to count ``[B, P']``, bool; ``None`` where
             all do.
+        known: positions of nodes whose classes the client learns from ``[B, P]``, bool; ``None`` where it is not told.
     """
 
     x: Tensor
@@ -107,6 +108,7 @@ class EgoBatch:
     labels: Tensor
     fanouts: tuple[int, ...]
     childless: Tensor | None = None
+    known: Tensor | None = None
 
     @classmethod
     def gather(cls, x: Tensor, y: Tensor, egos: Tensor, fanouts: Sequence[int]) -> EgoBatch:
@@ -123,8 +125,8 @@ class EgoBatch:
     def to(self, device: torch.device | str) -> EgoBatch:
         """The same batch on another device."""
         x, index, y, labels = (part.to(device) for part in (self.x, self.index, self.y, self.labels))
-        childless = None if self.childless is None else self.childless.to(device)
-        return replace(self, x=x, index=index, y=y, labels=labels, childless=childless)
+        childless, known = (None if part is None else part.to(device) for part in (self.childless, self.known))
+        return replace(self, x=x, index=index, y=y, labels=labels, childless=childless, known=known)
 
 
 class EgoLoader:
@@ -147,6 +149,7 @@ class EgoLoader:
             are fewer centers); what is averaged over a batch then never stands for a few.
         isolated: what stands for the neighbours of a node without any: the node itself (``"self"``), or nothing
             (``"none"``), so that their mean is zero.
+        known: nodes whose classes the client learns from ``[N]``, bool; batches then tell which positions are of these.
 
     Raises:
         InputError: a number is out of range.
@@ -164,6 +167,7 @@ class EgoLoader:
         seed: int = 0,
         full: bool = False,
         isolated: Isolated = "self",
+        known: Tensor | None = None,
     ) -> None:
         expect(batch_size >= 1, "data.batch_size", "1 or more", batch_size)
         expect(0 < fraction <= 1, "data.epoch_fraction", "above 0 and at most 1", fraction)
@@ -172,6 +176,7 @@ class EgoLoader:
         self.isolated = isolated
         self.graph, self.index, self.batch_size, self.fanouts = graph, index, batch_size, tuple(fanouts)
         self.shuffle, self.fraction, self.fixed, self.seed, self.full = shuffle, fraction, fixed, seed, full
+        self.known = known
         self._egos: Tensor | None = None
 
     @property
@@ -191,6 +196,7 @@ class EgoLoader:
                 egos = self._sample(chosen)
                 batch = EgoBatch.gather(self.graph.x, self.graph.y, egos, self.fanouts)
                 batch.childless = self._childless(egos)
+                batch.known = None if self.known is None else self.known[egos]
                 yield batch
 
     def _order(self) -> Tensor:
@@ -209,7 +215,23 @@ class EgoLoader:
         if not self.fixed:
             return sample_egos(rowptr, col, self.index[chosen], self.fanouts)
         if self._egos is None:
-            # All at once, so that they do not depend on the batch size.
-            generator = torch.Generator().manual_seed(self.seed)
-            self._egos = sample_egos(rowptr, col, self.index, self.fanouts, generator)
+            self._egos = self._shared_egos() if self._of_all else self._fixed_egos()
         return self._egos[chosen]
+
+    @property
+    def _of_all(self) -> bool:
+        n = self.graph.num_nodes
+        return self.index.numel() == n and torch.equal(self.index, torch.arange(n, device=self.index.device))
+
+    def _shared_egos(self) -> Tensor:
+        """Those of all nodes, kept with the graph: a thousand clients may be tested on the same one."""
+        known: dict[Any, Tensor] = self.graph.adj.derived.setdefault("egos", {})
+        key = (self.fanouts, self.seed)
+        if key not in known:
+            known[key] = self._fixed_egos()
+        return known[key]
+
+    def _fixed_egos(self) -> Tensor:
+        # All at once, so that they do not depend on the batch size.
+        generator = torch.Generator().manual_seed(self.seed)
+        return sample_egos(self.graph.rowptr, self.graph.col, self.index, self.fanouts, generator)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from flgraph.nn import Dropout
 from flgraph.nn.ego import EgoSAGEConv, kaiming, take_nodes
 from flgraph.nn.sparse import SparseLinear
 
+Labels = Literal["training", "all"]
+"""Whose classes are told in mashed ego-graphs."""
+
 
 @dataclass  # not frozen: Lightning copies batches to convert them
 class MashedEgos:
@@ -24,7 +27,7 @@ class MashedEgos:
 
     Args:
         embedding: reduction embeddings ``[G, P, H]``.
-        label: shares of the classes ``[G, P, C]``.
+        label: shares of the classes ``[G, P, C]``; zeros where none are told.
         fanouts: neighbours per node, for each hop; empty where there are centers only.
         childless: positions of all hops but the last whose children are not to count ``[G, P']``, bool; ``None`` where
             all do.
@@ -186,32 +189,38 @@ class FedEgo(Classifier):
         return batch.x
 
     @torch.no_grad()
-    def mash(self, batch: Any, mixup: bool = True) -> MashedEgos:
+    def mash(self, batch: Any, mixup: bool = True, labels: Labels = "training") -> MashedEgos:
         """One ego-graph that stands for a batch: the mean of every position's embeddings and labels (Eq. 8).
 
         Below a node that is ``childless`` there is nothing: zeros in the mean of the embeddings, as the client's own
-        layers take it, and left out of the mean of the labels (kept where no ego-graph has a node at the position).
+        layers take it, and left out of the mean of the labels.
 
         Args:
             batch: a :class:`~flgraph.data.EgoBatch`.
             mixup: whether to average; otherwise the first ego-graph of the batch as it is (the paper's "w/o Mixup").
+            labels: which nodes' classes are averaged: those of ``training`` nodes, as the batch tells (all where it
+                does not), zeros at positions without any; or of ``all``, where a position that no ego-graph has a node
+                at keeps the classes that stand there.
 
         Returns:
             ``embedding [1, P, H]`` and ``label [1, P, C]``.
         """
         embedding = at_least_float32(self.embed(batch))
-        label = F.one_hot(batch.labels[:, : embedding.size(1)], self.num_classes).to(embedding.dtype)
-        there = None
+        positions = embedding.size(1)
+        label = F.one_hot(batch.labels[:, :positions], self.num_classes).to(embedding.dtype)
+        told = label.new_ones(*label.shape[:2], 1)
         if self.ego and batch.childless is not None and bool(batch.childless.any()):
-            there = _below(batch.childless, batch.fanouts).logical_not().to(embedding.dtype).unsqueeze(2)
-            embedding = embedding * there
+            told = _below(batch.childless, batch.fanouts).logical_not().to(embedding.dtype).unsqueeze(2)
+            embedding = embedding * told
+        known = getattr(batch, "known", None)
+        if labels == "training" and known is not None:
+            told = told * known[:, :positions].to(told.dtype).unsqueeze(2)
         if mixup:
-            embedding = embedding.mean(0, keepdim=True)
-            alike = label.mean(0, keepdim=True)
-            if there is not None:
-                count = there.sum(0, keepdim=True)
-                alike = torch.where(count > 0, (label * there).sum(0, keepdim=True) / count.clamp(min=1), alike)
-            label = alike
+            embedding, count = embedding.mean(0, keepdim=True), told.sum(0, keepdim=True)
+            alike = label.mean(0, keepdim=True) if labels == "all" else 0.0
+            label = torch.where(count > 0, (label * told).sum(0, keepdim=True) / count.clamp(min=1), alike)
+        elif labels == "training":
+            label = label * told
         return MashedEgos(embedding[:1], label[:1], tuple(batch.fanouts) if self.ego else ())
 
 

@@ -173,6 +173,27 @@ def test_what_is_sent_stands_for_whole_batches_and_tells_the_classes(federate: F
         torch.testing.assert_close((centers * sizes).sum(0), counts.float())
 
 
+@pytest.mark.parametrize("labels", ["training", "all"])
+def test_held_back_classes_have_no_influence(federate: Federate, recorder: Any, labels: Any) -> None:
+    """But where it is asked for, as the published code has it: then they are in the server's label distribution."""
+    received = []
+    for held_back in (0, 1):
+        data = make_data(nodes=14)
+        for name, given in data.given.items():
+            train, rest = torch.arange(8), torch.arange(8, 14)
+            y = given.graph.y.clone()
+            y[rest] = held_back
+            graph = NodeGraph(given.graph.x, given.graph.edge_index, y, 3)
+            module = NodeDataModule(graph, train, rest[:3], rest[3:], batch_size=4, fanouts=FANOUTS)
+            data.given[name] = module  # type: ignore[assignment]
+        trainer: Any = federate(FedEgo(labels=labels), rounds=2, engine=recorder)
+        trainer.fit(net(), data)
+        received.append(trainer.server.aggregator.download("A", 1, "evaluate").tensors)
+    same = all(torch.equal(received[0][name], received[1][name]) for name in received[0])
+    assert same == (labels == "training")
+    assert float(received[0]["labels"].sum()) == pytest.approx(1)
+
+
 def test_evaluation_has_no_influence_on_those_who_sit_out(federate: Federate, assert_same: Callable[..., None]) -> None:
     states = []
     for every in (1, 4):

@@ -187,6 +187,19 @@ def test_fraction_leaves_at_least_one() -> None:
     assert (len(empty), list(empty)) == (0, [])
 
 
+def test_clients_share_the_fixed_egos_of_a_whole_graph() -> None:
+    """Which are the same for all of them; others' seeds and parts of the graph have their own."""
+    g = graph()
+    everything = torch.arange(g.num_nodes)
+    loaders = [EgoLoader(g, everything, 16, fixed=True, seed=seed) for seed in (0, 0, 1)]
+    first, same, other = [torch.cat([batch.labels for batch in loader]) for loader in loaders]
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+    assert loaders[0]._egos is loaders[1]._egos
+    part, alone = (EgoLoader(whole, everything[:30], 16, fixed=True) for whole in (g, graph()))
+    assert torch.equal(next(iter(part)).labels, next(iter(alone)).labels)
+
+
 def test_fixed_egos_do_not_depend_on_pass_or_batch_size() -> None:
     g = graph(sparse=False)
     index = torch.arange(40)

@@ -134,10 +134,29 @@ def test_below_a_childless_node_there_is_nothing_to_average() -> None:
         kept = embedding[there[:, position], position]
         torch.testing.assert_close(mashed.embedding[0, position], kept.sum(0) / 6)
         labels = batch.labels[there[:, position], position] if position < 5 else batch.labels[:, position]
-        torch.testing.assert_close(mashed.label[0, position], F.one_hot(labels, 3).float().mean(0))
+        shares = F.one_hot(labels, 3).float().mean(0)
+        torch.testing.assert_close(model.mash(batch, labels="all").label[0, position], shares)
+        torch.testing.assert_close(mashed.label[0, position], shares * (position < 5))
     first = model.mash(batch, mixup=False)
     assert not first.embedding[0, 1:].any()
     torch.testing.assert_close(first.embedding[0, 0], embedding[0, 0])
+
+
+def test_classes_that_a_client_does_not_learn_from_are_not_told() -> None:
+    """Where they are validation and test nodes'; where no ego-graph has a training node nothing is told."""
+    model, batch = make().eval(), ego_batch()
+    everything = model.mash(batch, labels="all").label
+    batch.known = torch.zeros(6, 7, dtype=torch.bool)
+    batch.known[:, 0] = batch.known[2:4, 1] = True
+    told = model.mash(batch).label[0]
+    torch.testing.assert_close(told[0], everything[0, 0])
+    torch.testing.assert_close(told[1], F.one_hot(batch.labels[2:4, 1], 3).float().mean(0))
+    assert not told[2:].any()
+    assert torch.equal(model.mash(batch, labels="all").label, everything)
+    first = model.mash(batch, mixup=False).label[0]
+    assert torch.equal(first[0], F.one_hot(batch.labels[0, 0], 3).float())
+    assert not first[1:].any()
+    assert model.mash(batch, mixup=False, labels="all").label.sum() == 7
 
 
 def test_without_ego_graphs_only_centers_are_shared() -> None:
