@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
+import uuid
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -128,15 +128,17 @@ def _store(path: Path, tensors: Mapping[str, Tensor]) -> None:
             plain[name] = tensor.clone()
         seen.add(tensor.untyped_storage().data_ptr())
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".part-", suffix=".safetensors")
-    os.close(handle)
+    temporary = path.with_name(f".part-{uuid.uuid4().hex}.safetensors")
+    temporary.touch()
+    usual = temporary.stat().st_mode  # safetensors would let nobody else read it, but others may share the folder
     try:
         save_file(plain, temporary, metadata={"checksum": _checksum(plain)})
+        temporary.chmod(usual)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise
 
 

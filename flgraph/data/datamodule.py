@@ -14,8 +14,8 @@ from torch_geometric.data import Data
 from flgraph.data.cache import cached, content_key
 from flgraph.data.flat import FlatGraphs
 from flgraph.data.loader import GraphLoader
+from flgraph.data.partition import check_splits, split_of, stratified_split
 from flgraph.data.partition import shards as make_shards
-from flgraph.data.partition import split_of, stratified_split
 from flgraph.data.tu import Features, read_tu
 from flgraph.errors import InputError, expect
 from flgraph.nn.structure import structure_embedding
@@ -73,6 +73,8 @@ class GraphDataModule(pl.LightningDataModule):
                 f"{self.graphs.num_classes - 1}."
             )
         self.train, self.val, self.test = splits or stratified_split(self.graphs.y)
+        named = {"train": self.train, "val": self.val, "test": self.test}
+        check_splits(len(self.graphs), "graph", self.graphs.name, **named)
         expect(self.train.numel() > 0, "data", f"at least one training graph in `{self.graphs.name}`", "none")
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         content = content_key(self.graphs.x, self.graphs.edge_index, self.graphs.y, self.train, self.val, self.test)
@@ -291,6 +293,7 @@ class TUFederation(GraphFederation):
         eval_batch_size: int = 512,
         cache_dir: str | None = None,
     ) -> None:
+        expect(not isinstance(datasets, str), "data.datasets", "a list of data sets", datasets)
         expect(len(datasets) > 0, "data.datasets", "at least one data set", datasets)
         expect(len(set(datasets)) == len(datasets), "data.datasets", "different data sets", datasets)
         expect(shards >= 1, "data.shards", "1 or more", shards)

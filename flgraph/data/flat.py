@@ -72,7 +72,12 @@ class FlatGraphs:
         self.views = dict(views or {})
         if validate:
             self._validate()
-        self.undirected = self._is_undirected() if undirected is None else undirected
+        look = undirected is None or (undirected and validate)
+        self.undirected = self._is_undirected() if look else bool(undirected)
+        if undirected and not self.undirected:
+            raise InputError(
+                f"Expected the edges of `{self.name}` to go both ways, as `undirected` says, but not all do."
+            )
         self._one_hot: Tensor | None = None
         self._looked_for_one_hots = False
         self._twins: Twins | None = None
@@ -99,16 +104,23 @@ class FlatGraphs:
                 raise InputError(
                     f"Expected `y` of graph {number} of `{name}` to be one class but got {graph.y.numel()} values."
                 )
+            edges = graph.edge_index
+            sound = edges.dim() == 2 and edges.size(0) == 2 and (edges.numel() == 0 or not edges.is_floating_point())
+            if not sound:
+                raise InputError(
+                    f"Expected `edge_index` of graph {number} of `{name}` to be whole numbers of shape [2, E] but got "
+                    f"{edges.dtype} of shape {list(edges.shape)}."
+                )
         widths = {1 if graph.x.dim() == 1 else graph.x.size(1) for graph in graphs}
         if len(widths) > 1:
             raise InputError(f"Expected all graphs of `{name}` to have equally many features but got {sorted(widths)}.")
         x = torch.cat([graph.x.view(-1, 1) if graph.x.dim() == 1 else graph.x for graph in graphs])
         y = torch.cat([graph.y.view(-1) for graph in graphs])
-        if y.is_floating_point() and not bool((y == y.round()).all()):
+        if y.is_floating_point() and not bool(((y == y.round()) & y.isfinite()).all()):
             raise InputError(f"Expected the labels of `{name}` to be whole numbers but got {y.tolist()[:5]} ...")
         node_ptr = _offsets([graph.x.size(0) for graph in graphs])
         edge_ptr = _offsets([graph.edge_index.size(1) for graph in graphs])
-        edge_index = torch.cat([graph.edge_index for graph in graphs], dim=1)
+        edge_index = torch.cat([graph.edge_index.long() for graph in graphs], dim=1)
         _check_edges(edge_index, node_ptr, edge_ptr, name)
         return cls(x, sort_edges(edge_index, node_ptr, edge_ptr), y.long(), node_ptr, edge_ptr, name=name)
 
@@ -119,6 +131,9 @@ class FlatGraphs:
         _check_offsets("node_ptr", self.node_ptr, self.y.numel(), self.x.size(0), name)
         _check_offsets("edge_ptr", self.edge_ptr, self.y.numel(), self.edge_index.size(-1), name)
         _check_edges(self.edge_index, self.node_ptr, self.edge_ptr, name)
+        source, target = self._global_edges()
+        if not bool(((source * max(self.num_nodes, 1) + target).diff() >= 0).all()):
+            raise InputError(f"Expected the edges of `{name}` to be sorted by source and target but some are not.")
         if self.x.is_floating_point() and not bool(torch.isfinite(self.x).all()):
             row = int((~torch.isfinite(self.x)).any(dim=1).nonzero()[0])
             graph = int(torch.searchsorted(self.node_ptr, row, right=True)) - 1

@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 
 from flgraph.data.cache import content_key
 from flgraph.errors import InputError, expect
-from flgraph.nn.adjacency import Adjacency, offsets
+from flgraph.nn.adjacency import Adjacency, lasting, offsets
 from flgraph.nn.sparse import csr, take_rows
 
 
@@ -156,7 +156,8 @@ class NodeGraph:
     def adj(self) -> Adjacency:
         """The adjacency in compressed rows, made when first read; row ``i`` lists the nodes that send to ``i``."""
         if self._adj is None:
-            self._adj = Adjacency.from_sorted(self.edge_index, self.num_nodes, symmetric=self.undirected)
+            with lasting():
+                self._adj = Adjacency.from_sorted(self.edge_index, self.num_nodes, symmetric=self.undirected)
         return self._adj
 
     @property
@@ -276,10 +277,10 @@ def normalize_rows(x: Tensor) -> Tensor:
 def sparse_rows(x: Tensor) -> Tensor:
     """Features ``[N, F]`` as float32: sparse CSR where at most a quarter of them are not zero, dense otherwise."""
     if x.layout == torch.strided:
-        where = x.nonzero()
         # A sparse row takes two numbers for each that is not zero, and its product is slower than a dense one's.
-        if 4 * where.size(0) > x.numel() or x.numel() == 0:
+        if x.numel() == 0 or 4 * int(x.count_nonzero()) > x.numel():
             return x.float()
+        where = x.nonzero()
         counts = torch.bincount(where[:, 0], minlength=x.size(0))
         return csr(offsets(counts), where[:, 1], x[where[:, 0], where[:, 1]].float(), x.size(1))
     if x.layout == torch.sparse_csr:

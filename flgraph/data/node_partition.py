@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flgraph.data.emd import label_emd
 from flgraph.data.node_graph import NodeGraph, sorted_edges
-from flgraph.data.partition import dirichlet_shards, stratified_split
+from flgraph.data.partition import dirichlet_shards, fewest_for, stratified_split
 from flgraph.errors import InputError, expect
 
 LocalOf = Literal["graph", "pool"]
@@ -204,12 +204,13 @@ def dirichlet(
         seed: of all draws.
 
     Raises:
-        InputError: a number is out of range, or a client would have no training node.
+        InputError: a number is out of range, or some client would have no nodes for a split, in 1000 draws.
     """
 
     def cut(pool: NodeGraph) -> list[Tensor]:
         try:
-            return dirichlet_shards(pool.y, num_clients, alpha, seed)
+            fewest = fewest_for(fractions, max(1, pool.num_nodes // max(1, num_clients)))
+            return dirichlet_shards(pool.y, num_clients, alpha, seed, fewest)
         except InputError as error:
             raise InputError(_of_nodes(error) + ".") from error
 

@@ -26,7 +26,7 @@ from flgraph.data.node_partition import (
     partition_statistics,
 )
 from flgraph.data.node_replay import authors_label_skew
-from flgraph.data.partition import split_of
+from flgraph.data.partition import check_splits, split_of
 from flgraph.data.partition_plot import label_figure
 from flgraph.errors import InputError, expect
 
@@ -91,11 +91,7 @@ class NodeDataModule(pl.LightningDataModule):
         _check_sampling(batch_size, fanouts, epoch_fraction, eval_batch_size)
         check_isolated(isolated)
         query = train[:0] if query is None else query
-        for field, index in (("train", train), ("val", val), ("test", test), ("query", query)):
-            expect(index.dtype == torch.long, field, "node numbers, int64", index.dtype)
-            expect(index.dim() == 1, field, "of shape [n]", list(index.shape))
-            outside = index[(index < 0) | (index >= graph.num_nodes)].tolist()
-            expect(not outside, field, f"nodes 0 to {graph.num_nodes - 1} of `{graph.name}`", outside[:5])
+        check_splits(graph.num_nodes, "node", graph.name, train=train, val=val, test=test, query=query)
         expect(train.numel() > 0, "data", f"at least one training node in `{graph.name}`", "none")
         if global_graph is not None:
             sizes = [graph.num_features, graph.num_classes]
@@ -154,6 +150,7 @@ class NodeDataModule(pl.LightningDataModule):
         """Shuffled ego-graphs of all training nodes, in batches of at least the size for training.
 
         What a client uploads are means over these batches. A short last one would be a mean over a few nodes, or one.
+        They tell which positions are training nodes: no other classes are known where clients really learn.
 
         Raises:
             InputError: there is a single training node, or a batch is one.
@@ -161,7 +158,9 @@ class NodeDataModule(pl.LightningDataModule):
         count = self.train.numel()
         expect(count > 1, "data", f"two training nodes or more in `{self.graph.name}` to average over", count)
         expect(self.batch_size > 1, "data.batch_size", "2 or more: a mean over one node is that node", self.batch_size)
-        return self._loader(self.train, self.batch_size, shuffle=True, full=True)
+        known = torch.zeros(self.graph.num_nodes, dtype=torch.bool, device=self.train.device)
+        known[self.train] = True
+        return self._loader(self.train, self.batch_size, shuffle=True, full=True, known=known)
 
     def support_query(self, num_nodes: int) -> tuple[Any, Any]:
         """Two batches of disjoint random sets of nodes, for meta-learning.

@@ -59,9 +59,10 @@ def shards(num_graphs: int, n: int, seed: int) -> list[Tensor]:
         Graph numbers of each client, int64, ascending; disjoint, and together all.
 
     Raises:
-        InputError: ``n`` is below 1 or above ``num_graphs``.
+        InputError: ``n`` is below 1 or above ``num_graphs``, or the seed out of range.
     """
     expect(1 <= n <= num_graphs, "n", f"between 1 and the number of graphs, {num_graphs},", n)
+    expect(0 <= seed < 2**32, "seed", "between 0 and 2^32 - 1", seed)
     order = np.random.default_rng(seed).permutation(num_graphs)
     return [torch.from_numpy(np.sort(part)) for part in np.array_split(order, n)]
 
@@ -94,6 +95,7 @@ def dirichlet_shards(y: Tensor, n: int, alpha: float, seed: int, min_size: int =
         f"between 0 and {labels.size // n} ({labels.size} graphs / {n})",
         min_size,
     )
+    expect(0 <= seed < 2**32, "seed", "between 0 and 2^32 - 1", seed)
     rng = np.random.default_rng(seed)
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     for _ in range(_TRIES):
@@ -109,16 +111,36 @@ def dirichlet_shards(y: Tensor, n: int, alpha: float, seed: int, min_size: int =
     )
 
 
+def fewest_for(fractions: Sequence[float], most: int) -> int:
+    """The fewest members that :func:`stratified_split` can cut so that no part with a share stays empty.
+
+    Args:
+        fractions: see there.
+        most: what to return where it takes more.
+    """
+    for count in range(1, most):
+        kept, rest = _sizes(count, fractions[0], sum(fractions[1:]))
+        sizes = (kept, *_sizes(rest, *fractions[1:]))
+        if all(size > 0 or share == 0 for size, share in zip(sizes, fractions, strict=True)):
+            return count
+    return most
+
+
+def _sizes(count: int, first: float, second: float) -> tuple[int, int]:
+    """How many of ``count`` go where, in the ratio ``first : second``; the second part is rounded up."""
+    # Sizes as whole numbers: from fractions, scikit-learn refuses some that overlap by a rounding error (0.7 + 0.3).
+    share = second / (first + second) if first + second > 0 else 0.0
+    held = min(count, math.ceil(share * count - 1e-9))
+    return count - held, held
+
+
 def _divide(
     index: np.ndarray, labels: np.ndarray, first: float, second: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Divides ``index`` in the ratio ``first : second``; the second part is rounded up."""
-    # Sizes as whole numbers: from fractions, scikit-learn refuses some that overlap by a rounding error (0.7 + 0.3).
-    share = second / (first + second) if first + second > 0 else 0.0
-    held = min(index.size, math.ceil(share * index.size - 1e-9))
-    if held == 0 or held == index.size:
+    """Divides ``index`` in the ratio ``first : second``; see :func:`_sizes`."""
+    kept, held = _sizes(index.size, first, second)
+    if held == 0 or kept == 0:
         return (index, index[:0]) if held == 0 else (index[:0], index)
-    kept = index.size - held
     _, counts = np.unique(labels[index], return_counts=True)
     possible = counts.min() >= 2 and min(kept, held) >= counts.size
     one, other = train_test_split(
@@ -130,6 +152,31 @@ def _divide(
         random_state=seed,
     )
     return one, other
+
+
+def check_splits(count: int, what: str, name: str, **splits: Tensor) -> None:
+    """Refuses splits that are not lists of different numbers.
+
+    They may overlap: what learns without labels may be tested on what it learned from.
+
+    Args:
+        count: how many graphs or nodes there are.
+        what: ``graph`` or ``node``.
+        name: of the data.
+        **splits: name to numbers ``[n]``.
+
+    Raises:
+        InputError: names the split.
+    """
+    for field, index in splits.items():
+        numbers = isinstance(index, Tensor) and index.dtype == torch.long
+        expect(numbers, field, f"{what} numbers, int64", getattr(index, "dtype", type(index).__name__))
+        expect(index.dim() == 1, field, "of shape [n]", list(index.shape))
+        outside = index[(index < 0) | (index >= count)].tolist()
+        expect(not outside, field, f"{what}s 0 to {count - 1} of `{name}`", outside[:5])
+        own, times = index.unique(return_counts=True)
+        twice = own[times > 1].tolist()
+        expect(not twice, field, f"different {what}s of `{name}`", twice[:5])
 
 
 def split_of(count: int, **splits: Tensor) -> list[str]:

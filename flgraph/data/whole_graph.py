@@ -142,7 +142,9 @@ class WholeGraphFederation(NodeFederation):
         if name not in self._whole:
             base = super().client(name)
             graph, dealt = self.deal()
+            own = dealt.clients[self.clients.index(name)].nodes
             held = torch.cat([client.nodes for client in dealt.clients]).unique()
+            place, other = edges_between(graph, own, held)
             self._whole[name] = WholeGraphDataModule(
                 base.graph,
                 base.train,
@@ -152,7 +154,8 @@ class WholeGraphFederation(NodeFederation):
                 query=base.query,
                 epoch_fraction=base.epoch_fraction,
                 settings={**base.settings, "cross_edges": self.cross_edges},
-                cross_edges=edges_between(graph, base.graph.nodes, held) if self.cross_edges else None,
+                # The graph may be a part of another one, whose numbers its nodes keep.
+                cross_edges=torch.stack([place, graph.nodes[other]]) if self.cross_edges else None,
             )
         return self._whole[name]
 

@@ -63,7 +63,7 @@ class InfoGraph(GraphEmbedding):
         - **output:** embeddings ``[B, num_layers * hidden_channels]``
 
     Raises:
-        InputError: a hyper-parameter or a batch cannot be used; a training batch of one graph has no negatives.
+        InputError: a hyper-parameter or a batch cannot be used.
     """
 
     def __init__(

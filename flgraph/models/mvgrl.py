@@ -126,7 +126,7 @@ class MVGRL(GraphEmbedding):
         - **output:** embeddings ``[B, hidden_channels]``
 
     Raises:
-        InputError: a hyper-parameter or a batch cannot be used; a training batch of one graph has no negatives.
+        InputError: a hyper-parameter or a batch cannot be used.
     """
 
     def __init__(

@@ -80,7 +80,8 @@ class Adjacency:
     def degree(self) -> Tensor:
         """Number of senders per node ``[N, 1]``, float32."""
         if self._degree is None:
-            self._degree = self.rowptr.diff().unsqueeze(1).float()
+            with lasting():
+                self._degree = self.rowptr.diff().unsqueeze(1).float()
         return self._degree
 
     def sum(self, x: Tensor) -> Tensor:
@@ -102,16 +103,20 @@ class Adjacency:
         transpose = transpose and self.transposed is not None
         key = (dtype, transpose, scale is not None)
         if key not in self._matrices:
-            rowptr, col = self.transposed if transpose and self.transposed else (self.rowptr, self.col)
-            if scale is None:
-                values = torch.ones(col.numel(), dtype=dtype, device=col.device)
-            else:
-                row = torch.repeat_interleave(rowptr.diff(), output_size=col.numel())
-                values = (scale.index_select(0, row) * scale.index_select(0, col)).to(dtype)
-            # 32-bit indices: the kernels would make them of wider ones at every product.
-            parts, size = (rowptr.int(), col.int(), values), (self.num_nodes, self.num_nodes)
-            self._matrices[key] = torch.sparse_csr_tensor(*parts, size, check_invariants=False)
+            with lasting():
+                self._matrices[key] = self._matrix(dtype, transpose, scale)
         return self._matrices[key]
+
+    def _matrix(self, dtype: torch.dtype, transpose: bool, scale: Tensor | None) -> Tensor:
+        rowptr, col = self.transposed if transpose and self.transposed else (self.rowptr, self.col)
+        if scale is None:
+            values = torch.ones(col.numel(), dtype=dtype, device=col.device)
+        else:
+            row = torch.repeat_interleave(rowptr.diff(), output_size=col.numel())
+            values = (scale.index_select(0, row) * scale.index_select(0, col)).to(dtype)
+        # 32-bit indices: the kernels would make them of wider ones at every product.
+        parts, size = (rowptr.int(), col.int(), values), (self.num_nodes, self.num_nodes)
+        return torch.sparse_csr_tensor(*parts, size, check_invariants=False)
 
     def to(self, device: torch.device | str, **kwargs: Any) -> Adjacency:
         """The same matrix on another device."""
@@ -183,3 +188,8 @@ def gather_ranges(ptr: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     total = int(new_ptr[-1])
     positions = torch.repeat_interleave(start - new_ptr[:-1], length, output_size=total)
     return positions.add_(torch.arange(total, device=ptr.device)), new_ptr
+
+
+def lasting() -> torch.inference_mode:
+    """What is made during an evaluation is used in later training steps, which take no tensors of inference mode."""
+    return torch.inference_mode(False)

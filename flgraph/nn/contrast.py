@@ -122,13 +122,11 @@ def jsd_contrast(local: Tensor, summary: Tensor, graph: Tensor) -> Tensor:
 
     Shapes:
         - **input:** ``local [N, C]``, ``summary [B, C]``, ``graph [N]``
-        - **output:** a scalar
-
-    Raises:
-        InputError: there is a single graph, and so no negative.
+        - **output:** a scalar; 0 for a single graph, which has no negatives
     """
     count = summary.size(0)
-    expect(count > 1, "batch", "of two graphs or more, each the negatives of the others,", count)
+    if count < 2:
+        return (local @ summary.t()).sum() * 0.0
     scores = local @ summary.t()
     own = scores.gather(1, graph.unsqueeze(1))
     # sp(x) over all pairs less that over the positives: no mask of [N, B] is needed.

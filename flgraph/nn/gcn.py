@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flgraph.nn.adjacency import Adjacency, add_neighbours
+from flgraph.nn.adjacency import Adjacency, add_neighbours, lasting
 from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear, fold
 from flgraph.nn.twins import merge_inputs
 
@@ -86,12 +86,13 @@ def gcn_norm(adj: Adjacency, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     dtype = dtype if dtype == torch.float64 else torch.float32
     known: dict[torch.dtype, tuple[Tensor, Tensor]] = adj.derived.setdefault("gcn norm", {})
     if dtype not in known:
-        receivers = torch.repeat_interleave(adj.rowptr.diff(), output_size=adj.col.numel())
-        present = torch.zeros(adj.num_nodes, dtype=dtype, device=adj.col.device)
-        present.index_add_(0, receivers, (receivers == adj.col).to(dtype))
-        own = (1 - present).unsqueeze(1)
-        scale = (adj.degree.to(dtype) + own).rsqrt()
-        known[dtype] = scale, own * scale * scale
+        with lasting():
+            receivers = torch.repeat_interleave(adj.rowptr.diff(), output_size=adj.col.numel())
+            present = torch.zeros(adj.num_nodes, dtype=dtype, device=adj.col.device)
+            present.index_add_(0, receivers, (receivers == adj.col).to(dtype))
+            own = (1 - present).unsqueeze(1)
+            scale = (adj.degree.to(dtype) + own).rsqrt()
+            known[dtype] = scale, own * scale * scale
     return known[dtype]
 
 

@@ -29,14 +29,19 @@ def graph_sum(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
         - **input:** ``x [N, C]``, ``batch [N]``
         - **output:** ``[num_graphs, C]``
     """
-    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    return wide.new_zeros(num_graphs, x.size(1)).index_add_(0, batch, wide).to(x.dtype)
+    return _wide_sum(x, batch, num_graphs).to(x.dtype)
 
 
 def graph_mean(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
     """Mean of each graph's rows; arguments and shapes as in :func:`graph_sum`."""
     count = torch.bincount(batch, minlength=num_graphs).clamp(min=1).unsqueeze(1)
-    return graph_sum(x, batch, num_graphs) / count.to(x.dtype)
+    total = _wide_sum(x, batch, num_graphs)  # which may be more than float16 holds
+    return (total / count.to(total.dtype)).to(x.dtype)
+
+
+def _wide_sum(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return wide.new_zeros(num_graphs, x.size(1)).index_add_(0, batch, wide)
 
 
 def graph_max(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:

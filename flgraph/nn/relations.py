@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flgraph.nn.adjacency import offsets
+from flgraph.nn.adjacency import lasting, offsets
 from flgraph.nn.sparse import sparse_times
 
 
@@ -29,14 +29,14 @@ class SparseMap:
     def matrix(self, values: Tensor) -> Tensor:
         """The matrix with these values ``[E]`` as sparse CSR."""
         if self._forward is None:
-            with _lasting():
+            with lasting():
                 self._forward = (_compressed(self.row, self.shape[0]), self.col.int())
         return torch.sparse_csr_tensor(*self._forward, values, self.shape, check_invariants=False)
 
     def transposed(self, values: Tensor) -> Tensor:
         """The transpose of the matrix with these values ``[E]`` as sparse CSR."""
         if self._backward is None:
-            with _lasting():
+            with lasting():
                 order = self.col.argsort(stable=True)
                 self._backward = (_compressed(self.col[order], self.shape[1]), self.row[order].int(), order)
         rowptr, col, order = self._backward
@@ -152,7 +152,7 @@ class Relations:
     def shares(self, dtype: torch.dtype) -> Tensor:
         """What each edge's message is multiplied by for the mean, ``[E]``."""
         if dtype not in self._shares:
-            with _lasting():
+            with lasting():
                 self._shares[dtype] = self.count.to(dtype).reciprocal_()
         return self._shares[dtype]
 
@@ -165,7 +165,7 @@ class Relations:
     def row_sum(self, values: Tensor) -> Tensor:
         """The sum of ``values [E, k]`` over the edges of each weight, times their shares: ``[num_rows, k]``."""
         if self._by_row is None or self._row_order is None:
-            with _lasting():
+            with lasting():
                 self._row_order = self.row.argsort(stable=True)
                 self._by_row = SparseMap(self.row[self._row_order], self._row_order, (self.num_rows, self.num_edges))
         shares = self.shares(values.dtype).index_select(0, self._row_order)
@@ -174,14 +174,14 @@ class Relations:
     def stacked(self, k: int) -> Stacked:
         """A matrix of ``k`` rows per target, see :class:`Stacked`; made when first asked for."""
         if k not in self._stacked:
-            with _lasting():
+            with lasting():
                 self._stacked[k] = Stacked(self, k)
         return self._stacked[k]
 
     def beside(self, k: int) -> SparseMap:
         """A matrix of ``k`` columns per source, each edge with a value for each: ``[num_targets, k num_sources]``."""
         if k not in self._beside:
-            with _lasting():
+            with lasting():
                 self._beside[k] = self._make_beside(k)
         return self._beside[k]
 
@@ -194,7 +194,7 @@ class Relations:
     def pairs(self) -> Pairs:
         """All (weight, target) between which there is an edge, made when first read."""
         if self._pairs is None:
-            with _lasting():
+            with lasting():
                 self._pairs = Pairs(self)
         return self._pairs
 
@@ -294,8 +294,3 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return sparse_times(ctx.places.transposed(ctx.values), grad.contiguous()), None, None
-
-
-def _lasting() -> torch.inference_mode:
-    """What is made during an evaluation is used in later training steps, which take no tensors of inference mode."""
-    return torch.inference_mode(False)

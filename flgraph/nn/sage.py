@@ -58,9 +58,7 @@ class SAGEConv(torch.nn.Module):
         if before:
             x = concat_linear(x, None, before[0].weight, before[0].bias)
             extra = None if extra is None else before[1](extra)
-        total = adj.sum(self.lin_l(x, extra))
-        share = adj.degree.clamp(min=1).to(total.dtype).reciprocal()
-        return torch.addcmul(self.lin_r(x, extra), total, share)
+        return _plus_mean(self.lin_r(x, extra), self.lin_l(x, extra), adj)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"
@@ -99,8 +97,15 @@ class SparseSAGEConv(torch.nn.Module):
         """Node representations after one step."""
         z = torch.cat([rows_times(rows, self.weight) for rows in blocks])
         own, other = z.split(self.out_channels, dim=1)
-        share = adj.degree.clamp(min=1).to(z.dtype).reciprocal()
-        return torch.addcmul(own + self.bias.to(z.dtype), adj.sum(other.contiguous()), share)
+        return _plus_mean(own + self.bias.to(z.dtype), other.contiguous(), adj)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"
+
+
+def _plus_mean(own: Tensor, rows: Tensor, adj: Adjacency) -> Tensor:
+    """``own`` and the mean of the neighbours' rows; of many of them float16 does not hold the sum."""
+    half = rows.dtype in (torch.bfloat16, torch.float16)
+    total = adj.sum(rows.float() if half else rows)
+    share = adj.degree.clamp(min=1).to(total.dtype).reciprocal()
+    return own + (total * share).to(own.dtype) if half else torch.addcmul(own, total, share)

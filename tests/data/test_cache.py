@@ -86,6 +86,13 @@ def test_unwritable_folder_warns_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert compute.calls == 2
 
 
+def test_files_are_as_readable_as_others(tmp_path: Path) -> None:
+    cached("k", Counter(), tmp_path)
+    (tmp_path / "other").touch()
+    modes = {path.stat().st_mode for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(modes) == 1
+
+
 def test_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -168,6 +168,16 @@ def toy(**changes: object) -> Data:
             r"edges of graph 1 of `toy` to join nodes 0 to 1 but got \[0, 2\]",
         ),
         (
+            [toy(), toy(edge_index=torch.tensor([[0.0], [1.0]]))],
+            r"`edge_index` of graph 1 of `toy` to be whole numbers of shape \[2, E\] but got torch.float32 of shape",
+        ),
+        ([toy(edge_index=torch.empty(0))], r"`edge_index` of graph 0 .* but got torch.float32 of shape \[0\]"),
+        (
+            [toy(edge_index=torch.zeros(3, 2).long())],
+            r"`edge_index` of graph 0 .* but got torch.int64 of shape \[3, 2\]",
+        ),
+        ([toy(y=torch.tensor([float("inf")]))], "Expected the labels of `toy` to be whole numbers"),
+        (
             [toy(edge_index=torch.tensor([[-1], [0]]))],
             r"edges of graph 0 of `toy` to join nodes 0 to 1 but got \[-1, 0\]",
         ),
@@ -178,6 +188,13 @@ def test_errors(dataset: list[Data], sentence: str) -> None:
         FlatGraphs.from_pyg(dataset, "toy")
 
 
+def test_a_graph_without_edges_may_have_them_of_any_type() -> None:
+    """As `torch.empty(2, 0)` makes them."""
+    graphs = FlatGraphs.from_pyg([toy(edge_index=torch.empty(2, 0)), toy()], "toy")
+    assert graphs.edge_index.tolist() == [[0], [1]]
+    assert graphs.edge_index.dtype == torch.long
+
+
 def test_errors_of_tensors() -> None:
     flat = flatten(make_dataset(True))
     parts = (flat.x, flat.edge_index, flat.y, flat.node_ptr, flat.edge_ptr)
@@ -185,6 +202,12 @@ def test_errors_of_tensors() -> None:
         FlatGraphs(*parts, name="g", node_tensors={"s": torch.ones(3, 1)})
     with pytest.raises(InputError, match=r"Expected `edge_index` of `graphs` to be of shape \[2, E\] but got"):
         FlatGraphs(flat.x, flat.edge_index[0], *parts[2:])
+    one_way = FlatGraphs.from_pyg([toy(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1], [1, 2]]))], "g")
+    x, edges, *rest = one_way.x, one_way.edge_index, one_way.y, one_way.node_ptr, one_way.edge_ptr
+    with pytest.raises(InputError, match="edges of `g` to be sorted by source and target but some are not"):
+        FlatGraphs(x, edges.flip(1), *rest, name="g")
+    with pytest.raises(InputError, match="edges of `g` to go both ways, as `undirected` says, but not all do"):
+        FlatGraphs(x, edges, *rest, name="g", undirected=True)
     for wrong in (0, 2, 3, 4):
         cut = [part[:-1] if number == wrong else part for number, part in enumerate(parts)]
         with pytest.raises(

@@ -24,6 +24,7 @@ from flgraph.data import (
     partition_statistics,
     read_nodes,
 )
+from flgraph.data.partition import fewest_for, stratified_split
 from flgraph.errors import InputError
 
 SMALL: dict[str, Any] = {"num_test": 10, "major_labels": 2}
@@ -302,6 +303,23 @@ def test_others_refuse(partitioner: Callable[..., NodePartition]) -> None:
         partitioner(g, 1, fractions=(0.5, 0.1, 0.1))
     with pytest.raises(InputError, match=r"`data.fractions` to leave nodes for the training set .* `client-1`\.$"):
         partitioner(cliques([1]), 1, fractions=(0.1, 0.1, 0.8))
+
+
+def test_dirichlet_draws_until_every_split_has_nodes() -> None:
+    g = cliques([50, 50, 50, 50])
+    for seed in range(20):
+        for client in dirichlet(g, 8, alpha=0.2, seed=seed).clients:
+            assert min(client.train.numel(), client.val.numel(), client.test.numel()) >= 1
+
+
+@pytest.mark.parametrize(("fractions", "fewest"), [((0.6, 0.2, 0.2), 3), ((0.9, 0.05, 0.05), 11), ((1, 0, 0), 1)])
+def test_the_fewest_nodes_that_can_be_split(fractions: tuple[float, float, float], fewest: int) -> None:
+    stratified_split(torch.zeros(fewest, dtype=torch.long), fractions)
+    for count in range(1, fewest):
+        with pytest.raises(InputError, match="to leave graphs for the"):
+            stratified_split(torch.zeros(count, dtype=torch.long), fractions)
+    assert fewest_for(fractions, 100) == fewest
+    assert fewest_for(fractions, 2) == min(2, fewest)
 
 
 def test_dirichlet_needs_a_draw_that_fits() -> None:

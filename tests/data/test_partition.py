@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.model_selection import train_test_split
 
+from flgraph.data import GraphDataModule, TUFederation
 from flgraph.data.partition import dirichlet_shards, shards, stratified_split
 from flgraph.data.synthetic import SyntheticFederation
 from flgraph.data.tu import read_tu
@@ -83,6 +85,9 @@ def test_split_bad_seed(seed: int) -> None:
         InputError, match=rf"Expected `data\.split_seed` to be between 0 and 2\^32 - 1 but got {seed}\."
     ):
         SyntheticFederation(domains=["trees"], split_seed=seed)
+    for deal in (lambda: shards(20, 2, seed), lambda: dirichlet_shards(labels([10, 10]), 2, 1.0, seed)):
+        with pytest.raises(InputError, match=rf"Expected `seed` to be between 0 and 2\^32 - 1 but got {seed}\."):
+            deal()
 
 
 @pytest.mark.parametrize(("n", "name"), [(0, "training"), (1, "training"), (4, "validation")])
@@ -158,3 +163,28 @@ def test_training_sizes(name: str, size: int, tmp_path: Path) -> None:
         pytest.skip(f"needs {name}.zip in the folder that FLGRAPH_DATA names")
     y = read_tu(name, cache_dir=tmp_path).y
     assert stratified_split(y)[0].numel() == size
+
+
+@pytest.mark.parametrize(
+    ("train", "sentence"),
+    [
+        (torch.ones(20, dtype=torch.bool), "`train` to be graph numbers, int64 but got torch.bool"),
+        ([0, 1], "`train` to be graph numbers, int64 but got 'list'"),
+        (torch.tensor([[0, 1]]), r"`train` to be of shape \[n\] but got \[1, 2\]"),
+        (torch.tensor([0, 30, -1]), r"`train` to be graphs 0 to 19 of `toy` but got \[30, -1\]"),
+        (torch.tensor([3, 3, 1]), r"`train` to be different graphs of `toy` but got \[3\]"),
+    ],
+)
+def test_splits_of_the_users_own(train: Any, sentence: str) -> None:
+    graphs = SyntheticFederation(domains=["trees"], num_graphs=20)
+    graphs.setup()
+    toy = graphs.client("trees").graphs
+    toy.name = "toy"
+    with pytest.raises(InputError, match=sentence):
+        GraphDataModule(toy, (train, torch.arange(2), torch.arange(2)))
+
+
+def test_one_name_is_no_list() -> None:
+    """Or else its letters would be looked for."""
+    with pytest.raises(InputError, match=r"`data\.datasets` to be a list of data sets but got 'MUTAG'"):
+        TUFederation("MUTAG")  # type: ignore[arg-type]

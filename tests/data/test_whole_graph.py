@@ -68,6 +68,22 @@ def test_a_federation_and_its_edges_across() -> None:
     assert edges_between(whole, torch.arange(120), torch.arange(120)).shape == (2, 0)
 
 
+def test_edges_across_of_a_part_of_a_graph() -> None:
+    """Its nodes keep the numbers that they have in the whole, by which clients know each other's."""
+    whole = graph(150)
+    part = whole.subgraph(torch.randperm(150, generator=torch.Generator().manual_seed(1))[:120])
+    data = WholeGraphFederation(part, num_clients=3, num_test=5, global_fraction=0.3)
+    data.setup("fit")
+    edges = {tuple(edge) for edge in whole.edge_index.t().tolist()}
+    held = {name: set(data.client(name).graph.nodes.tolist()) for name in data.clients}
+    for name, own in held.items():
+        client = data.client(name)
+        assert client.cross_edges is not None
+        source, target = client.cross_edges
+        across = set(zip(client.graph.nodes[source].tolist(), target.tolist(), strict=True))
+        assert across == {(i, j) for i, j in edges if i in own and j in set().union(*held.values()) - own}
+
+
 def test_support_and_query_are_disjoint_training_nodes() -> None:
     data = WholeGraphFederation(graph(), num_clients=1, partition="dirichlet", global_fraction=0.0)
     data.setup("fit")

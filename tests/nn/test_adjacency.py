@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
-from flgraph.nn import Adjacency
+from flgraph.data import NodeGraph
+from flgraph.nn import Adjacency, GCNConv, SAGEConv
 
 # 0 -> 1, 0 -> 2, 2 -> 1, 3 -> 3; node 4 alone; unsorted.
 EDGES = torch.tensor([[2, 0, 3, 0], [1, 2, 3, 1]])
@@ -76,3 +78,20 @@ def test_moving_to_the_same_device_is_free() -> None:
     moved = adj.to("meta")
     assert moved.col.device.type == "meta"
     assert moved.transposed is not None
+
+
+def test_what_an_evaluation_made_is_of_use_in_training() -> None:
+    """Lightning's sanity check is in inference mode, whose tensors cannot be kept for gradients of gradients."""
+    edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    graph = NodeGraph.from_pyg(Data(x=torch.eye(3), edge_index=edges, y=torch.arange(3)))
+    sage, gcn = SAGEConv(3, 2), GCNConv(3, 2)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        sage(graph.x, graph.adj)
+        gcn(graph.x, graph.adj)
+    x = graph.x.clone().requires_grad_()
+    for conv in (sage, gcn):
+        with torch.autocast("cpu", torch.bfloat16):
+            conv(x, graph.adj).sum().backward()
+    (gradient,) = torch.autograd.grad(sage(x, graph.adj).square().sum(), x, create_graph=True)
+    gradient.square().sum().backward()
+    assert sage.lin_l.weight.grad is not None

@@ -39,6 +39,11 @@ def test_half_precision_is_summed_in_float32(name: str) -> None:
     assert out.item() == (512 if name == "sum" else 1)
 
 
+def test_a_mean_fits_where_its_sum_does_not() -> None:
+    x = torch.full((5000, 1), 20.0, dtype=torch.float16)  # which holds no more than 65,504
+    assert graph_pool("mean")(x, torch.zeros(5000, dtype=torch.long), 1).item() == 20
+
+
 @pytest.mark.parametrize("name", ["sum", "mean", "max"])
 def test_no_nodes(name: str) -> None:
     assert graph_pool(name)(torch.empty(0, 3), torch.empty(0, dtype=torch.long), 2).tolist() == [[0.0] * 3] * 2

@@ -45,6 +45,19 @@ def test_equals_pyg(edges: Tensor, nodes: int) -> None:
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+@pytest.mark.parametrize("conv", [SAGEConv(1, 1), SparseSAGEConv(1, 1)])
+def test_a_mean_fits_where_its_sum_does_not(conv: SAGEConv | SparseSAGEConv) -> None:
+    """A hub of 5,000 neighbours of value 20: float16 holds no more than 65,504."""
+    with torch.no_grad():
+        for parameter in conv.parameters():
+            parameter.fill_(1.0)
+    edges = torch.stack([torch.arange(1, 5001), torch.zeros(5000, dtype=torch.long)])
+    x, adj = torch.full((5001, 1), 20.0, dtype=torch.float16), Adjacency.from_edges(edges, 5001)
+    conv = conv.half()
+    out = conv(x, adj) if isinstance(conv, SAGEConv) else conv([x], adj)
+    assert out[:2].flatten().tolist() == [41.0, 21.0]
+
+
 def test_repr() -> None:
     assert str(SAGEConv(8, 4)) == "SAGEConv(8, 4)"
 
