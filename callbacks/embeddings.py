@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.callback import FederatedCallback
+from flgraph.federation.records import writing
 
 if TYPE_CHECKING:
     from flgraph.federation.trainer import FederatedTrainer
@@ -34,7 +35,8 @@ class EmbeddingPictures(FederatedCallback):
         seed: of t-SNE.
 
     Raises:
-        InputError: a value is out of range; predictions are no rows of numbers, one per graph.
+        InputError: a value is out of range; predictions are no rows of numbers, one per graph; the run folder does not
+            take the files.
     """
 
     def __init__(
@@ -63,9 +65,10 @@ class EmbeddingPictures(FederatedCallback):
         places = _tsne(embeddings, self.perplexity, self.seed)
         assert trainer.run_dir is not None
         folder = trainer.run_dir / "embeddings"
-        folder.mkdir(exist_ok=True)
-        self._write(folder, trainer.current_round, names, labels, places)
-        self._show(trainer, folder, labels, places, embeddings)
+        with writing(trainer.run_dir):
+            folder.mkdir(exist_ok=True)
+            self._write(folder, trainer.current_round, names, labels, places)
+            self._show(trainer, folder, labels, places, embeddings)
 
     def _write(
         self, folder: Path, number: int, names: Sequence[tuple[str, int]], labels: Tensor, places: Tensor

@@ -29,7 +29,6 @@ from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.packaged import find_config
 from flgraph.report.cli import main as report
 from flgraph.report.predictions import write_predictions
-from flgraph.reproduce.cli import main as reproduce
 
 DESCRIPTION = (
     "Federated learning on graphs. There are also `flgraph report --help`, `flgraph reproduce --help` and "
@@ -40,6 +39,13 @@ DESCRIPTION = (
 def flare(args: Sequence[str]) -> None:
     """``flgraph flare``, imported when it is called: it needs the extra of that name."""
     from flgraph.flare.cli import main
+
+    main(args)
+
+
+def reproduce(args: Sequence[str]) -> None:
+    """``flgraph reproduce``, imported when it is called: its locks are not on every system."""
+    from flgraph.reproduce.cli import main
 
     main(args)
 

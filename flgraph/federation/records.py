@@ -7,6 +7,7 @@ import math
 import os
 import re
 import subprocess
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -192,9 +193,25 @@ def truncate_records(file: Path, rounds: int) -> None:
     write_text("".join(line + "\n" for line in kept), file)
 
 
+def discard_results(folder: Path, rounds: int) -> None:
+    """Removes the results of more than ``rounds`` rounds, and what was told of an error, before a run goes on."""
+    (folder / "error.txt").unlink(missing_ok=True)
+    file = folder / "results.json"
+    if file.is_file():
+        try:
+            done = float(json.loads(file.read_text())["rounds"])
+        except (ValueError, KeyError, TypeError):
+            done = math.inf
+        if done > rounds:
+            file.unlink()
+
+
 def read_records(file: Path) -> list[dict[str, Any]]:
-    """The rounds in a ``history.jsonl``."""
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    """The rounds in a ``history.jsonl``, without a last line that is being written, or was cut short."""
+    lines = file.read_text().splitlines()
+    if lines and not math.isfinite(_round_of(lines[-1])):
+        lines.pop()
+    return [json.loads(line) for line in lines]
 
 
 def write_json(value: Any, file: Path) -> None:
@@ -203,10 +220,19 @@ def write_json(value: Any, file: Path) -> None:
 
 
 def write_text(text: str, file: Path) -> None:
-    """Writes a text file whole or not at all."""
-    temporary = file.with_name(f".{file.name}.writing")
-    temporary.write_text(text)
-    os.replace(temporary, file)
+    """Writes a text file, in UTF-8, whole or not at all."""
+    write_bytes(text.encode(), file)
+
+
+def write_bytes(content: bytes, file: Path) -> None:
+    """Writes a file whole or not at all, also where several processes write it at the same time."""
+    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}.writing")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:

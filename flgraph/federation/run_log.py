@@ -30,8 +30,7 @@ class RunLog:
         self.run_dir, self.after_round, self.max_clients = run_dir, after_round, max_clients
         if loggers is True:
             root, name, version = run_dir.parent.parent, run_dir.parent.name, run_dir.name
-            purge = after_round + 1 if after_round else None
-            self.loggers: list[Logger] = [TensorBoardLogger(str(root), name, version, purge_step=purge)]
+            self.loggers: list[Logger] = [TensorBoardLogger(str(root), name, version, purge_step=after_round + 1)]
         else:
             self.loggers = [] if loggers is False else [loggers] if isinstance(loggers, Logger) else list(loggers)
 

@@ -43,6 +43,7 @@ from flgraph.federation.records import (
     History,
     Metrics,
     RoundRecord,
+    discard_results,
     new_version,
     truncate_records,
     versions,
@@ -471,6 +472,7 @@ class FederatedTrainer(pl.Trainer):
                 with writing(self.run_dir):
                     self._store.discard_after(self.current_round)
                     truncate_records(self.run_dir / "history.jsonl", self.current_round)
+                    discard_results(self.run_dir, self.current_round)
             self.console.print(
                 f"continuing {self.run_dir} after round {self.current_round}", soft_wrap=True, markup=False
             )

@@ -9,12 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flgraph.errors import expect
-from flgraph.flare.settings import FILE
+from flgraph.flare.settings import FILE, parse_settings
 
 ADMIN = "admin@flgraph.org"
 CLASSES = ["flgraph.flare.controller.FederationController", "flgraph.flare.executor.SiteExecutor"]
@@ -48,7 +48,7 @@ def provision(sites: Sequence[str], server: str, port: int, out: Path, data: Pat
         which stays where it is.
 
     Raises:
-        InputError: a name or the folder cannot be used.
+        InputError: a name, the folder or a ``SITE.yaml`` cannot be used.
     """
     expect(len(sites) > 0 and len(set(sites)) == len(sites), "--sites", "one name or more, all different", list(sites))
     plain = all(re.fullmatch(r"[A-Za-z0-9_-]+", site) for site in sites)
@@ -59,10 +59,15 @@ def provision(sites: Sequence[str], server: str, port: int, out: Path, data: Pat
     host = all(re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?", part) for part in server.split("."))
     expect(host, "--server", "the name of a host", server)
     expect(not out.exists() or out.is_dir(), "--out", "a folder", out)
+    given = {} if data is None else {site: data / f"{site}.yaml" for site in sites}
+    given = {site: file for site, file in given.items() if file.is_file()}
+    expect(data is None or bool(given), "--data", "a folder with a SITE.yaml for one of the sites or more", data)
+    for file in given.values():
+        parse_settings(file)
     there = out.exists()
     expect(not there or not any(out.iterdir()), "--out", "a folder that does not exist yet, or is empty", out)
     try:
-        return _kits(sites, server, port, out, data)
+        return _kits(sites, server, port, out, given)
     except BaseException:  # a part of it would be in the way of the next attempt
         shutil.rmtree(out, ignore_errors=True)
         if there:
@@ -70,7 +75,7 @@ def provision(sites: Sequence[str], server: str, port: int, out: Path, data: Pat
         raise
 
 
-def _kits(sites: Sequence[str], server: str, port: int, out: Path, data: Path | None) -> list[Path]:
+def _kits(sites: Sequence[str], server: str, port: int, out: Path, given: Mapping[str, Path]) -> list[Path]:
     made = _provision(sites, server, port, out / "authority")
     kits = []
     for source, name in [(server, "server"), *((site, site) for site in sites), (ADMIN, "admin")]:
@@ -80,9 +85,8 @@ def _kits(sites: Sequence[str], server: str, port: int, out: Path, data: Path | 
             _restrict(kit)
         kits.append(kit)
     for site in sites:
-        given = None if data is None else data / f"{site}.yaml"
-        text = given.read_text() if given is not None and given.is_file() else _SITE
-        (out / site / "local" / FILE).write_text(text)
+        settings = given[site].read_bytes() if site in given else _SITE.encode()
+        (out / site / "local" / FILE).write_bytes(settings)
     return [*kits, out / "authority"]
 
 

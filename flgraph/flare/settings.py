@@ -7,7 +7,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def read_yaml(file: Path) -> Any:
         InputError: it is none.
     """
     try:
-        return yaml.safe_load(file.read_text())
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         told = " ".join(str(error).split())
         raise InputError(f"Expected `{file}` to be a YAML file but got one that cannot be read ({told}).") from error
@@ -64,7 +64,17 @@ def read_settings(kit: Path) -> SiteSettings:
         InputError: it is no mapping, or has a field that is not known.
     """
     file = kit / "local" / FILE
-    content = read_yaml(file) if file.is_file() else {}
+    settings = parse_settings(file) if file.is_file() else SiteSettings()
+    return replace(settings, folder=str(kit / (settings.folder or "flgraph")))
+
+
+def parse_settings(file: Path) -> SiteSettings:
+    """The settings in a file; ``folder`` as it stands there.
+
+    Raises:
+        InputError: it is no mapping, or has a field that is not known.
+    """
+    content = read_yaml(file)
     content = {} if content is None else content
     expect(isinstance(content, dict), str(file), "a YAML mapping", type(content).__name__)
     known = [item.name for item in fields(SiteSettings)]
@@ -77,8 +87,7 @@ def read_settings(kit: Path) -> SiteSettings:
     settings = SiteSettings(**content)
     whole = settings.seed is None or (isinstance(settings.seed, int) and not isinstance(settings.seed, bool))
     expect(whole, f"seed in {file}", "a whole number", settings.seed)
-    folder = kit / (settings.folder or "flgraph")
-    return SiteSettings(**{**content, "folder": str(folder)})
+    return settings
 
 
 def clients_folder(settings: SiteSettings) -> Path:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,15 @@ def test_changes_nothing(federate: Federate, data: DealtGraphFederation, assert_
         trainer = run(federate, data, callbacks=callbacks, evaluate_every=3)
         states.append([client.state()["state_dict"] for client in trainer.engine.clients.values()])
     assert_same(*states)
+
+
+def test_a_full_disk_is_told(federate: Federate, data: DealtGraphFederation, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(EmbeddingPictures, "_write", full)
+    with pytest.raises(InputError, match="to take the run's files but got: No space left on device"):
+        run(federate, data, callbacks=[EmbeddingPictures([1])])
 
 
 def test_refusals(federate: Federate, graph_list: Callable[..., list[Data]]) -> None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,11 +14,13 @@ from flgraph.federation.records import (
     Metrics,
     RoundRecord,
     append_record,
+    discard_results,
     mean_metrics,
     read_records,
     truncate_records,
     versions,
     write_json,
+    write_text,
 )
 
 
@@ -137,6 +142,45 @@ def test_truncating_drops_later_rounds_and_half_lines(tmp_path: Path, half: str)
 def test_truncating_what_is_not_there(tmp_path: Path) -> None:
     truncate_records(tmp_path / "history.jsonl", 2)
     assert not (tmp_path / "history.jsonl").exists()
+
+
+@pytest.mark.parametrize(("rounds", "kept"), [(3, True), (5, True), (2, False)])
+def test_results_of_more_rounds_go_when_a_run_goes_back(tmp_path: Path, rounds: int, kept: bool) -> None:
+    (tmp_path / "results.json").write_text('{"rounds": 3}')
+    (tmp_path / "error.txt").write_text("told")
+    discard_results(tmp_path, rounds)
+    assert [file.name for file in tmp_path.iterdir()] == ["results.json"] * kept
+    discard_results(tmp_path, rounds)
+
+
+def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "history.jsonl"
+    file.write_text('{"round": 1}\n{"round": 2}\n{"rou')
+    assert read_records(file) == [{"round": 1}, {"round": 2}]
+
+
+def test_files_are_written_whole_by_many_at_a_time(tmp_path: Path) -> None:
+    file, texts = tmp_path / "table.md", [letter * 20000 for letter in "ab"]
+
+    def write(text: str) -> None:
+        for _ in range(200):
+            write_text(text, file)
+            assert file.read_text() in texts
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, texts))
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_text("before", tmp_path / "file")
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        write_text("after", tmp_path / "file")
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["before"]
 
 
 def test_versions_name_what_computed() -> None:

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from flgraph.callbacks import FedAvg, FedPer, FedProx, Local
 from flgraph.errors import InputError
 from flgraph.federation import Aggregator, FederatedCallback, FederatedTrainer, Route, personal, shared
-from flgraph.federation.records import read_records
+from flgraph.federation.records import RoundRecord, read_records
+from flgraph.federation.run_log import RunLog
 from flgraph.models import GNN
 
 Fit = Callable[..., FederatedTrainer]
@@ -186,6 +187,18 @@ def test_tensorboard_has_every_round_by_client_and_mean(fit: Fit) -> None:
     for line, value in zip(lines, events.Scalars("val_accuracy/B"), strict=True):
         assert value.value == pytest.approx(line["metrics"]["B"]["val/accuracy"])
     assert [value.value for value in events.Scalars("federation/bytes_up")] == [line["bytes_up"] for line in lines]
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_tensorboard_shows_a_round_once_that_ran_twice(tmp_path: Path, after: int) -> None:
+    folder = tmp_path / "name" / "version_0"
+    folder.mkdir(parents=True)
+    for first, last in ((0, 2), (after, 3)):
+        log = RunLog(folder, loggers=True, after_round=first)
+        for number in range(first + 1, last + 1):
+            log.add(RoundRecord(number))
+        log.finish("failed")
+    assert steps(EventAccumulator(str(folder)).Reload(), "federation/bytes_up") == [1, 2, 3]
 
 
 def test_tensorboard_shows_the_routing_table(fit: Fit) -> None:

@@ -330,6 +330,10 @@ def test_settings_have_defaults(tmp_path: Path) -> None:
         (["provision", "--sites", "a b"], "`--sites` to be names of letters, digits, - and _ but got ['a b']"),
         (["provision", "--sites", "localhost"], "`--sites` to be names other than the server's, localhost,"),
         (["provision", "--sites", "a", "--server", "a b"], "`--server` to be the name of a host but got 'a b'"),
+        (["provision", "--sites", "a", "--data", "nowhere"], "`--data` to be a folder with a SITE.yaml for one of the"),
+        (["provision", "--sites", "broken", "--data", "."], "`broken.yaml` to be a YAML file but got one that cannot"),
+        (["provision", "--sites", "bytes", "--data", "."], "`bytes.yaml` to be a YAML file but got one that cannot"),
+        (["provision", "--sites", "odd", "--data", "."], "`odd.yaml` to be a mapping with fields among "),
         (["start", "nowhere"], "`kit` to be the folder of a server's or a site's start-up kit"),
         (["submit", "--admin", "nowhere"], "`--admin` to be the administrator's start-up kit"),
         (["submit", "--admin", "kits/admin", "--data=x"], "`arguments` to be those of `flgraph fit` without data"),
@@ -349,6 +353,7 @@ def test_bad_arguments(args: list[str], sentence: str, tmp_path: Path, monkeypat
     (tmp_path / "kits" / "server" / "local").mkdir(parents=True)
     (tmp_path / "broken.yaml").write_text("model: [a\n  b: {")
     (tmp_path / "bytes.yaml").write_bytes(b"model: \xff")
+    (tmp_path / "odd.yaml").write_text("model: 1")
     with pytest.raises(InputError) as caught:
         main(args)
     assert sentence in str(caught.value)
