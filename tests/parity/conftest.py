@@ -17,7 +17,13 @@ import torch
 import flgraph
 from flgraph.federation.engines.launcher import launch
 
-collect_ignore = ["federations.py", "methods.py", "program.py"]  # found by name once their folder is on the path
+collect_ignore = [
+    "device_program.py",
+    "federations.py",
+    "methods.py",
+    "program.py",
+    "stand_in.py",
+]  # found by name once their folder is on the path
 
 HERE = Path(__file__).parent
 PATIENCE = 240

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +56,20 @@ def run(method: str, folder: Path, rounds: int, *further: str) -> None:
     main(arguments(method, folder, rounds, *further))
 
 
+def takes(method: str, name: str) -> bool:
+    """Whether the method's model has an argument of that name."""
+    return name in _arguments(_model(method))
+
+
 def _model(method: str) -> str:
     return str(yaml.safe_load((CONFIGS / f"{method}.yaml").read_text())["model"]["class_path"])
 
 
 def _sizes(model: str) -> dict[str, Any]:
-    import inspect
-    from importlib import import_module
-
-    module, _, name = model.rpartition(".")
-    known = inspect.signature(getattr(import_module(module), name)).parameters
+    known = _arguments(model)
     return {key: value for key, value in SMALL.items() if key in known}
+
+
+def _arguments(model: str) -> Mapping[str, inspect.Parameter]:
+    module, _, name = model.rpartition(".")
+    return inspect.signature(getattr(import_module(module), name)).parameters
