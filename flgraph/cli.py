@@ -21,6 +21,7 @@ import flgraph.data
 import flgraph.models  # noqa: F401
 from flgraph.errors import InputError
 from flgraph.federation import EngineError, FederatedTrainer, ProcessGroup
+from flgraph.federation.denormals import flushing_denormals
 from flgraph.federation.display import MetricsTable
 from flgraph.federation.engines import launcher, wire
 from flgraph.federation.engines.place import Place
@@ -281,7 +282,8 @@ def main(args: Sequence[str] | None = None) -> None:
         if given and given[0] in OTHERS:
             OTHERS[given[0]](given[1:])
             return
-        FederatedCLI(with_default_data(with_packaged_configs(given)))
+        with flushing_denormals():  # before there are further threads, which take it over
+            FederatedCLI(with_default_data(with_packaged_configs(given)))
     except InputError as error:
         exit_with(str(error), 2)
     except EngineError as error:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytorch_lightning as pl
 
+from flgraph.federation.denormals import flushing_denormals
+
 
 def lasting_trainer(callbacks: Sequence[pl.Callback], arguments: Mapping[str, Any]) -> pl.Trainer:
     """A silent Trainer without epochs yet; :func:`fit_more` gives it some.
@@ -31,7 +33,8 @@ def lasting_trainer(callbacks: Sequence[pl.Callback], arguments: Mapping[str, An
 def fit_more(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, epochs: int) -> dict[str, float]:
     """Trains ``epochs`` more, and returns the metrics that the module logged."""
     trainer.fit_loop.max_epochs = trainer.current_epoch + epochs
-    trainer.fit(module, train_dataloaders=loader)
+    with flushing_denormals():
+        trainer.fit(module, train_dataloaders=loader)
     metrics = trainer.callback_metrics
     return {name: float(metrics[name]) for name in sorted(metrics) if not name.endswith("_step")}
 
