@@ -173,7 +173,8 @@ class EgoLoader:
         expect(0 < fraction <= 1, "data.epoch_fraction", "above 0 and at most 1", fraction)
         check_isolated(isolated)
         self._inner = hop_offsets(fanouts)[-2]  # positions that have children
-        self.isolated = isolated
+        # Clients' parts of a graph mostly have no such nodes; then layers need not look for them in every batch.
+        self._some_alone = isolated == "none" and bool((graph.rowptr.diff() == 0).any())
         self.graph, self.index, self.batch_size, self.fanouts = graph, index, batch_size, tuple(fanouts)
         self.shuffle, self.fraction, self.fixed, self.seed, self.full = shuffle, fraction, fixed, seed, full
         self.known = known
@@ -206,7 +207,7 @@ class EgoLoader:
         return (order if self.shuffle else order.sort().values).to(self.index.device)
 
     def _childless(self, egos: Tensor) -> Tensor | None:
-        if self.isolated == "self":
+        if not self._some_alone:
             return None
         return self.graph.rowptr.diff()[egos[:, : self._inner]] == 0
 

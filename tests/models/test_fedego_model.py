@@ -235,7 +235,10 @@ def test_nothing_may_stand_for_missing_neighbours(ego: bool) -> None:
     every = torch.arange(4)
     (with_self,) = EgoLoader(graph, every, 4, FANOUTS, fixed=True)
     (without,) = EgoLoader(graph, every, 4, FANOUTS, fixed=True, isolated="none")
+    closed = NodeGraph(graph.x[:3], whole, graph.y[:3], 3)
+    (none_alone,) = EgoLoader(closed, every[:3], 4, FANOUTS, fixed=True, isolated="none")
     assert with_self.childless is None
+    assert none_alone.childless is None
     assert without.childless.tolist() == [[False] * 3] * 3 + [[True] * 3]
     assert torch.equal(model(with_self)[:3], model(without)[:3])
     p = torch.relu(graph.x @ model.reduction.layers[0].weight + model.reduction.layers[0].bias)[3:]
