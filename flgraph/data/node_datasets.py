@@ -17,6 +17,7 @@ from torch import Tensor
 from torch_geometric.datasets import CitationFull, Planetoid, WikiCS
 
 from flgraph.data.cache import cache_folder, cached, content_key
+from flgraph.data.node_files import FILES, names_pyg, read_node_file, read_pyg_nodes
 from flgraph.data.node_graph import NodeGraph
 from flgraph.errors import InputError, expect, first_line
 from flgraph.nn.sparse import csr
@@ -61,8 +62,6 @@ _SOURCES = {
     "CoraFull": _citation_full("cora"),
     "WikiCS": _Source(partial(WikiCS, is_undirected=True), "raw", ("data.json",), ("wikics", "wikics/raw")),
 }
-NODE_DATASETS = tuple(_SOURCES)
-"""Names that :func:`read_nodes` knows."""
 
 
 def read_nodes(
@@ -85,8 +84,11 @@ def read_nodes(
     ``citation_full/``, and where PyG keeps them (``Cora/raw``); files found in none are downloaded by PyG to the cache
     folder. PyG reads all of them, once; Planetoid's are pickles, so take them from a source you trust.
 
+    Others are data sets of PyG by their class, as ``Reddit`` or ``Amazon:Photo`` (:func:`read_pyg_nodes`), and files of
+    one's own, as ``accounts.npz`` (:func:`read_node_file`).
+
     Args:
-        name: of the data set, in any case.
+        name: of the data set, those of the table in any case; or a file ``NAME.npz`` or ``NAME.pt``.
         root: folder of the data; ``$FLGRAPH_DATA`` when ``None``.
         cache_dir: where parsed and downloaded files are kept, see :func:`flgraph.data.cache.cache_folder`.
         normalize: whether to divide each node's features by their sum. Bags of words are left as they are by default,
@@ -95,8 +97,15 @@ def read_nodes(
     Raises:
         InputError: the data set is unknown, neither found nor obtainable, or a file is damaged.
     """
+    if name.endswith(FILES):
+        graph = read_node_file(name)
+        return graph.normalized() if normalize else graph
     known = {own.lower(): own for own in _SOURCES}
-    expect(name.lower() in known, "data.dataset", f"one of {', '.join(_SOURCES)}", name)
+    if name.lower() not in known and names_pyg(name):
+        graph = read_pyg_nodes(name, root, cache_dir)
+        return graph.normalized() if normalize else graph
+    wanted = f"one of {', '.join(_SOURCES)}, a data set of PyG such as Amazon:Photo, or a file NAME.npz or NAME.pt,"
+    expect(name.lower() in known, "data.dataset", wanted, name)
     name = known[name.lower()]
     source = _SOURCES[name]
     folder = _locate(name, source, root, cache_dir)

@@ -25,13 +25,14 @@ def authors_label_skew(
     num_query: int = 0,
     seed: int = 123,
 ) -> NodePartition:
-    """:func:`~flgraph.data.label_skew` with ``exclusive_test``, by the very draws of FedEgo's published code.
+    """:func:`~flgraph.data.label_skew` by the very draws of FedEgo's published code.
 
     A seed gives the clients that the authors had: their numbers of training nodes on Cora and CiteSeer reproduce the
     megabytes of the paper's Table 7. It differs from :func:`~flgraph.data.label_skew` in details, too: nodes without an
     edge in the whole graph are left out first (48 in CiteSeer), shares are rounded down, frequent labels are drawn
-    among all labels. Draws are those of NumPy's legacy generator and of Python's, both seeded with ``seed``; the order
-    in which CPython iterates over a set of integers counts, too.
+    among all labels, a client's test nodes leave the pool, but may be training nodes of earlier clients. Draws are
+    those of NumPy's legacy generator and of Python's, both seeded with ``seed``; the order in which CPython iterates
+    over a set of integers counts, too.
 
     Args:
         graph: the whole graph, its edges sorted by source.

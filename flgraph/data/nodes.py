@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -9,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from flgraph.data.cache import content_key
@@ -223,11 +226,11 @@ class NodeDataModule(pl.LightningDataModule):
 class NodeFederation(pl.LightningDataModule):
     """One graph cut into clients that each see a part of it; defaults are those of FedEgo (Zhang et al., 2022).
 
-    Clients are called ``client-1``, ``client-2`` and so on. A client's graph is that of its nodes and the edges between
-    them.
+    A client's graph is that of its nodes and the edges between them. An organisation that brings a graph of its own is
+    a federation of one client, with a name of its own.
 
     Args:
-        dataset: one of :data:`~flgraph.data.node_datasets.NODE_DATASETS`, or any graph, for example
+        dataset: a data set's name or a file, see :func:`~flgraph.data.read_nodes`, or any graph, for example
             ``NodeGraph.from_pyg(data)``.
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
         num_clients: number of clients.
@@ -261,6 +264,7 @@ class NodeFederation(pl.LightningDataModule):
             ``label_skew`` have no such nodes in an undirected graph, the global test graph has.
         cache_dir: where parsed data is kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
         name: how runs on this data are called; data set and partition when ``None``.
+        client_names: what the clients are called; ``client-1``, ``client-2`` and so on when ``None``.
 
     Raises:
         InputError: data cannot be had, a setting cannot be used, or the nodes do not suffice for the partition.
@@ -296,6 +300,7 @@ class NodeFederation(pl.LightningDataModule):
         isolated: Isolated = "self",
         cache_dir: str | Path | None = None,
         name: str | None = None,
+        client_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         kinds = get_args(Partition)
@@ -304,8 +309,9 @@ class NodeFederation(pl.LightningDataModule):
         check_isolated(isolated)
         wanted = "the name of a data set or a NodeGraph, for example NodeGraph.from_pyg(data),"
         expect(isinstance(dataset, str | NodeGraph), "data.dataset", wanted, type(dataset).__name__)
-        title = dataset if isinstance(dataset, str) else dataset.name
+        title = re.sub(r"[^\w.]+", "-", Path(dataset).stem) if isinstance(dataset, str) else dataset.name
         self.name = name or f"{title}-{partition}".lower()
+        self._names = _client_names(client_names, num_clients)
         self.dataset, self.root, self.cache_dir, self.normalize = dataset, root, cache_dir, normalize
         common: dict[str, Any] = {
             "num_clients": num_clients,
@@ -332,6 +338,7 @@ class NodeFederation(pl.LightningDataModule):
             "metis": common | {"fractions": list(fractions)},
             "dirichlet": common | {"fractions": list(fractions), "alpha": alpha},
         }[partition]
+        self._tell_ignored({**skew, "fractions": fractions, "alpha": alpha})
         self.sampling: dict[str, Any] = {
             "batch_size": batch_size,
             "fanouts": tuple(fanouts),
@@ -342,6 +349,17 @@ class NodeFederation(pl.LightningDataModule):
         }
         self._clients: dict[str, NodeDataModule] = {}
         self._statistics: dict[str, Any] = {}
+
+    def _tell_ignored(self, given: Mapping[str, Any]) -> None:
+        """Warns of arguments that the partition does not take. They are no mistake: a configuration may set them."""
+        defaults = inspect.signature(NodeFederation).parameters
+        others = [
+            key
+            for key, value in given.items()
+            if key not in self.partition_args and _plain(value) != _plain(defaults[key].default)
+        ]
+        if others:
+            rank_zero_warn(f"`data.partition: {self.partition}` takes no {', '.join(others)}, which have no effect.")
 
     @property
     def clients(self) -> list[str]:
@@ -372,7 +390,7 @@ class NodeFederation(pl.LightningDataModule):
         graph, dealt = self.deal()
         rest = dealt.global_test
         everywhere = graph.subgraph(rest, f"{graph.name}, global test") if rest.numel() else None
-        names = [f"client-{number}" for number in range(1, len(dealt.clients) + 1)]
+        names = self._names
         self._statistics = partition_statistics(graph, dealt, names)
         self._clients = {
             name: self._make(name, graph, nodes, everywhere)
@@ -408,6 +426,21 @@ def _moved(graph: NodeGraph, device: torch.device | str) -> NodeGraph:
     if str(device) not in there:
         there[str(device)] = graph.to(device)
     return there[str(device)]
+
+
+def _plain(value: Any) -> Any:
+    """As configurations write it: lists for tuples."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _client_names(given: Sequence[str] | None, count: int) -> list[str]:
+    if given is None:
+        return [f"client-{number}" for number in range(1, count + 1)]
+    sound = not isinstance(given, str) and all(isinstance(name, str) and name for name in given)
+    expect(sound, "data.client_names", "a list of names", given)
+    known = len(set(given)) == len(given) == count
+    expect(known, "data.client_names", f"{count} names, one for each client, all different,", list(given))
+    return list(given)
 
 
 def _check_sampling(batch_size: int, fanouts: Sequence[int], epoch_fraction: float, eval_batch_size: int) -> None:

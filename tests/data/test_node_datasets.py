@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from torch_geometric.datasets import CitationFull, Planetoid
 from torch_geometric.utils import coalesce
@@ -118,6 +122,67 @@ def test_downloads_once(data_root: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_unknown_name() -> None:
     with pytest.raises(InputError) as caught:
-        read_nodes("Reddit")
-    names = "Cora, CiteSeer, PubMed, DBLP, CoraFull, WikiCS"
-    assert str(caught.value) == f"Expected `data.dataset` to be one of {names} but got 'Reddit'."
+        read_nodes("Nowhere")
+    names = "one of Cora, CiteSeer, PubMed, DBLP, CoraFull, WikiCS, a data set of PyG such as Amazon:Photo, or a file"
+    assert str(caught.value) == f"Expected `data.dataset` to be {names} NAME.npz or NAME.pt, but got 'Nowhere'."
+
+
+# ------------------------------------------------------------------------------ raw files of those that are not at hand
+def test_reads_wikics(tmp_path: Path) -> None:
+    content = {
+        "features": [[0.5, 1.0], [0.0, 2.0], [3.0, 0.0]],
+        "labels": [1, 0, 1],
+        "links": [[1], [], [0]],
+        **{f"{split}_masks": [[True, False, False]] * 2 for split in ("train", "val", "stopping")},
+        "test_mask": [False, False, True],
+    }
+    (tmp_path / "wikics").mkdir()
+    (tmp_path / "wikics" / "data.json").write_text(json.dumps(content))
+    graph = read_nodes("WikiCS", tmp_path, tmp_path / "cache")
+    assert graph.edge_index.t().tolist() == [[0, 1], [0, 2], [1, 0], [2, 0]]
+    assert graph.y.tolist() == [1, 0, 1]
+    assert graph.x.tolist() == content["features"]
+
+
+def test_reads_corafull(tmp_path: Path) -> None:
+    (tmp_path / "citation_full").mkdir()
+    np.savez(
+        tmp_path / "citation_full" / "cora.npz",
+        attr_data=np.array([1.0, 1.0]),
+        attr_indices=np.array([5, 2]),
+        attr_indptr=np.array([0, 1, 1, 2]),
+        attr_shape=np.array([3, 6]),
+        adj_data=np.ones(2),
+        adj_indices=np.array([1, 2]),
+        adj_indptr=np.array([0, 2, 2, 2]),
+        adj_shape=np.array([3, 3]),
+        labels=np.array([0, 2, 1]),
+    )
+    graph = read_nodes("CoraFull", tmp_path, tmp_path / "cache")
+    assert graph.edge_index.t().tolist() == [[0, 1], [0, 2], [1, 0], [2, 0]]
+    assert (graph.num_classes, graph.num_features, graph.is_sparse) == (3, 6, True)
+    assert graph.x.to_dense().nonzero().tolist() == [[0, 5], [2, 2]]
+
+
+def test_reads_pubmed(tmp_path: Path) -> None:
+    """Files in Planetoid's form: ``allx`` and ``tx`` hold the features of nodes 0 to 599, and 600 and 601."""
+    matrix, one_hot = scipy.sparse.csr_matrix, np.eye(3, dtype=int)
+    first = np.arange(600) % 3
+    parts = {
+        "x": matrix(np.eye(2, 4)),
+        "allx": matrix(np.eye(600, 4)),
+        "tx": matrix(np.array([[2.0, 0, 0, 0], [0, 3.0, 0, 0]])),
+        "y": one_hot[first[:2]],
+        "ally": one_hot[first],
+        "ty": one_hot[[2, 1]],
+        "graph": {node: [] for node in range(602)} | {0: [1, 601], 1: [0], 601: [0]},
+    }
+    (tmp_path / "planetoid").mkdir()
+    for part, content in parts.items():
+        (tmp_path / "planetoid" / f"ind.pubmed.{part}").write_bytes(pickle.dumps(content))
+    (tmp_path / "planetoid" / "ind.pubmed.test.index").write_text("601\n600\n")
+    graph = read_nodes("pubmed", tmp_path, tmp_path / "cache")
+    assert graph.edge_index.t().tolist() == [[0, 1], [0, 601], [1, 0], [601, 0]]
+    assert graph.y.tolist() == [*first.tolist(), 1, 2]  # the last two in the order of the test file
+    assert graph.is_sparse
+    assert graph.x.to_dense()[[0, 5, 600, 601]].tolist() == [[1, 0, 0, 0], [0] * 4, [0, 3, 0, 0], [2, 0, 0, 0]]

@@ -16,6 +16,7 @@ from torch_geometric.data import Data
 from flgraph.data import NodeFederation, NodeGraph, authors_label_skew, read_nodes
 from flgraph.data.node_replay import _connected
 from flgraph.errors import InputError
+from flgraph.reproduce import load_study
 
 SEEDS = (1027, 1107, 2333, 9973)
 SMALL: dict[str, Any] = {"num_test": 10, "major_labels": 2}
@@ -139,3 +140,14 @@ def test_megabytes_of_the_papers_table_7(name: str, megabytes: dict[int, int], d
         batches = [sum(math.ceil(one.train.numel() / batch) for one in part.clients) for part in dealt]
         sent = 200 * (5 * layer + ego * sum(batches) / len(SEEDS)) / 2**20
         assert sent == pytest.approx(told, abs=1)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_as_many_clients_as_the_paper_has(seed: int, data_root: Path) -> None:
+    """The arguments of the study of FedEgo's Table 8, for the most clients."""
+    study = load_study("fedego/table8")
+    args = [arg for arg in study.run("35", "FedEgo", seed).args if arg.startswith("--data.")]
+    given = {key.removeprefix("--data."): int(value) for key, _, value in (arg.partition("=") for arg in args)}
+    assert given == {"partition_seed": seed, "num_clients": 35, "num_test": 100}
+    dealt = authors_label_skew(read_nodes("DBLP", data_root), 35, 0.2, num_test=100, seed=seed)
+    assert min(client.train.numel() for client in dealt.clients) > 900
