@@ -238,7 +238,7 @@ class FedEgo(Aggregator):
         return Payload({**client.shared_tensors(), **egos}, {"head": head, "fanouts": json.dumps(mashed[0].fanouts)})
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
-        _mixup_data(client)  # before the work, not after it
+        _mixup_data(client).mixup_dataloader()  # refuses before the work, not after it
         self._load_waiting(client)
         super().local_update(client, round, exchange)
 

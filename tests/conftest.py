@@ -218,13 +218,15 @@ class Recorder(Sequential):
         self.crossed += [(name, turn, answers[name]) for name, turn in turns.items()]
         return answers
 
-    def uploads(self, exchange: str = "train") -> list[tuple[str, Payload]]:
-        """What clients sent in the exchanges of that name."""
-        return [
+    def uploads(self, exchange: str = "train", some: bool = True) -> list[tuple[str, Payload]]:
+        """What clients sent in the exchanges of that name, which must be something unless told otherwise."""
+        found = [
             (name, Payload.from_bytes(answer))
             for name, turn, answer in self.crossed
             if turn.exchange == exchange and answer
         ]
+        assert found or not some, f"nothing was sent in `{exchange}`"
+        return found
 
     def downloads(self) -> list[tuple[str, Turn, Payload]]:
         """What the server sent once clients had agreed on what is shared."""

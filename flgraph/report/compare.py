@@ -266,7 +266,7 @@ def compare(runs: Sequence[Run], name: str | None = None) -> tuple[Metric, list[
         for run in here:
             by_method.setdefault(_method_key(run), []).append(run)
         methods = [Method(group, metric) for group in by_method.values()]
-        _rename([method.flat for method in methods], methods)
+        _rename(methods)
         methods.sort(key=lambda method: method.order)
         alone = [method for method in methods if method.shares_nothing and method.finished]
         # Of several, the one that the others differ least from: an ablation of one method is nobody else's baseline.
@@ -361,7 +361,7 @@ def _common_name(runs: Sequence[Run]) -> str:
     return shown(flat["trainer.aggregator"]) if "trainer.aggregator" in flat else names[0]
 
 
-def _rename(flats: Sequence[Mapping[str, Any]], methods: Sequence[Method]) -> None:
+def _rename(methods: Sequence[Method]) -> None:
     """Methods of the same name get what makes them differ."""
     for label in [label for label, count in Counter(method.label for method in methods).items() if count > 1]:
         same = [method for method in methods if method.label == label]

@@ -19,6 +19,7 @@ from flgraph.data.ego import EgoLoader
 from flgraph.data.node_graph import NodeGraph
 from flgraph.errors import InputError
 from flgraph.federation import Aggregator, FederatedTrainer, Payload
+from flgraph.federation.client import Client
 from flgraph.federation.server_model import ServerModel, relative_distance
 from flgraph.models import EgoHead, MashedEgos
 from flgraph.models import FedEgo as FedEgoNet
@@ -420,3 +421,14 @@ def test_precision_holds_outside_of_lightning_s_loops_too(
     for client in trainer.engine.clients.values():
         wanted = torch.float64 if precision == "64-true" else torch.bfloat16
         assert {parameter.dtype for parameter in client.module.parameters()} == {wanted}
+
+
+def test_data_that_cannot_be_mashed_is_refused_before_training(
+    federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = make_data()
+    own = data.given["A"]
+    data.given["A"] = NodeDataModule(own.graph, own.train[:1], own.train[1:2], own.train[2:3], fanouts=FANOUTS)
+    monkeypatch.setattr(Client, "fit", lambda *_: pytest.fail("trained"))
+    with pytest.raises(InputError, match="training node"):
+        federate(FedEgo(), rounds=1).fit(net(), data)

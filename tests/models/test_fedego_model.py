@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -11,6 +13,7 @@ from torch_geometric.nn import SAGEConv
 
 from flgraph.data.ego import EgoBatch, EgoLoader
 from flgraph.data.node_graph import NodeGraph
+from flgraph.data.nodes import NodeDataModule
 from flgraph.errors import InputError
 from flgraph.models import EgoHead, FedEgo, MashedEgos
 from flgraph.nn import EgoSAGEConv
@@ -253,3 +256,24 @@ def test_nothing_may_stand_for_missing_neighbours(ego: bool) -> None:
     torch.testing.assert_close(model(without)[3:], model.personalization.classifier(p))
     assert not torch.allclose(model(without)[3], model(with_self)[3])
     assert torch.equal(without.to("cpu").childless, without.childless)
+
+
+def test_trains_alone(tmp_path: Path) -> None:
+    """With a Trainer of Lightning's and no federation in sight; a checkpoint gives the same logits."""
+    torch.manual_seed(0)
+    edges = torch.randint(0, 60, (2, 240))
+    graph = NodeGraph.from_pyg(Data(x=torch.eye(3).repeat(20, 1), edge_index=edges, y=torch.arange(60) % 3))
+    train, val, test = torch.arange(60).split([40, 10, 10])
+    data = NodeDataModule(graph, train, val, test, graph, fanouts=FANOUTS, epoch_fraction=1.0)
+    model = FedEgo(hidden_channels=8, lr=0.05, dropout=0.0, **data.model_args)
+    trainer = pl.Trainer(
+        max_epochs=15, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    trainer.fit(model, data)
+    (metrics, everywhere) = trainer.test(model, data, verbose=False)
+    assert metrics["test/accuracy"] > 0.6
+    assert everywhere["global_test/accuracy"] > 0.6
+    trainer.save_checkpoint(tmp_path / "model.ckpt")
+    again = FedEgo.load_from_checkpoint(tmp_path / "model.ckpt", weights_only=True).eval()
+    batch = next(iter(data.test_dataloader()[0]))
+    assert torch.equal(again(batch), model.eval()(batch))

@@ -18,8 +18,8 @@ import torch
 HERE = Path(__file__).parent
 PATIENCE = 400
 METHODS = [
-    *("fedavg", "fedstar", "gcflplus_chem", "fedego", "graphfl", "fedprox_adaptive", "fedgcn", "fedsageplus"),
-    *("fedhgn", "fedhgn_gat", "fclg", "infograph_fedavg", "mvgrl_fedavg"),
+    *("fedavg", "fedstar", "gcflplus_chem", "fedego", "graphfl", "fedprox_adaptive", "dfedgnn", "fedgcn"),
+    *("fedsageplus", "fedhgn", "fedhgn_gat", "fclg", "infograph_fedavg", "mvgrl_fedavg"),
 ]
 
 

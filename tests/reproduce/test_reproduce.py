@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -482,15 +483,17 @@ def test_a_metric_that_no_run_has_is_told(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_study_begins_no_more_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study, begun = replace(tiny_study(), seeds=list(range(20))), list[int]()
+    study, begun, told = replace(tiny_study(), seeds=list(range(20))), list[int](), Event()
 
     def run(study: Study, run: Any, *args: Any) -> int:
         begun.append(run.seed)
-        time.sleep(0.05)
+        assert len(begun) == 1 or told.wait(60)  # the second is under way when the first is told to be done
+        time.sleep(0.2)
         return 0
 
     def interrupt(line: str) -> None:
         if line.startswith("[1/"):
+            told.set()
             raise KeyboardInterrupt
 
     monkeypatch.setattr(runner, "_execute", run)
