@@ -97,24 +97,27 @@ def read_nodes(
     Raises:
         InputError: the data set is unknown, neither found nor obtainable, or a file is damaged.
     """
+    known = {own.lower(): own for own in _SOURCES}
     if name.endswith(FILES):
         graph = read_node_file(name)
-        return graph.normalized() if normalize else graph
-    known = {own.lower(): own for own in _SOURCES}
-    if name.lower() not in known and names_pyg(name):
+    elif name.lower() in known:
+        graph = _read_known(known[name.lower()], root, cache_dir)
+    else:
+        wanted = f"one of {', '.join(_SOURCES)}, a data set of PyG such as Amazon:Photo, or a file NAME.npz or NAME.pt,"
+        expect(names_pyg(name), "data.dataset", wanted, name)
         graph = read_pyg_nodes(name, root, cache_dir)
-        return graph.normalized() if normalize else graph
-    wanted = f"one of {', '.join(_SOURCES)}, a data set of PyG such as Amazon:Photo, or a file NAME.npz or NAME.pt,"
-    expect(name.lower() in known, "data.dataset", wanted, name)
-    name = known[name.lower()]
+    return graph.normalized() if normalize else graph
+
+
+def _read_known(name: str, root: str | Path | None, cache_dir: str | Path | None) -> NodeGraph:
+    """One of the table."""
     source = _SOURCES[name]
     folder = _locate(name, source, root, cache_dir)
     key = content_key("nodes", _READER_VERSION, name, [(folder / file).read_bytes() for file in source.files])
     parsed = cached(key, lambda: _parse(name, source, folder), cache_dir)
     classes = int(parsed["num_classes"])
     # The reader has checked all of it, and the cache its checksum.
-    graph = NodeGraph(_features(parsed), parsed["edge_index"], parsed["y"], classes, name, validate=False)
-    return graph.normalized() if normalize else graph
+    return NodeGraph(_features(parsed), parsed["edge_index"], parsed["y"], classes, name, validate=False)
 
 
 def _locate(name: str, source: _Source, root: str | Path | None, cache_dir: str | Path | None) -> Path:

@@ -244,7 +244,7 @@ class NodeFederation(pl.LightningDataModule):
         major_rate: share of a client's nodes that have them (``label_skew``).
         num_test: test nodes per client (``label_skew``).
         val_fraction: validation nodes, as a share of a client's nodes (``label_skew``).
-        exclusive_test: whether test nodes of a client are kept from later ones (``label_skew``).
+        exclusive_test: whether a client's test nodes are kept from the others (``label_skew``).
         num_train: training nodes per client; all that are left when ``None`` (``label_skew``).
         num_query: of what ``num_train`` leaves, the nodes per client that are in query sets of meta-learning only
             (``label_skew``).

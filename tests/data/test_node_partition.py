@@ -292,6 +292,13 @@ def test_too_few_nodes_for_the_tests() -> None:
         label_skew(graph(), 4, num_test=90, major_labels=2, local_fraction=0.4, exclusive_test=True)
 
 
+def test_others_may_test_on_all_training_nodes() -> None:
+    few: dict[str, Any] = {"num_test": 3, "num_train": 1, "exclusive_test": True}
+    message = "`data.num_test` to be small enough for client `client-1` to have a training node that no other client"
+    with pytest.raises(InputError, match=message):
+        label_skew(cliques([12]), 3, 1.0, 0.0, major_labels=1, major_rate=1.0, seed=0, **few)
+
+
 def test_the_pool_may_run_out_of_labels() -> None:
     g = cliques([3, 3, 3])
     message = "Expected `data.major_labels` to be at most 1, the labels left for client `client-2`, but got 3."
