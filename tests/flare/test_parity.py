@@ -17,7 +17,7 @@ from flgraph.federation.records import read_records
 
 PARITY = Path(__file__).resolve().parents[1] / "parity"
 
-METHODS = ("fedavg", "fedstar", "fedego", "fedhgn", "fclg")
+METHODS = ("fedstar", "fedego", "fedhgn", "fclg")  # FedAvg does nothing that FedStar does not
 BEGAN = [(method, began) for method in METHODS for began in ("at sites", "in one process")]
 BEGAN.remove(("fedstar", "at sites"))  # which is in test_federation.py
 """Methods of every kind, and where their runs begin."""
