@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
-
-from jsonargparse import ArgumentParser
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.records import write_text
+from flgraph.parser import CommandParser
 from flgraph.report.compare import compare
 from flgraph.report.page import render
 from flgraph.report.runs import find_runs
-
-
-class _Parser(ArgumentParser):
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise InputError(" ".join(message.split()))
 
 
 def main(args: Sequence[str]) -> None:
@@ -26,11 +19,10 @@ def main(args: Sequence[str]) -> None:
     Raises:
         InputError: an argument cannot be used, or a run cannot be read.
     """
-    parser = _Parser(
-        prog="flgraph report",
-        description="Compares runs on one HTML page that needs no other file. Runs that differ only in their seed are "
-        "one method; runs on different data have a section each.",
-        allow_abbrev=False,
+    parser = CommandParser(
+        "flgraph report",
+        "Compares runs on one HTML page that needs no other file. Runs that differ only in their seed are one method; "
+        "runs on different data have a section each.",
     )
     parser.add_argument(
         "runs", nargs="+", type=str, metavar="RUN", help="a run folder, or a folder with run folders somewhere below it"

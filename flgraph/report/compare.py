@@ -23,9 +23,9 @@ PERCENT = {"accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "average_pre
 
 _NOT_THE_METHOD = re.compile(
     r"(.*[._])?seed(_everything)?|ckpt_path|(trainer\.)?(default_root_dir|name|logger|enable_progress_bar|"
-    r"enable_checkpointing|checkpoint_every|keep_checkpoints|max_logged_clients)|data\.(root|cache_dir|name)"
+    r"enable_checkpointing|checkpoint_every|keep_checkpoints|max_logged_clients|engine(\..*)?)|data\.(root|cache_dir|name)"
 )
-"""Settings that say where a run lies and what it writes, not what it computes; and its seeds."""
+"""Settings that say where a run lies, where it computes and what it writes, not what it computes; and its seeds."""
 
 _NOT_THE_DATA = re.compile(r"data\.(features|structure|dse_dim|rwse_dim|batch_size|eval_batch_size|num_workers)")
 """Settings of data that a method may choose: the graphs, clients and splits are the same."""
@@ -131,8 +131,8 @@ class Method:
         return self._spread(choose(curve) if curve else math.nan for curve in curves)
 
     def client(self, name: str) -> Spread:
-        """A client's test metric after the last round, over runs."""
-        return self._spread(self._of_client(run, name) for run in self.runs)
+        """A client's test metric after the last round, over the runs that have it."""
+        return self._known(self._of_client(run, name) for run in self.runs)
 
     def gain(self, baseline: Method, client: str | None = None) -> Spread:
         """Final test metric minus the baseline's: of a client, or of the mean over clients.
@@ -156,7 +156,7 @@ class Method:
         mine, other = values(self), values(baseline)
         pairs = [mine[key] - other[key] for key in mine if key in other]
         if any(math.isfinite(pair) for pair in pairs):
-            return self._spread(pairs)
+            return self._spread(pairs) if client is None else self._known(pairs)
         means = [spread([value(run) for run in method.runs])[0] for method in (self, baseline)]
         return (means[0] - means[1]) * self.metric.scale, math.nan
 
@@ -199,6 +199,11 @@ class Method:
         return run.protocol("final")[1].get(client, {}).get(self.metric.test, math.nan)
 
     def _spread(self, values: Iterable[float]) -> Spread:
+        """NaN where a run has no value: a mean over those that did not diverge would be another method's."""
+        found = list(values)
+        return self._known(found if all(map(math.isfinite, found)) else [])
+
+    def _known(self, values: Iterable[float]) -> Spread:
         mean, std = spread(list(values))
         return mean * self.metric.scale, std * self.metric.scale
 

@@ -203,7 +203,7 @@ def read_run(folder: Path, place: int = 0) -> Run:
     Raises:
         InputError: a file in it is not what a run writes.
     """
-    results = _read_results(folder / "results.json")
+    results = read_results(folder / "results.json")
     rounds = _read_history(folder / "history.jsonl")
     config = mapping(results.get("config")) or _read_config(folder / "config.yaml")
     seed = number(results.get("seed", config.get("seed_everything", config.get("seed"))))
@@ -211,6 +211,23 @@ def read_run(folder: Path, place: int = 0) -> Run:
         found = re.search(r"seed[-_=]?(\d+)", folder.resolve().parent.name)
         seed = float(found[1]) if found else math.nan
     return Run(folder, place, None if math.isnan(seed) else int(seed), config, tuple(rounds), results)
+
+
+def read_results(file: Path) -> dict[str, Any]:
+    """The content of a ``results.json``; empty if there is none.
+
+    Raises:
+        InputError: the file is not what a run writes.
+    """
+    text = _read_text(file)
+    if text is None:
+        return {}
+    try:
+        results = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"Expected `{file}` to be JSON but got: {error}.") from error
+    expect(isinstance(results, dict) and bool(results), str(file), "a run's results", type(results).__name__)
+    return mapping(results)
 
 
 def number(value: Any) -> float:
@@ -249,18 +266,6 @@ def _read_text(file: Path) -> str | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"Expected `{file}` to be a readable text file but got: {error}.") from error
-
-
-def _read_results(file: Path) -> dict[str, Any]:
-    text = _read_text(file)
-    if text is None:
-        return {}
-    try:
-        results = json.loads(text)
-    except ValueError as error:
-        raise InputError(f"Expected `{file}` to be JSON but got: {error}.") from error
-    expect(isinstance(results, dict) and bool(results), str(file), "a run's results", type(results).__name__)
-    return mapping(results)
 
 
 def _read_config(file: Path) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from flgraph.errors import expect
+from flgraph.packaged import find_config
 
 if TYPE_CHECKING:
     from flgraph.reproduce.study import Study
@@ -33,6 +35,8 @@ def check_study(study: Study, kinds: tuple[str, ...], averages: tuple[str, ...],
     expect(sound, "seeds", "a list of different whole numbers", study.seeds)
     for name, arguments in _cells(study):
         expect(isinstance(arguments, str | list), name, "a configuration file, or a list of arguments,", arguments)
+        for file in _files(arguments):
+            expect(find_config(file).is_file(), name, "arguments with configuration files that exist", file)
     _check_mappings(study)
     for place, paper in _papers(study):
         _check_paper(study, place, paper, extends)
@@ -55,6 +59,14 @@ def _cells(study: Study) -> Iterator[tuple[str, Any]]:
                 yield from ((f"methods.{name}.{setting}", own) for setting, own in arguments.items())
             else:
                 yield f"{field}.{name}", arguments
+
+
+def _files(arguments: str | list[Any]) -> list[str]:
+    """Configuration files among arguments; without those whose names depend on the seed."""
+    args = ["-c", arguments] if isinstance(arguments, str) else [str(part) for part in arguments]
+    named = [value for flag, value in pairwise(args) if flag in ("-c", "--config")]
+    named += [arg.partition("=")[2] for arg in args if arg.startswith(("-c=", "--config="))]
+    return [file for file in named if file.endswith((".yaml", ".yml")) and "{" not in file]
 
 
 def _check_mappings(study: Study) -> None:

@@ -7,23 +7,18 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
-from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 from pytorch_lightning.utilities import rank_zero_warn
 
 from flgraph.errors import InputError, expect
-from flgraph.reproduce.figures import write_figures
+from flgraph.parser import CommandParser
+from flgraph.reproduce.figures import plan_figures
+from flgraph.reproduce.fuller import keep_fuller
 from flgraph.reproduce.ledger import Ledger, alone_in, ledger_file, read_ledger, record_runs
 from flgraph.reproduce.runner import run_study
 from flgraph.reproduce.study import Study, list_studies, load_study
 from flgraph.reproduce.table import collect, finished, write_tables
-
-
-class _Parser(ArgumentParser):
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise InputError(" ".join(message.split()))
 
 
 def main(args: Sequence[str]) -> None:
@@ -32,9 +27,7 @@ def main(args: Sequence[str]) -> None:
     Raises:
         InputError: an argument cannot be used, or a run failed.
     """
-    parser = _Parser(
-        prog="flgraph reproduce", description="Reproduces a table or a figure of a paper.", allow_abbrev=False
-    )
+    parser = CommandParser("flgraph reproduce", "Reproduces a table or a figure of a paper.")
     parser.add_argument("study", nargs="?", type=str, help="PAPER/TABLE, or a YAML file of the same form")
     parser.add_argument("--list", action="store_true", help="list the studies and exit")
     parser.add_argument("--settings", type=str, help="comma-separated names; all if not given")
@@ -60,7 +53,8 @@ def main(args: Sequence[str]) -> None:
     expect(given.study is not None, "study", f"one of {', '.join(list_studies())}", "none")
     seeds = _split(given.seeds)
     expect(all(seed.isdigit() for seed in seeds or ()), "--seeds", "whole numbers, separated by commas", given.seeds)
-    study = load_study(given.study).cut(
+    whole = load_study(given.study)
+    study = whole.cut(
         _split(given.settings), _split(given.methods), [int(seed) for seed in seeds or ()] or None, given.rounds
     )
     runs = given.runs
@@ -68,7 +62,8 @@ def main(args: Sequence[str]) -> None:
         with _folder_of(option, folder):
             folder.mkdir(parents=True, exist_ok=True)
     ledger = read_ledger(ledger_file(study, given.out)) if given.recorded else {}
-    keep_checkpoints = given.keep_checkpoints or given.rounds is not None
+    fewer = any(study.rounds_of(method) < whole.rounds_of(method) for method in study.methods)
+    keep_checkpoints = given.keep_checkpoints or fewer
     try:
         if not given.collect:
             run_study(
@@ -96,7 +91,8 @@ def write_study(study: Study, runs: Path, out: Path, ledger: Ledger | None = Non
 
     Returns:
         The files; none where nothing is done, so that tables of earlier runs stay as they are. A fuller table, with
-        cells that the new one lacks, is kept beside it as ``TABLE.fuller.csv`` and ``.md``.
+        cells, seeds or rounds that the new one lacks, is kept beside it, see
+        :func:`~flgraph.reproduce.fuller.keep_fuller`.
     """
     done = finished(study, runs, ledger)
     if not done:
@@ -105,11 +101,17 @@ def write_study(study: Study, runs: Path, out: Path, ledger: Ledger | None = Non
     record_runs(ledger_file(study, out), (one for one in found if "folder" in one[1]))
     with alone_in(out / study.paper_name):
         cells = collect(study, done)
+        kept = keep_fuller(study, cells, out)
         for metric in study.metrics:
             if not any(math.isfinite(cell.mean) for cell in cells if cell.metric == metric):
                 rank_zero_warn(f"{study.name}: no run has a value of metric {metric}")
-        figures = write_figures(study, done, cells, out)
-        return [*write_tables(study, done, cells, out, runs, figures), *figures]
+        figures = plan_figures(study, done, cells, out)
+        shown = [file for file, draw in figures if draw is not None or file.exists()]
+        files = write_tables(study, done, cells, out, runs, shown)
+        for file, draw in figures:
+            if draw is not None:
+                draw(file)
+        return [*files, *kept, *(file for file in shown if file.exists())]
 
 
 @contextmanager

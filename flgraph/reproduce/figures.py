@@ -4,49 +4,46 @@ from __future__ import annotations
 
 import csv
 import re
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flgraph.errors import expect
-from flgraph.report.runs import number
+from flgraph.report.runs import mapping, number
 from flgraph.reproduce.protocols import rounds_of
 from flgraph.reproduce.study import Study, in_words, logged_name
 from flgraph.reproduce.table import Cell, Done
 
+Draw = Callable[[Path], None]
+"""Draws a picture into a file."""
 
-def write_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) -> list[Path]:
-    """Draws what the study asks for into ``out/PAPER``.
 
-    Most pictures need more of a run than its record in the ledger. Where a run has no folder any more, such a picture
-    is left as it is.
+def plan_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) -> list[tuple[Path, Draw | None]]:
+    """The pictures that the study asks for, in ``out/PAPER``, and what draws each.
 
-    Returns:
-        The pictures that are there.
+    Most pictures need more of a run than its record in the ledger. Where a run has no folder any more, nothing draws
+    such a picture, and it is left as it is.
     """
-    if study.figure is None or not done:
+    if study.figure is None:
         return []
     folder, table = out / study.paper_name, study.name.rpartition("/")[2]
-    folder.mkdir(parents=True, exist_ok=True)
-    files: list[Path] = []
     if study.figure == "settings":
-        for metric in study.metrics:
-            files.append(folder / f"{_stem(study, table, metric)}.png")
-            _over_settings(study, cells, metric, files[-1])
-        return files
+        return [
+            (folder / f"{_stem(study, table, metric)}.png", partial(_over_settings, study, cells, metric))
+            for metric in study.metrics
+        ]
+    files: list[tuple[Path, Draw | None]] = []
     for setting in dict.fromkeys(setting for setting, _ in done):
         whole = all("folder" in run for (where, _), runs in done.items() if where == setting for run in runs)
+        if study.figure == "embeddings":
+            whole = whole and any(_written(done, setting))
         for stem, draw in _pictures(study, done, setting, table):
-            file = folder / f"{stem}_{_plain(setting)}.png"
-            if whole:
-                draw(file)
-            files += [file] if file.exists() else []
+            files.append((folder / f"{stem}_{_plain(setting)}.png", draw if whole else None))
     return files
 
 
-def _pictures(study: Study, done: Done, setting: str, table: str) -> Iterator[tuple[str, Callable[[Path], None]]]:
+def _pictures(study: Study, done: Done, setting: str, table: str) -> Iterator[tuple[str, Draw]]:
     """Of a setting: how each file's name begins, and what draws it."""
     alone = {"divergence": _divergence, "labels": _labels, "predictions": _predictions, "embeddings": _embeddings}
     if study.figure in alone:
@@ -76,14 +73,14 @@ def _convergence(study: Study, done: Done, setting: str, metric: str, file: Path
 
 def _divergence(done: Done, setting: str, file: Path) -> None:
     """Every client's weight divergence after the last round, as the mean over seeds, a circle per method."""
-    from flgraph.report.charts import around_center, save_png
+    from flgraph.report.charts import around_center, save_png, spread
 
     panels = {}
     for (where, method), results in done.items():
         if where == setting:
             clients = [result["final"]["clients"] for result in results]
             panels[method] = {
-                name: statistics.fmean(number(one[name].get("mixing/divergence")) for one in clients)
+                name: spread([number(one.get(name, {}).get("mixing/divergence")) for one in clients])[0]
                 for name in clients[0]
             }
     save_png(around_center(panels), file)
@@ -97,7 +94,7 @@ def _clients(study: Study, done: Done, setting: str, metric: str, file: Path) ->
     names = list(dict.fromkeys(name for runs in series.values() for run in runs for name in run["final"]["clients"]))
     values = {
         method: [
-            spread([100 * number(run["final"]["clients"][name].get(logged_name(metric))) for run in runs])
+            spread([100 * number(run["final"]["clients"].get(name, {}).get(logged_name(metric))) for run in runs])
             for name in names
         ]
         for method, runs in series.items()
@@ -112,6 +109,9 @@ def _labels(done: Done, setting: str, file: Path) -> None:
     from flgraph.report.charts import save_png
 
     first = next(runs[0] for (where, _), runs in done.items() if where == setting)
+    clients = mapping(mapping(first.get("partition")).get("clients"))
+    told = bool(clients) and all("train_labels" in client for client in clients.values())
+    expect(told, "figure", "one of runs whose partition tells `train_labels` of every client", "labels")
     save_png(label_figure(first["partition"]), file)
 
 
@@ -139,17 +139,24 @@ def _embeddings(done: Done, setting: str, file: Path) -> None:
     from flgraph.report.charts import embedding_panels, save_png
 
     panels = {}
-    methods = [method for where, method in done if where == setting]
-    for method in methods:
-        folder = Path(done[setting, method][0]["folder"]) / "embeddings"
-        for written in sorted(folder.glob("round-*.csv"), key=lambda path: int(path.stem.removeprefix("round-"))):
-            with open(written, newline="") as stream:
-                rows = list(csv.DictReader(stream))
-            title = written.stem.replace("-", " ")
-            places = [[float(row["x"]), float(row["y"])] for row in rows]
-            panels[title if len(methods) == 1 else f"{method}, {title}"] = (places, [int(row["label"]) for row in rows])
-    if panels:
-        save_png(embedding_panels(panels), file)
+    alone = sum(where == setting for where, _ in done) == 1
+    for method, written in _written(done, setting):
+        with open(written, newline="") as stream:
+            rows = list(csv.DictReader(stream))
+        title = written.stem.replace("-", " ")
+        places = [[float(row["x"]), float(row["y"])] for row in rows]
+        panels[title if alone else f"{method}, {title}"] = (places, [int(row["label"]) for row in rows])
+    save_png(embedding_panels(panels), file)
+
+
+def _written(done: Done, setting: str) -> Iterator[tuple[str, Path]]:
+    """Every method, and the files with places of its first run, round by round."""
+    for (where, method), runs in done.items():
+        if where == setting:
+            files = (Path(runs[0]["folder"]) / "embeddings").glob("round-*.csv")
+            yield from (
+                (method, file) for file in sorted(files, key=lambda path: int(path.stem.removeprefix("round-")))
+            )
 
 
 def _over_settings(study: Study, cells: Sequence[Cell], metric: str, file: Path) -> None:
@@ -161,7 +168,8 @@ def _over_settings(study: Study, cells: Sequence[Cell], metric: str, file: Path)
         method: {cell.setting: (cell.mean, cell.std) for cell in final if cell.method == method}
         for method in dict.fromkeys(cell.method for cell in final)
     }
-    figure = error_bars(series, xlabel=study.axis, ylabel=f"{in_words(metric)} in percent")
+    settings = [name for name in study.settings if any(name in spreads for spreads in series.values())]
+    figure = error_bars(series, settings, xlabel=study.axis, ylabel=f"{in_words(metric)} in percent")
     save_png(figure, file)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from flgraph.errors import InputError
 from flgraph.federation.records import write_text
-from flgraph.reproduce.protocols import PROTOCOLS, value_of
+from flgraph.reproduce.protocols import PROTOCOLS, partition_means, value_of
 from flgraph.reproduce.study import Run, Study
 
 _MEANS = ("mean", "weighted_mean")
@@ -107,8 +107,9 @@ def _condensed(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
     if counts:
         shares = {kind: statistics.fmean(count[kind] for count in counts) for kind in ("total", "shared")}
         record["parameters"] = {"mean": shares}
-    if "mean" in results.get("partition", {}):
-        record["partition"] = {"mean": results["partition"]["mean"]}
+    known = {name: mean for name, mean in partition_means(results).items() if math.isfinite(mean)}
+    if known:
+        record["partition"] = {"mean": known}
     contents = {name: {"content": one["content"]} for name, one in results.get("data", {}).items() if "content" in one}
     if 0 < len(contents) <= MANY_CLIENTS:
         record["data"] = contents

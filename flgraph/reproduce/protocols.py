@@ -9,8 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from flgraph.errors import InputError
 from flgraph.federation.records import read_records
-from flgraph.report.runs import lower_is_better, number
+from flgraph.report.runs import lower_is_better, mapping, number
 from flgraph.reproduce.study import PARTITION
 
 PROTOCOLS = {
@@ -35,7 +36,8 @@ def value_of(results: Mapping[str, Any], protocol: str, metric: str, mean: str) 
         mean: which mean over clients, ``mean`` or ``weighted_mean``.
     """
     if metric.startswith(PARTITION):
-        return number(results["partition"]["mean"][metric.removeprefix(PARTITION)]) if protocol == "final" else None
+        means = partition_means(results) if protocol == "final" else None
+        return None if means is None else means.get(metric.removeprefix(PARTITION), math.nan)
     if protocol in ("final", "best_val") or "folder" not in results:
         values = (results.get(protocol) or {}).get(mean, {})
         # Clients that hold nothing back for validation have no best round.
@@ -46,6 +48,15 @@ def value_of(results: Mapping[str, Any], protocol: str, metric: str, mean: str) 
     if mean != "mean":  # the others choose a round for every client; their means are unweighted
         return None
     return _best_client(results, metric) if protocol == "best_client" else _best_cluster(results, metric)
+
+
+def partition_means(results: Mapping[str, Any]) -> dict[str, float]:
+    """Means over clients of the partition's statistics in ``results.json``; empty if there are none."""
+    partition = mapping(results.get("partition"))
+    clients = [mapping(client) for client in mapping(partition.get("clients")).values()]
+    names = clients[0] if clients else {}
+    told = {name: statistics.fmean(number(client.get(name)) for client in clients) for name in names}
+    return {name: number(mean) for name, mean in {**told, **mapping(partition.get("mean"))}.items()}
 
 
 def _best_test(results: Mapping[str, Any], metric: str, mean: str) -> float:
@@ -86,9 +97,18 @@ def _better_of(metric: str) -> Callable[..., float]:
 
 
 def rounds_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The records of a run's rounds, those that led to its results: in the same folder it may be going on."""
+    """The records of a run's rounds, those that led to its results: in the same folder it may be going on.
+
+    Raises:
+        InputError: the file that has them is not there, or is damaged.
+    """
     file = Path(results["folder"]) / "history.jsonl"
-    return [record for record in _read(file, file.stat().st_mtime_ns) if record["round"] <= results["rounds"]]
+    try:
+        records = _read(file, file.stat().st_mtime_ns)
+    except (OSError, ValueError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise InputError(f"Expected `{file}` to hold the rounds of a run but got: {told}.") from error
+    return [record for record in records if record["round"] <= results["rounds"]]
 
 
 @lru_cache(maxsize=2)

@@ -16,9 +16,6 @@ from flgraph.reproduce.study import Study
 def provenance(study: Study, done: Mapping[tuple[str, str], Sequence[dict[str, Any]]], runs: Path) -> Iterator[str]:
     """The lines of Markdown below a table."""
     yield from ("## How it was made", "", "```", shlex.join(_study_command(study)), "```", "")
-    if not done:
-        yield "No run is done yet."
-        return
     (setting, method), results = next(iter(done.items()))
     example = shlex.join(["flgraph", *command(study, study.run(setting, method, results[0]["seed"]), runs)])
     yield from ("which runs, for each cell and seed, with one thread, for example", "", "```", example, "```", "")

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from flgraph.errors import InputError
 from flgraph.federation.checkpoint import CheckpointStore, read_manifest
 from flgraph.federation.records import writing
+from flgraph.report.runs import number, read_results
 from flgraph.reproduce.ledger import Ledger, recorded
 from flgraph.reproduce.study import Run, Study
+
+_LOOK_AGAIN = 0.5
+"""Seconds until a run that another command has under way is looked at again."""
 
 
 def run_study(
@@ -34,7 +38,8 @@ def run_study(
 
     Every run is a process of its own, ``flgraph fit`` with one thread, so that the cores are shared by runs and not by
     threads. A run that was interrupted goes on from its last checkpoint. Studies of one paper share their runs: what
-    one table has done, another does not do again. Several commands may work on the same folder at the same time.
+    one table has done, another does not do again. Several commands may work on the same folder at the same time: what
+    one has under way is waited for by others only when nothing else is left.
 
     Args:
         study: what to run.
@@ -52,14 +57,24 @@ def run_study(
     waiting = [run for run in study.runs() if find_results(study, run, runs, ledger) is None]
     total = len(list(study.runs()))
     report(f"{study.name}: {total - len(waiting)} of {total} runs are done")
-    failed = []
-    with ThreadPoolExecutor(jobs) as pool, _none_after(pool):
-        futures = {pool.submit(_execute, study, run, runs, keep_checkpoints, checkpoint_every): run for run in waiting}
-        for done, future in enumerate(as_completed(futures), start=total - len(waiting) + 1):
-            run, code = futures[future], future.result()
-            report(f"[{done}/{total}] {run.setting} {run.method} seed {run.seed}: {'done' if code == 0 else 'FAILED'}")
-            if code != 0:
-                failed.append(run)
+    done, failed = total - len(waiting), []
+    with ThreadPoolExecutor(jobs) as pool, _none_after(pool) as stopped:
+
+        def begin(run: Run) -> Future[int | None]:
+            return pool.submit(_execute, study, run, runs, keep_checkpoints, checkpoint_every, stopped)
+
+        pending = {begin(run): run for run in waiting}
+        while pending:
+            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                run, code = pending.pop(future), future.result()
+                if code is None:  # another command has it under way: again after all others
+                    pending[begin(run)] = run
+                    continue
+                done += 1
+                told = "done" if code == 0 else "FAILED"
+                report(f"[{done}/{total}] {run.setting} {run.method} seed {run.seed}: {told}")
+                if code != 0:
+                    failed.append(run)
     if failed:
         log = run_folder(study, failed[0], runs) / "log.txt"
         raise InputError(
@@ -68,11 +83,13 @@ def run_study(
 
 
 @contextmanager
-def _none_after(pool: ThreadPoolExecutor) -> Iterator[None]:
+def _none_after(pool: ThreadPoolExecutor) -> Iterator[Event]:
     """Whatever ends this, an interruption or a disk that is full, begins none of the runs that still wait."""
+    stopped = Event()
     try:
-        yield
+        yield stopped
     except BaseException:
+        stopped.set()
         pool.shutdown(wait=False, cancel_futures=True)
         raise
 
@@ -99,28 +116,38 @@ def find_results(study: Study, run: Run, runs: Path, ledger: Ledger | None = Non
     """``results.json`` of a finished run of the study's length, with its folder as ``folder``; the newest there is.
 
     A run that stopped early is one, too, if that was no later. Where there is no folder, it is what the ledger has.
+
+    Raises:
+        InputError: a file is there but is not what a run writes.
     """
     rounds = study.rounds_of(run.method)
     for folder in sorted(
         run_folder(study, run, runs).glob("version_*"), key=lambda path: path.stat().st_mtime, reverse=True
     ):
-        file = folder / "results.json"
-        if file.is_file():
-            results: dict[str, Any] = json.loads(file.read_text())
-            early = results.get("stopped_early", False) and results["rounds"] < rounds
-            if early or results["rounds"] == rounds:
-                return {**results, "folder": str(folder)}
+        results = read_results(folder / "results.json")
+        done = number(results.get("rounds"))
+        if done == rounds or (results.get("stopped_early", False) and done < rounds):
+            return {**results, "folder": str(folder)}
     return None if ledger is None else recorded(ledger, study, run)
 
 
-def _execute(study: Study, run: Run, runs: Path, keep_checkpoints: bool, checkpoint_every: int | None) -> int:
+def _execute(
+    study: Study, run: Run, runs: Path, keep_checkpoints: bool, checkpoint_every: int | None, stopped: Event
+) -> int | None:
+    """Its exit status; ``None`` where another command has it under way, or where nothing is to begin any more."""
     folder, rounds = run_folder(study, run, runs), study.rounds_of(run.method)
     with writing(runs), ExitStack() as stack:
         folder.mkdir(parents=True, exist_ok=True)
         log = stack.enter_context(open(folder / "log.txt", "a"))
         # Held by the run itself, too: where `flgraph reproduce` was killed and its runs were not, the next one waits
         # for them instead of starting them a second time.
-        fcntl.flock(log, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stopped.wait(_LOOK_AGAIN)
+            return None
+        if stopped.is_set():
+            return None
         code = 0
         if find_results(study, run, runs) is None:
             args = command(study, run, runs)

@@ -15,6 +15,7 @@ import yaml
 
 from flgraph.errors import InputError, expect
 from flgraph.packaged import find_config
+from flgraph.report.runs import natural
 from flgraph.reproduce.check import check_study
 
 _HERE = Path(__file__).resolve().parent
@@ -214,7 +215,7 @@ def in_words(metric: str) -> str:
 def list_studies() -> list[str]:
     """Names of all studies, ``paper/table``, in the order of the paper."""
     names = [f"{file.parent.name}/{file.stem}" for file in _HERE.glob("*/*.yaml")]
-    return sorted(names, key=_natural)
+    return sorted(names, key=natural)
 
 
 def load_study(name: str) -> Study:
@@ -247,11 +248,7 @@ def load_study(name: str) -> Study:
 
 def _read(file: Path, below: tuple[Path, ...] = ()) -> tuple[dict[str, Any], bool]:
     """A study's fields, and whether some are another's."""
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        told = " ".join(str(error).split())
-        raise InputError(f"Expected `{file}` to be a YAML file but got one that cannot be read ({told}).") from error
+    content = _parsed(file)
     expect(isinstance(content, dict), str(file), "a YAML mapping", type(content).__name__)
     base = content.pop("extends", None)
     if base is None:
@@ -260,6 +257,14 @@ def _read(file: Path, below: tuple[Path, ...] = ()) -> tuple[dict[str, Any], boo
     beside = other.is_file() and other not in (file, *below)
     expect(beside, f"extends in {file}", "the name of a study beside it that does not extend it", base)
     return {**_read(other, (*below, file))[0], **content}, True
+
+
+def _parsed(file: Path) -> Any:
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        told = " ".join(str(error).split())
+        raise InputError(f"Expected `{file}` to be a YAML file but got one that cannot be read ({told}).") from error
 
 
 def _args(value: Arguments) -> list[str]:
@@ -272,7 +277,7 @@ def _contents(arg: str) -> Any:
     file = value if equals and flag in ("-c", "--config") else arg
     if not file.endswith((".yaml", ".yml")) or not find_config(file).is_file():
         return arg
-    return yaml.safe_load(find_config(file).read_text(encoding="utf-8"))
+    return _parsed(find_config(file))
 
 
 def _short(args: Sequence[str]) -> Iterator[str]:
@@ -282,8 +287,3 @@ def _short(args: Sequence[str]) -> Iterator[str]:
         arg = re.sub(r"^(-c|--config)=", "", arg)
         text = Path(arg).stem if arg.endswith((".yaml", ".yml")) else re.sub(r"^--(?:\w+\.)*", "", arg)
         yield re.sub(r"[^\w.=-]+", "_", text).strip("_")
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sorts ``table10`` after ``table2``."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -38,6 +38,7 @@ class Cell:
         std: sample standard deviation over seeds; NaN for one seed, or where one has no value.
         seeds: number of seeds.
         rounds: communication rounds, or the most of them.
+        which: the seeds, with blanks between them.
     """
 
     table: str
@@ -51,6 +52,7 @@ class Cell:
     std: float
     seeds: int
     rounds: int
+    which: str = ""
 
     @property
     def verdict(self) -> str:
@@ -94,17 +96,18 @@ def collect(study: Study, done: Done) -> list[Cell]:
                     std = statistics.stdev(values) if known else math.nan
                     mean, seeds = statistics.fmean(values), len(values)
                     numbers = (paper_mean, paper_std, mean, std, seeds, study.rounds_of(method))
-                    cells.append(Cell(study.name, setting, method, metric, protocol, *numbers))
+                    known_of = (run for run, value in zip(results, found, strict=True) if value is not None)
+                    which = " ".join(str(run["seed"]) for run in known_of)
+                    cells.append(Cell(study.name, setting, method, metric, protocol, *numbers, which))
     return cells
 
 
 def write_tables(
     study: Study, done: Done, cells: Sequence[Cell], out: Path, runs: Path, figures: Sequence[Path] = ()
 ) -> list[Path]:
-    """Writes ``TABLE.csv`` and ``TABLE.md`` into ``out/PAPER``; a fuller one that is there becomes ``TABLE.fuller``."""
+    """Writes ``TABLE.csv`` and ``TABLE.md`` into ``out/PAPER``."""
     folder, table = out / study.paper_name, study.name.rpartition("/")[2]
     folder.mkdir(parents=True, exist_ok=True)
-    kept = _keep_fuller(folder, table, cells)
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, [column.name for column in fields(Cell)], lineterminator="\n")
     writer.writeheader()
@@ -113,27 +116,7 @@ def write_tables(
     write_text(stream.getvalue(), folder / f"{table}.csv")
     lines = [*_head(study, cells), *_sections(study, done, cells, figures), *provenance(study, done, runs)]
     write_text("\n".join(lines) + "\n", folder / f"{table}.md")
-    return [folder / f"{table}.csv", folder / f"{table}.md", *kept]
-
-
-def _keep_fuller(folder: Path, table: str, cells: Sequence[Cell]) -> list[Path]:
-    """Puts a table aside that has cells, or seeds of a cell, that the new one lacks, unless one was put aside before.
-
-    The runs behind it may be gone.
-    """
-    before, aside = (folder / f"{table}.csv", folder / f"{table}.md"), folder / f"{table}.fuller.csv"
-    if aside.exists() or not all(file.is_file() for file in before):
-        return []
-    seeds = {(cell.setting, cell.method, cell.metric): cell.seeds for cell in cells if cell.protocol == "final"}
-    with open(before[0], newline="", encoding="utf-8") as stream:
-        rows = [row for row in csv.DictReader(stream) if row.get("protocol") == "final"]
-    had = {
-        (row.get("setting", ""), row.get("method", ""), row.get("metric", "")): int(row.get("seeds") or 0)
-        for row in rows
-    }
-    if all(count <= seeds.get(cell, 0) for cell, count in had.items()):
-        return []
-    return [file.replace(file.with_name(f"{table}.fuller{file.suffix}")) for file in before]
+    return [folder / f"{table}.csv", folder / f"{table}.md"]
 
 
 def _head(study: Study, cells: Sequence[Cell]) -> list[str]:

@@ -61,7 +61,7 @@ def test_learning_curves_of_unequal_runs_and_of_none() -> None:
 
 def test_error_bars_over_settings() -> None:
     series = {"Local": {"a": (1.0, 0.5), "b": (2.0, NAN)}, "FedAvg": {"b": (3.0, 1.0)}}
-    (axes,) = error_bars(series, xlabel="x", ylabel="y").axes
+    (axes,) = error_bars(series, ["a", "b"], xlabel="x", ylabel="y").axes
     local, fedavg = axes.lines
     assert list(local.get_ydata()) == [1.0, 2.0]
     assert local.get_color() == BASELINE_COLOUR

@@ -216,6 +216,26 @@ def test_null_metrics_and_rounds_without_evaluation(make_run: Any, tmp_path: Pat
     assert method.over_bytes() == ([], [])
 
 
+def test_a_diverged_seed_is_not_left_out_of_a_mean(make_run: Any, study: Path) -> None:
+    make_run("FedAvg-seed3", [ROUND, ROUND, {"A": None, "B": None}], seed=3)
+    make_run("Local-seed3", [ROUND] * 3, aggregator="Local", seed=3, bytes_up=0)
+    found = methods(study)
+    assert math.isnan(found["FedAvg"].final()[0])
+    assert math.isnan(found["FedAvg"].gain(found["Local"])[0])
+    assert math.isfinite(found["FedAvg"].best_test()[0])  # its first round has a value
+
+
+def test_where_a_run_computed_makes_no_method(make_run: Any, tmp_path: Path) -> None:
+    for seed, engine in ((1, None), (2, {"class_path": "ProcessGroup", "init_args": {"processes": 4}})):
+        file = make_run(f"FedAvg-seed{seed}", [ROUND], seed=seed) / "config.yaml"
+        config = yaml.safe_load(file.read_text())
+        config["trainer"]["engine"] = engine
+        file.write_text(yaml.safe_dump(config))
+        results = file.with_name("results.json")
+        results.write_text(json.dumps({**json.loads(results.read_text()), "config": config}))
+    assert [len(method.runs) for method in comparison(tmp_path).methods] == [2]
+
+
 def test_what_is_compared_unless_told(study: Path, tmp_path: Path) -> None:
     """The accuracy in the test, or else in another one."""
     assert compare(find_runs([study])[0])[0].name == "accuracy"

@@ -119,6 +119,27 @@ def test_a_fuller_table_is_kept(runs: Path, tmp_path: Path) -> None:
     assert (table.read_bytes(), page.read_bytes()) == whole
 
 
+def test_fewer_rounds_or_other_seeds_are_less_too(runs: Path, tmp_path: Path) -> None:
+    """The picture goes aside with its table; what was put aside makes room for what has all that it has."""
+    out = tmp_path / "out"
+    folder, one = out / "paper", replace(STUDY, figure="convergence").cut(seeds=[1])
+    written = write_study(one, runs, out)
+    assert written[2].name == "table_S.png"
+    for run in one.cut(rounds=2).runs():
+        write_run(run_folder(one, run, runs) / "version_1", run.seed, [0.1, 0.2])
+    shorter = write_study(one.cut(rounds=2), runs, out)
+    assert [file.name for file in shorter[2:]] == [
+        *("table.fuller.csv", "table.fuller.md", "table_S.fuller.png"),
+        "table_S.png",
+    ]
+    assert "![table_S](table_S.fuller.png)" in shorter[3].read_text()
+    other = write_study(one.cut(seeds=[]), runs, out)  # both seeds, of all rounds: nothing is lost with it
+    assert [file.name for file in other] == ["table.csv", "table.md", "table_S.png"]
+    whole = (folder / "table.csv").read_bytes()
+    write_study(replace(one, seeds=[2]), runs, out)
+    assert (folder / "table.fuller.csv").read_bytes() == whole
+
+
 def test_rounds_after_the_results_are_not_looked_at(runs: Path, tmp_path: Path) -> None:
     """A longer run is under way in the folder of a shorter one; it was killed while it wrote."""
     study = replace(STUDY, protocols=["best_client"])

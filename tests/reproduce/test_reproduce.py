@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import fcntl
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +27,7 @@ from flgraph.cli import main
 from flgraph.errors import InputError
 from flgraph.reproduce import Study, collect, finished, list_studies, load_study, run_study, runner, write_tables
 from flgraph.reproduce.cli import write_study
+from flgraph.reproduce.ledger import read_ledger
 from flgraph.reproduce.runner import command, find_results, run_folder
 from flgraph.reproduce.table import Cell
 
@@ -137,11 +140,12 @@ def test_tables(tmp_path: Path) -> None:
     files = write_tables(study, done, cells, tmp_path / "out", tmp_path)
     with open(files[0]) as stream:
         rows = list(csv.DictReader(stream))
-    columns = "table,setting,method,metric,protocol,paper_mean,paper_std,mean,std,seeds,rounds"
+    columns = "table,setting,method,metric,protocol,paper_mean,paper_std,mean,std,seeds,rounds,which"
     assert list(rows[0]) == columns.split(",")
     assert len(rows) == 6
     assert rows[3]["paper_mean"] == ""
     assert rows[3]["std"] == ""  # one seed has no spread
+    assert [row["which"] for row in rows] == ["1 2"] * 3 + ["1"] * 3
     text = files[1].read_text()
     assert (
         "| Local | 50.00 ± 60.00 | 70.00 ± 14.14 | +20.00 | within | 60.00 ± 14.14 | 75.00 ± 7.07 | - | - | - | - | 2 |"
@@ -345,6 +349,22 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
     assert "## clients: 28" in files[1].read_text()
 
 
+def test_settings_are_drawn_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first method lacks the middle one."""
+    settings: dict[str, Any] = {name: [*TINY, f"--{name}"] for name in ("a", "b", "c")}
+    study, ticks = replace(tiny_study(rounds=1), figure="settings", settings=settings, seeds=[1], paper={}), []
+    for run in study.runs():
+        if (run.method, run.setting) != ("Local", "b"):
+            write_results(run_folder(study, run, tmp_path) / "version_0", 0.6, 0.5, [0.7])
+
+    def keep(figure: Any, file: Path) -> None:
+        ticks.extend(label.get_text() for label in figure.axes[0].get_xticklabels())
+
+    monkeypatch.setattr("flgraph.report.charts.save_png", keep)
+    write_study(study, tmp_path, tmp_path / "out")
+    assert ticks == ["a", "b", "c"]
+
+
 def test_figures_of_clients_and_of_labels(tmp_path: Path) -> None:
     study = replace(tiny_study(rounds=1), figure="clients", paper={})
     labels = {
@@ -356,6 +376,8 @@ def test_figures_of_clients_and_of_labels(tmp_path: Path) -> None:
         write_results(folder, 0.6, 0.5, [0.6], partition={"clients": labels})
         results = json.loads((folder / "results.json").read_text())
         results["final"]["clients"] = {"A": {"test/accuracy": 0.5}, "B": {"test/accuracy": 0.7}}
+        if run.method == "Local":  # one that has other clients
+            del results["final"]["clients"]["B"]
         (folder / "results.json").write_text(json.dumps(results))
     for figure in ("clients", "labels"):
         files = write_study(replace(study, figure=figure), tmp_path, tmp_path / figure)
@@ -378,8 +400,14 @@ def test_predictions_are_drawn(tmp_path: Path) -> None:
     assert files[2].read_bytes().startswith(b"\x89PNG")
     results["final"]["clients"] = {"A": {"test/accuracy": 0.5}}
     (version / "results.json").write_text(json.dumps(results))
-    with pytest.raises(InputError, match=r"runs with callback flgraph\.callbacks\.PredictedLabels"):
-        write_study(study, tmp_path, tmp_path / "out")
+    (tmp_path / "out" / "tiny" / "table.csv").unlink()
+    for figure, sentence in (
+        ("predictions", r"runs with callback flgraph\.callbacks\.PredictedLabels"),
+        ("labels", r"`figure` to be one of runs whose partition tells `train_labels` of every client but got 'labels'"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            write_study(replace(study, figure=figure), tmp_path, tmp_path / "out")  # type: ignore[arg-type]
+    assert (tmp_path / "out" / "tiny" / "table.csv").is_file()  # written before the pictures
 
 
 def test_embeddings_are_drawn(tmp_path: Path) -> None:
@@ -437,6 +465,17 @@ def test_statistics_of_a_partition(tmp_path: Path) -> None:
     text = files[1].read_text()
     assert "| setting | nodes | edges |" in text
     assert "| TINY | 1,012.2 | 20.0 [20.5] |" in text
+    # Where the statistics have no means, of every client's.
+    shutil.rmtree(folder)
+    clients = {"A": {"nodes": 3, "train_labels": [1, 2]}, "B": {"nodes": 4, "train_labels": [2, 2]}}
+    write_results(folder, 0.5, 0.5, [0.5], partition={"clients": clients, "mean_emd": 0.5})
+    with pytest.warns(UserWarning, match="no run has a value of metric partition/edges"):
+        write_study(study, tmp_path, tmp_path / "out")
+    assert "| TINY | 3.5 | nan [20.5] |" in files[1].read_text()
+    shutil.rmtree(folder)
+    assert finished(study, tmp_path, read_ledger(tmp_path / "out/tiny/runs.jsonl"))["TINY", "Local"][0][
+        "partition"
+    ] == {"mean": {"nodes": 3.5}}
 
 
 def test_without_validation_there_is_no_best_round(tmp_path: Path) -> None:
@@ -485,7 +524,7 @@ def test_a_metric_that_no_run_has_is_told(tmp_path: Path) -> None:
 def test_an_interrupted_study_begins_no_more_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study, begun, told = replace(tiny_study(), seeds=list(range(20))), list[int](), Event()
 
-    def run(study: Study, run: Any, *args: Any) -> int:
+    def run(study: Study, run: Any, *args: Any) -> int | None:
         begun.append(run.seed)
         assert len(begun) == 1 or told.wait(60)  # the second is under way when the first is told to be done
         time.sleep(0.2)
@@ -500,6 +539,38 @@ def test_an_interrupted_study_begins_no_more_runs(tmp_path: Path, monkeypatch: p
     with pytest.raises(KeyboardInterrupt):
         run_study(study, tmp_path, jobs=1, report=interrupt)
     assert len(begun) <= 3
+
+
+def test_a_run_of_another_command_is_waited_for_last(tmp_path: Path) -> None:
+    """It is taken as it is when the other command has ended it."""
+    study, lines = tiny_study(rounds=1).cut(methods=["Local"]), list[str]()
+    first, _ = (run_folder(study, run, tmp_path) for run in study.runs())
+    first.mkdir(parents=True)
+    with open(first / "log.txt", "a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+
+        def report(line: str) -> None:
+            lines.append(line)
+            if line.startswith("[1/"):
+                write_results(first / "version_0", 0.5, 0.5, [0.5])
+                fcntl.flock(log, fcntl.LOCK_UN)
+
+        run_study(study, tmp_path, jobs=1, report=report)
+    assert lines[1:] == ["[1/2] TINY Local seed 2: done", "[2/2] TINY Local seed 1: done"]
+
+
+def test_an_interrupted_command_does_not_wait_for_another(tmp_path: Path) -> None:
+    study = tiny_study(rounds=1).cut(methods=["Local"])
+    first, second = (run_folder(study, run, tmp_path) for run in study.runs())
+    first.mkdir(parents=True)
+    write_results(second / "version_0", 0.5, 0.5, [0.5])
+    with open(first / "log.txt", "a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        waiting = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+        waiting.start()
+        with pytest.raises(KeyboardInterrupt):
+            run_study(study, tmp_path, jobs=1, report=lambda line: None)
+    assert not list(first.glob("version_*"))
 
 
 def test_checkpoints_to_go_on_from(tmp_path: Path) -> None:
@@ -597,6 +668,43 @@ def test_studies_that_cannot_be_read(tmp_path: Path) -> None:
         (tmp_path / f"{one}.yaml").write_text(f"extends: {other}")
     with pytest.raises(InputError, match="a study beside it that does not extend it but got 'a'"):
         load_study(str(tmp_path / "a.yaml"))
+
+
+def test_runs_that_cannot_be_read(tmp_path: Path) -> None:
+    study = tiny_study(rounds=2).cut(methods=["Local"], seeds=[1])
+    folder = run_folder(study, next(iter(study.runs())), tmp_path) / "version_0"
+    write_results(folder, 0.5, 0.5, [0.5, 0.5])
+    (folder / "history.jsonl").unlink()
+    with pytest.raises(InputError, match=r"history\.jsonl` to hold the rounds of a run but got: No such file"):
+        write_study(study, tmp_path, tmp_path / "out")
+    (folder / "results.json").write_text('{"rounds": 2')
+    with pytest.raises(InputError, match=r"results\.json` to be JSON but got: "):
+        write_study(study, tmp_path, tmp_path / "out")
+
+
+def test_configurations_that_cannot_be_read(tmp_path: Path) -> None:
+    """Before anything is run; those whose names depend on the seed when they are looked for."""
+    base = {"title": "t", "metric": "accuracy", "rounds": 3, "seeds": [1], "methods": {"M": ["m"]}}
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [b\n  c: {")
+    file = tmp_path / "study.yaml"
+    for setting, sentence in (
+        ("configs/data/chme.yaml", r"`settings\.X` to be arguments with configuration files that exist but got 'con"),
+        (["--config=none.yaml"], r"`settings\.X` to be arguments with configuration files that exist but got 'none"),
+        (["-c", str(broken)], r"broken\.yaml` to be a YAML file but got one that cannot be read"),
+    ):
+        file.write_text(yaml.safe_dump({**base, "settings": {"X": setting}}))
+        with pytest.raises(InputError, match=sentence):
+            run_study(load_study(str(file)), tmp_path, jobs=1, report=lambda line: None)
+
+
+def test_checkpoints_are_kept_of_runs_cut_short_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bool] = []
+    monkeypatch.setattr("flgraph.reproduce.cli.run_study", lambda *_, **given: kept.append(given["keep_checkpoints"]))
+    for rounds in ("199", "200", "201"):
+        places = (f"--{name}={tmp_path}" for name in ("out", "runs"))
+        main(["reproduce", "fedstar/table1", "--rounds", rounds, *places])
+    assert kept == [True, False, False]
 
 
 def test_files_named_in_one_word_count_by_their_contents(tmp_path: Path) -> None:

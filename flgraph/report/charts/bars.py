@@ -36,8 +36,6 @@ def grouped_bars(
     ylabel: str,
     styles: Mapping[str, Style],
     width: float,
-    height: float = 3.2,
-    title: str = "",
 ) -> Figure:
     """A group of bars per client, a bar per method, with error bars; in several rows if there are many.
 
@@ -47,13 +45,11 @@ def grouped_bars(
         ylabel: what is measured.
         styles: method to its looks.
         width: inches.
-        height: inches of one row.
-        title: above the first row.
     """
     rows = max(1, math.ceil(len(groups) * len(values) / MAX_BARS))
     columns = math.ceil(len(groups) / rows)
     rows = math.ceil(len(groups) / columns)
-    with empty_figure((width, height * rows)) as figure:
+    with empty_figure((width, 3.2 * rows)) as figure:
         panels = figure.subplots(rows, 1, sharey=True, squeeze=False)[:, 0]
         bar = 0.84 / max(len(values), 4)
         for row, axes in enumerate(panels):
@@ -83,7 +79,6 @@ def grouped_bars(
                 for label in axes.get_xticklabels():
                     label.set(rotation=35, ha="right", rotation_mode="anchor")
             axes.tick_params(axis="x", length=0)
-        panels[0].set_title(plain_text(title))
     return figure
 
 
@@ -93,7 +88,6 @@ def distributions(
     xlabel: str,
     styles: Mapping[str, Style],
     width: float,
-    title: str = "",
     zero: bool = False,
 ) -> Figure:
     """A box and a dot per client for every method: what remains readable with very many clients.
@@ -103,11 +97,10 @@ def distributions(
         xlabel: what is measured.
         styles: method to its looks.
         width: inches.
-        title: above the panel.
         zero: marks zero, for differences.
     """
     with empty_figure((width, 0.75 + 0.5 * max(len(values), 1))) as figure:
-        axes = panel(figure, title, xlabel, "")
+        axes = panel(figure, "", xlabel, "")
         axes.grid(axis="y", visible=False)
         for number, (name, given) in enumerate(values.items()):
             style, known = styles[name], [value for value in given if math.isfinite(value)]
@@ -144,11 +137,10 @@ def level_bars(
     xlabel: str,
     styles: Mapping[str, Style],
     size: tuple[float, float],
-    title: str = "",
 ) -> Figure:
     """One horizontal bar per method with its value beside it."""
     with empty_figure(size) as figure:
-        axes = panel(figure, title, xlabel, "")
+        axes = panel(figure, "", xlabel, "")
         axes.grid(axis="y", visible=False)
         known = [mean + (0 if math.isnan(std) else std) for mean, std in values.values() if math.isfinite(mean)]
         longest = max(known, default=1.0) or 1.0

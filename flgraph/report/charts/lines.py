@@ -31,7 +31,6 @@ def learning_curves(
     series: Mapping[str, Sequence[Sequence[float]]],
     *,
     ylabel: str = "",
-    xlabel: str = "round",
     title: str = "",
     size: tuple[float, float] = (7.0, 4.0),
     styles: Mapping[str, Style] | None = None,
@@ -44,7 +43,6 @@ def learning_curves(
         series: method to its runs (seeds), each a value per round, from round 1; NaN for rounds without one. At every
             round the mean is over the runs that have a value there; a round that no run has a value for is skipped.
         ylabel: what is measured.
-        xlabel: what the values are counted by.
         title: above the panel.
         size: inches.
         styles: method to its looks; made from the names if not given, ``Local`` grey.
@@ -57,7 +55,7 @@ def learning_curves(
     unfinished = unfinished or {}
     styles = styles or styles_for(list(dict.fromkeys([*series, *unfinished])), "Local")
     with empty_figure(size) as figure:
-        axes = panel(figure, title, xlabel, ylabel)
+        axes = panel(figure, title, "round", ylabel)
         longest, labelled = 1, set(series)
         for name, runs in series.items():
             rounds, means, stds = _over_rounds(runs)
@@ -92,30 +90,19 @@ def learning_curves(
 
 
 def error_bars(
-    series: Mapping[str, Mapping[str, Spread]],
-    *,
-    ylabel: str = "",
-    xlabel: str = "",
-    title: str = "",
-    size: tuple[float, float] = (7.0, 4.0),
-    styles: Mapping[str, Style] | None = None,
-    legend: bool = True,
+    series: Mapping[str, Mapping[str, Spread]], settings: Sequence[str], *, xlabel: str, ylabel: str
 ) -> Figure:
     """Means with error bars over settings that have names, a line per method.
 
     Args:
-        series: method to setting to mean and standard deviation; settings are shown in the order of their coming.
-        ylabel: what is measured.
+        series: method to setting to mean and standard deviation.
+        settings: from left to right.
         xlabel: what the settings are of.
-        title: above the panel.
-        size: inches.
-        styles: method to its looks; made from the names if not given, ``Local`` grey.
-        legend: whether the figure names the methods.
+        ylabel: what is measured.
     """
-    styles = styles or styles_for(list(series), "Local")
-    settings = list(dict.fromkeys(setting for spreads in series.values() for setting in spreads))
-    with empty_figure(size) as figure:
-        axes = panel(figure, title, xlabel, ylabel)
+    styles = styles_for(list(series), "Local")
+    with empty_figure((7.0, 4.0)) as figure:
+        axes = panel(figure, "", xlabel, ylabel)
         for number, (name, spreads) in enumerate(series.items()):
             style = styles[name]
             # A little beside each other, so that error bars do not hide one another.
@@ -140,8 +127,7 @@ def error_bars(
                     stroke = axes.vlines(place, mean - std, mean + std, color=style.colour, linewidth=1.2)
                     mark(stroke, style)
         axes.set_xticks(range(len(settings)), [shortened(setting) for setting in settings])
-        if legend:
-            legend_below(figure, axes)
+        legend_below(figure, axes)
     return figure
 
 
@@ -152,7 +138,6 @@ def metric_over_bytes(
     ylabel: str,
     styles: Mapping[str, Style],
     size: tuple[float, float],
-    title: str = "",
 ) -> Figure:
     """What a method reached after so many megabytes.
 
@@ -162,10 +147,9 @@ def metric_over_bytes(
         ylabel: the metric.
         styles: method to its looks.
         size: inches.
-        title: above the panel.
     """
     with empty_figure(size) as figure:
-        axes = panel(figure, title, "megabytes sent so far, up and down, all clients", ylabel)
+        axes = panel(figure, "", "megabytes sent so far, up and down, all clients", ylabel)
         for name, (megabytes, values) in series.items():
             _line(axes, megabytes, values, styles[name], name)
         for name, value in free.items():

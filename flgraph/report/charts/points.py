@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def around_center(panels: Mapping[str, Mapping[str, float]], *, width: float = 11.0, columns: int = 4) -> Figure:
+def around_center(panels: Mapping[str, Mapping[str, float]], columns: int = 4) -> Figure:
     """How far every client is from the middle of a circle: one circle per method, the same scale in all.
 
     Args:
         panels: method to client to distance; clients stand at equal angles in the order of their coming.
-        width: inches.
         columns: circles side by side.
     """
+    width = 11.0
     known = [value for distances in panels.values() for value in distances.values() if math.isfinite(value)]
     furthest = max(known, default=1.0) or 1.0
     rows = -(-len(panels) // columns)
@@ -35,17 +35,13 @@ def around_center(panels: Mapping[str, Mapping[str, float]], *, width: float = 1
     return figure
 
 
-def embedding_panels(
-    panels: Mapping[str, tuple[Sequence[Sequence[float]], Sequence[int]]], *, width: float = 4.2, columns: int = 3
-) -> Figure:
-    """Points in the plane, coloured by class; a panel per title.
+def embedding_panels(panels: Mapping[str, tuple[Sequence[Sequence[float]], Sequence[int]]]) -> Figure:
+    """Points in the plane, coloured by class; a panel per title, three side by side.
 
     Args:
         panels: title to places ``[n][2]`` and their classes ``[n]``.
-        width: inches of a panel.
-        columns: panels side by side.
     """
-    across = min(columns, max(1, len(panels)))
+    width, across = 4.2, min(3, max(1, len(panels)))
     rows = -(-len(panels) // across)
     classes = sorted({label for _, labels in panels.values() for label in labels})
     with empty_figure((width * across, 0.9 * width * rows)) as figure:
