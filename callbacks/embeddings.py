@@ -62,6 +62,8 @@ class EmbeddingPictures(FederatedCallback):
         # Where the round was not evaluated, clients have not installed its aggregate yet; they will not do so again.
         trainer.server.evaluate(trainer.current_round, (), trainer.record)
         names, embeddings, labels = _collect(trainer)
+        if not trainer.writes:
+            return
         places = _tsne(embeddings, self.perplexity, self.seed)
         assert trainer.run_dir is not None
         folder = trainer.run_dir / "embeddings"

@@ -114,7 +114,7 @@ class FedEgo(Aggregator):
         self.average_reduction, self.reduction_at, self.mixup = average_reduction, reduction_at, mixup
         self.server_epochs, self.server_fraction = server_epochs, server_fraction
         self.server_batch_size, self.server_lr = server_batch_size, server_lr
-        self.server_accelerator = server_accelerator
+        self._server_accelerator = server_accelerator  # no hyper-parameter: a run may go on on another machine
         self._reduction: dict[str, Tensor] = {}
         self._head: dict[str, Any] = {}
         self._model: ServerModel | None = None
@@ -131,7 +131,7 @@ class FedEgo(Aggregator):
     # ----------------------------------------------------------------------------------------------- server half
     def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
         self._reduction = dict(initial)
-        server_trainer([], {"accelerator": self.server_accelerator})  # or else a mistake shows after the first round
+        server_trainer([], {"accelerator": self._server_accelerator})  # or else a mistake shows after the first round
 
     def download(self, client: str, round: int, exchange: str) -> Payload | None:
         if self._model is None:
@@ -168,7 +168,7 @@ class FedEgo(Aggregator):
     def _make_model(self) -> ServerModel:
         settings = {**self._head, "lr": self._head["lr"] if self.server_lr is None else self.server_lr}
         seed_all(derive_seed(self.seed, "server", 0))
-        return ServerModel(EgoHead(**settings), self.seed, {"accelerator": self.server_accelerator})
+        return ServerModel(EgoHead(**settings), self.seed, {"accelerator": self._server_accelerator})
 
     def log_scalars(self) -> Mapping[str, float]:
         return {"server_loss": self._loss}

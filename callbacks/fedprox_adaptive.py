@@ -69,7 +69,8 @@ class FedProxAdaptive(FedProx):
         super().local_update(client, round, exchange)
         client.report("fedprox/mu", self.mu)
         if self.rule == "loss" and self._losses:
-            self._follow(float(torch.stack(self._losses).double().mean()))
+            mean = torch.stack(self._losses).double().mean()
+            self._follow(float(client.trainer.strategy.reduce(mean, reduce_op="mean")))
         self._losses = []
 
     def _follow(self, loss: float) -> None:
@@ -98,6 +99,7 @@ class FedProxAdaptive(FedProx):
         if self.rule == "loss":
             self._losses.append(loss)
             return
+        loss = trainer.strategy.reduce(loss, reduce_op="mean")  # several processes of a client go the same way
         proximal = self._distance(pl_module)
         if float(loss) > 5 * self.mu * proximal:
             self._move(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 import torch_geometric.datasets
 from torch_geometric.data import Data, Dataset
 
-from flgraph.data.cache import cache_folder
+from flgraph.data.cache import cache_folder, content_key
 from flgraph.data.node_graph import NodeGraph
 from flgraph.errors import InputError, expect, first_line
 
@@ -67,23 +68,25 @@ def read_pyg_nodes(name: str, root: str | Path | None = None, cache_dir: str | P
         name: ``CLASS``, or ``CLASS:NAME`` for classes that take a name, for example ``Amazon:Photo``.
         root: a folder with PyG's raw files in ``CLASS``, as PyG lays them out; ``$FLGRAPH_DATA`` when ``None``. What it
             lacks is downloaded by PyG.
-        cache_dir: where PyG has its folder, with copies of these files, see :func:`~flgraph.data.cache.cache_folder`.
+        cache_dir: where PyG has its folder, with copies of these files, see :func:`~flgraph.data.cache.cache_folder`;
+            files that were changed since are copied again.
 
     Raises:
         InputError: PyG cannot read the data set, it has several graphs, or lacks features or classes of nodes.
     """
     kind, _, variant = name.partition(":")
-    target = cache_folder(cache_dir) / "pyg" / name.replace(":", "-")
     make = getattr(torch_geometric.datasets, kind)
     arguments = {"name": variant} if variant else {}
     chosen = root or os.environ.get("FLGRAPH_DATA")
+    found = None if not chosen else Path(chosen).expanduser() / kind
+    target = _target(cache_folder(cache_dir) / "pyg", name.replace(":", "-"), found)
     try:
         if not target.is_dir():
             target.parent.mkdir(parents=True, exist_ok=True)
             # A folder of its own until all is there: an interrupted download must not pass for the data set.
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as folder:
                 new = Path(folder) / "data"
-                if chosen and (found := Path(chosen).expanduser() / kind).is_dir():
+                if found is not None and found.is_dir():
                     shutil.copytree(found, new, ignore=shutil.ignore_patterns("processed"))
                 make(str(new), **arguments)
                 if not target.is_dir():  # another process may have been faster
@@ -96,3 +99,14 @@ def read_pyg_nodes(name: str, root: str | Path | None = None, cache_dir: str | P
         ) from error
     expect(len(dataset) == 1, "data.dataset", "of a single graph", f"{name}, which has {len(dataset)}")
     return NodeGraph.from_pyg(dataset[0], name)
+
+
+def _target(cache: Path, name: str, raw: Path | None) -> Path:
+    """PyG's folder for the files that there are, by their names, sizes and times; without any, the newest there is."""
+    files = {} if raw is None else {file.relative_to(raw): file.stat() for file in raw.rglob("*") if file.is_file()}
+    stamp = [(str(file), told.st_size, told.st_mtime_ns) for file, told in sorted(files.items())]
+    stamp = [told for told in stamp if "processed" not in Path(told[0]).parts]  # not what PyG made of others
+    if stamp:
+        return cache / f"{name}-{content_key(stamp)[:16]}"
+    known = [path for path in cache.glob(f"{name}*") if re.fullmatch(r"(-[0-9a-f]{16})?", path.name[len(name) :])]
+    return max(known, key=lambda path: path.stat().st_mtime_ns, default=cache / name)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flgraph.data.emd import label_emd
 from flgraph.data.node_graph import NodeGraph, sorted_edges
-from flgraph.data.partition import dirichlet_shards, fewest_for, stratified_split
+from flgraph.data.partition import check_fractions, dirichlet_shards, fewest_for, stratified_split
 from flgraph.errors import InputError, expect
 
 LocalOf = Literal["graph", "pool"]
@@ -366,6 +366,7 @@ def _disjoint(
 ) -> NodePartition:
     """The global test graph, then the parts into which ``cut`` cuts the others' graph, each split three ways."""
     _check(graph, num_clients, global_fraction, seed)
+    check_fractions(fractions, "data.fractions")
     global_test, pool = _draw_global(graph, global_fraction, torch.Generator().manual_seed(seed))
     most = f"at most {pool.numel()}, the nodes outside of the global test graph,"
     expect(num_clients <= pool.numel(), "data.num_clients", most, num_clients)

@@ -38,8 +38,7 @@ def stratified_split(
             empty would be.
     """
     shown = list(fractions)
-    sound = len(shown) == 3 and shown[0] > 0 and min(shown) >= 0 and math.isclose(sum(shown), 1.0, abs_tol=1e-6)
-    expect(sound, "fractions", "three numbers of 0 or more that sum to 1, the first of them positive", shown)
+    check_fractions(shown)
     expect(0 <= seed < 2**32, "seed", "between 0 and 2^32 - 1", seed)
     labels = y.cpu().numpy()
     train, rest = _divide(np.arange(labels.size), labels, shown[0], shown[1] + shown[2], seed)
@@ -50,6 +49,17 @@ def stratified_split(
                 f"Expected `fractions` to leave graphs for the {name} set but got {shown} of {labels.size} graphs."
             )
     return torch.from_numpy(train), torch.from_numpy(val), torch.from_numpy(test)
+
+
+def check_fractions(fractions: Sequence[float], name: str = "fractions") -> None:
+    """Refuses what :func:`stratified_split` cannot split by.
+
+    Raises:
+        InputError: names the argument.
+    """
+    shown = list(fractions)
+    sound = len(shown) == 3 and shown[0] > 0 and min(shown) >= 0 and math.isclose(sum(shown), 1.0, abs_tol=1e-6)
+    expect(sound, name, "three numbers of 0 or more that sum to 1, the first of them positive", shown)
 
 
 def shards(num_graphs: int, n: int, seed: int) -> list[Tensor]:

@@ -16,14 +16,18 @@ import torch
 
 from flgraph.errors import InputError
 from flgraph.federation.data import SEALED, sealed
+from flgraph.federation.records import version_of
 
 MANIFEST = "manifest.json"
 ADDED = {
     "trainer.initial_weights": "first",
     "trainer.aggregator.initial": "common",
     "trainer.aggregator.trees": "all",
+    "trainer.aggregator.labels": "all",
 }
 """Settings that checkpoints of earlier versions do not have, and what these versions did."""
+LEFT_OUT = ("trainer.aggregator.server_accelerator",)
+"""Settings that checkpoints of earlier versions have, and that are a matter of the machine."""
 CLIENTS = "clients"
 SERVER = "server.safetensors"
 _ROUND = "round-"
@@ -170,7 +174,7 @@ def find_checkpoint(ckpt_path: str, runs: Path) -> Path:
         InputError: there is none.
     """
     if ckpt_path in ("last", "best"):
-        folders = sorted(runs.glob("version_*"), key=lambda path: _version(path), reverse=True)
+        folders = sorted(runs.glob("version_*"), key=_version, reverse=True)
         for folder in folders:
             store = CheckpointStore(folder / "checkpoints")
             # Not by the link `last`, which a killed process may have left behind the newest checkpoint.
@@ -180,7 +184,8 @@ def find_checkpoint(ckpt_path: str, runs: Path) -> Path:
                 return found.resolve()
             if last is not None:  # an older run's best is another run's
                 break
-        why = " (a run without validation has no best round)" if ckpt_path == "best" and folders else ""
+        none = " (a run has none without validation, or where its clients went back to another round)"
+        why = none if ckpt_path == "best" and folders else ""
         raise InputError(
             f"Expected `ckpt_path` {ckpt_path!r} to find a checkpoint under {runs} but there is none{why}."
         )
@@ -236,7 +241,7 @@ def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any], checkpo
     now, then = _flatten(plain), _flatten(saved)
     # A setting that explains other contents is named before these.
     for key in sorted(now.keys() | then.keys(), key=lambda key: (key.endswith(".content"), key)):
-        if now.get(key) != then.get(key):
+        if now.get(key) != then.get(key) and key not in LEFT_OUT:
             if key.endswith(f".{SEALED}"):
                 client = key.removeprefix("data.").removesuffix(f".{SEALED}")
                 raise InputError(
@@ -344,8 +349,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _version(folder: Path) -> int:
-    number = folder.name.removeprefix("version_")
-    return int(number) if number.isdigit() else -1
+    number = version_of(folder)
+    return -1 if number is None else number
 
 
 def _older(checkpoint: Path) -> str:

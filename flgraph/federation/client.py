@@ -19,7 +19,8 @@ from flgraph.federation.callback import acts_in_clients
 from flgraph.federation.checkpoint import readable
 from flgraph.federation.data import ClientData, Movable, sealed
 from flgraph.federation.payload import Payload
-from flgraph.federation.refit import OptimizerStates, fit_more, lasting_trainer
+from flgraph.federation.records import plain_values
+from flgraph.federation.refit import OptimizerStates, fit_more, lasting_trainer, load_loop
 from flgraph.federation.resident import ResidentStrategy
 from flgraph.federation.routes import RouteKind, RoutingTable
 from flgraph.federation.seeding import derive_seed, seed_all
@@ -77,6 +78,9 @@ class Client:
         trainer_args: arguments of the client's :class:`pytorch_lightning.Trainer`.
         device: where the client's model stays, unless ``trainer_args`` name a strategy; Lightning decides when
             ``None``.
+
+    Raises:
+        InputError: the routes do not fit the model, or the data is described by something that is no plain value.
     """
 
     def __init__(
@@ -93,6 +97,11 @@ class Client:
         device: torch.device | None = None,
     ) -> None:
         self.name, self.module, self.data = name, module, data
+        told = _described(data)
+        known = plain_values(told)
+        for key, value in told.items():  # or else the first round would be lost with its checkpoint
+            what = f"{key}` of the data of client `{name}"
+            expect(key in known, what, "a plain value, such as an int or a list,", f"{type(value).__name__} {value}")
         self.seed, self.local_epochs = seed, local_epochs
         self.aggregator = copy.deepcopy(aggregator)
         self.aggregator.seed = seed
@@ -173,9 +182,7 @@ class Client:
         ``data`` describes the data, ``parameters`` is :attr:`num_parameters`, ``routes`` the routing table's
         lines.
         """
-        settings = dict(getattr(self.data, "settings", {}))
-        data = {"num_train_samples": self.num_samples, **dict(self.data.model_args), **settings}
-        return {"data": data, "parameters": self.num_parameters, "routes": self.routing.lines}
+        return {"data": _described(self.data), "parameters": self.num_parameters, "routes": self.routing.lines}
 
     @property
     def disclosed(self) -> dict[str, Any]:
@@ -330,11 +337,7 @@ class Client:
         """Puts back what :meth:`state` returned."""
         self.module.on_load_checkpoint(dict(state))
         self.module.load_state_dict(state["state_dict"])
-        self.trainer.fit_loop.load_state_dict(state["loops"]["fit_loop"])
-        # The state is that between two fits. Were the next one a restart to Lightning, it would iterate over the
-        # loader once less, and each time takes a random number where that is torch's own.
-        self.trainer.fit_loop.restarting = False
-        self.trainer.fit_loop.on_iteration_done()
+        load_loop(self.trainer, state["loops"]["fit_loop"])
         self._optimizers.optimizers = state["optimizer_states"]
         self._optimizers.schedulers = state["lr_schedulers"]
         if state["precision"]:
@@ -359,3 +362,9 @@ def _is_empty(loader: Any) -> bool:
 def _names(terms: Payload, key: str) -> list[str]:
     text = str(terms.scalars.get(key, ""))
     return text.split("\n") if text else []
+
+
+def _described(data: ClientData) -> dict[str, Any]:
+    """What a client's data tells of itself."""
+    settings = dict(getattr(data, "settings", {}))
+    return {"num_train_samples": data.num_train_samples, **dict(data.model_args), **settings}

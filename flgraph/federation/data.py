@@ -26,7 +26,7 @@ class ClientData(Protocol):
 
     @property
     def model_args(self) -> Mapping[str, Any]:
-        """Arguments of the model that the data decides, for example ``in_channels`` and ``num_classes``."""
+        """Plain values: arguments of the model that the data decides, such as ``in_channels`` and ``num_classes``."""
 
     def train_dataloader(self) -> Any:
         """Batches to train on."""

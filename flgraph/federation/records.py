@@ -10,7 +10,7 @@ import subprocess
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -180,9 +180,22 @@ def writing(folder: Path) -> Iterator[None]:
 def append_record(record: RoundRecord, file: Path) -> None:
     """Adds a round to ``history.jsonl``."""
     with open(file, "a") as stream:
-        stream.write(
-            json.dumps(_plain({**asdict(record), "mean": record.mean, "weighted_mean": record.weighted_mean})) + "\n"
-        )
+        stream.write(_line(record))
+
+
+def add_evaluation(record: RoundRecord, file: Path) -> None:
+    """Puts a later evaluation, and its bytes, into the last round of ``history.jsonl`` if that has none."""
+    *lines, last = file.read_text().splitlines(keepends=True)
+    before = json.loads(last)
+    if not before["metrics"]:
+        known = {field.name: before[field.name] for field in fields(RoundRecord)}
+        sums = {key: known[key] + getattr(record, key) for key in ("seconds", "bytes_up", "bytes_down", "metric_bytes")}
+        whole = RoundRecord(**{**known, **sums, "metrics": record.metrics})
+        write_text("".join([*lines, _line(whole)]), file)
+
+
+def _line(record: RoundRecord) -> str:
+    return json.dumps(_plain({**asdict(record), "mean": record.mean, "weighted_mean": record.weighted_mean})) + "\n"
 
 
 def truncate_records(file: Path, rounds: int) -> None:

@@ -39,6 +39,15 @@ def fit_more(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, epoch
     return {name: float(metrics[name]) for name in sorted(metrics) if not name.endswith("_step")}
 
 
+def load_loop(trainer: pl.Trainer, state: dict[str, Any]) -> None:
+    """Puts back the state of a :func:`lasting_trainer`'s ``fit_loop``, which is that between two fits."""
+    trainer.fit_loop.load_state_dict(state)
+    # Were the next fit a restart to Lightning, it would iterate over the loader once less, and each time takes a random
+    # number where that is torch's own.
+    trainer.fit_loop.restarting = False
+    trainer.fit_loop.on_iteration_done()
+
+
 class OptimizerStates(pl.Callback):
     """Carries optimizers and schedulers from one ``fit`` to the next: Lightning makes new ones in each.
 

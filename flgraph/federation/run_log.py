@@ -11,7 +11,7 @@ from typing import Any
 from pytorch_lightning.loggers import Logger, TensorBoardLogger
 
 from flgraph.federation.display import routes_markdown
-from flgraph.federation.records import RoundRecord, append_record, samples_of, writing
+from flgraph.federation.records import RoundRecord, add_evaluation, append_record, samples_of, writing
 
 
 class RunLog:
@@ -54,15 +54,26 @@ class RunLog:
             "federation/bytes_up": float(record.bytes_up),
             "federation/bytes_down": float(record.bytes_down),
         }
-        values.update({f"mean/{_tag(name)}": value for name, value in record.mean.items()})
+        self._log({**values, **self._metric_values(record), **self._server_values(record)}, record.round)
+
+    def add_evaluation(self, record: RoundRecord) -> None:
+        """Logs metrics of a round that was not evaluated when it was done, and the bytes that took."""
+        with writing(self.run_dir):
+            add_evaluation(record, self.run_dir / "history.jsonl")
+        self._log(self._metric_values(record), record.round)
+
+    def _log(self, values: Mapping[str, float], step: int) -> None:
+        for logger in self.loggers:
+            with self._errors_of(logger):
+                logger.log_metrics(dict(values), step=step)
+
+    def _metric_values(self, record: RoundRecord) -> dict[str, float]:
+        values = {f"mean/{_tag(name)}": value for name, value in record.mean.items()}
         if len(record.metrics) <= self.max_clients:
             for client, metrics in record.metrics.items():
                 told = {name: value for name, value in metrics.items() if name != samples_of(name)}
                 values.update({f"{_tag(name)}/{client}": value for name, value in told.items()})
-        values.update(self._server_values(record))
-        for logger in self.loggers:
-            with self._errors_of(logger):
-                logger.log_metrics(values, step=record.round)
+        return values
 
     def _server_values(self, record: RoundRecord) -> dict[str, float]:
         """What the algorithm told, without groups of one value per client where there are too many of them."""

@@ -203,6 +203,8 @@ class Server:
         self.version, self.installed = loop["version"], loop["installed"]
         kinds = loop["holders"]["kinds"]
         self.aggregator.holders = {name: kinds[number] for name, number in loop["holders"]["which"].items()}
+        order = {name: place for place, name in enumerate(self.aggregator.holders)}
+        self.clients.sort(key=order.__getitem__)  # which are drawn for a round depends on it
         self.setup_record = RoundRecord(0, **loop["setup"])
         self.aggregator.load_server_state(Payload(payload.tensors, json.loads(str(payload.scalars["aggregator"]))))
         return loop

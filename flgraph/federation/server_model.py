@@ -14,7 +14,7 @@ from torch import Tensor
 from flgraph.federation.arguments import refused_by_lightning
 from flgraph.federation.display import quiet_lightning
 from flgraph.federation.payload import Payload
-from flgraph.federation.refit import OptimizerStates, fit_more, lasting_trainer
+from flgraph.federation.refit import OptimizerStates, fit_more, lasting_trainer, load_loop
 from flgraph.federation.seeding import derive_seed, seed_all
 
 _WEIGHT, _OPTIMIZER = "weight/", "optimizer/"
@@ -81,9 +81,7 @@ class ServerModel:
                     values.setdefault(int(number), {})[name] = tensor.clone()
             self._optimizers.optimizers.append({"state": values, "param_groups": saved["groups"]})
         self._optimizers.schedulers = progress["schedulers"]
-        self.trainer.fit_loop.load_state_dict(progress["loop"])
-        self.trainer.fit_loop.restarting = False  # see Client.load_state
-        self.trainer.fit_loop.on_iteration_done()
+        load_loop(self.trainer, progress["loop"])
 
 
 def server_trainer(callbacks: list[pl.Callback], trainer_args: Mapping[str, Any]) -> pl.Trainer:

@@ -218,6 +218,8 @@ class FederatedTrainer(pl.Trainer):
         self.record = RoundRecord(0)
         self._settings: dict[str, Any] = {}
         self._fitted: tuple[Model, FederatedData] | None = None
+        self._holds_fitted = False  # or else the clients are those of a later test, or of a fit that was not begun
+        self._ended = False  # whether the last round was done as such
 
     @property
     def federated_data(self) -> FederatedData | None:
@@ -247,14 +249,15 @@ class FederatedTrainer(pl.Trainer):
             EngineError: a process that runs clients is gone; the same holds.
         """
         with self._session():
+            self._holds_fitted = False
             if not self.engine.leads:
                 self._serve(model, datamodule, "fit")
-                self._fitted = (model, datamodule)
+                self._fitted, self._holds_fitted = (model, datamodule), True
                 return {}
             status = "failed"
             try:
                 server = self._prepare(model, datamodule, ckpt_path, "fit")
-                self._fitted = (model, datamodule)
+                self._fitted, self._holds_fitted = (model, datamodule), True
                 results = self._loop(server, datamodule, resumed=ckpt_path is not None)
                 status = "success"
                 return results
@@ -338,6 +341,10 @@ class FederatedTrainer(pl.Trainer):
         """The server of the last ``fit`` for what was fitted; else a new one, from the checkpoint if given.
 
         Where another process leads, serves it instead and returns nothing.
+
+        Raises:
+            InputError: a model without data or the other way round, or what was fitted is asked for after its clients
+                made room for others.
         """
         given = (model is not None) + (datamodule is not None)
         expect(given != 1, "model", "given together with a datamodule, or neither of them", model)
@@ -346,6 +353,9 @@ class FederatedTrainer(pl.Trainer):
             assert self._fitted is not None
             model, datamodule = self._fitted
         fitted = ckpt_path is None and self._fitted == (model, datamodule)
+        given_path = "given, since the clients of the last fit have made room for others,"
+        expect(self._holds_fitted or not fitted, "ckpt_path", given_path, ckpt_path)
+        self._holds_fitted = fitted
         if not self.engine.leads:
             self._serve(None if fitted else model, datamodule, stage)
             return None
@@ -381,6 +391,7 @@ class FederatedTrainer(pl.Trainer):
         self._make_clients(model, datamodule, names, stage)
         self._settings = self._describe(model)
         self.history, self.current_round, self.should_stop = History(self.monitor, self.monitor_mode), 0, False
+        self._ended = False
         server = self.server = Server(
             copy.deepcopy(self.aggregator),
             self.engine,
@@ -401,6 +412,7 @@ class FederatedTrainer(pl.Trainer):
                 server.installed.pop(name, None)
             self.current_round = saved["round"]
             self.history.load_state(saved["history"])
+            self._ended = saved.get("ended", True)  # earlier versions did not tell
             for callback in self.round_callbacks:
                 if callback.state_key in saved["callbacks"]:
                     callback.load_state_dict(saved["callbacks"][callback.state_key])
@@ -491,6 +503,8 @@ class FederatedTrainer(pl.Trainer):
         with quick_garbage_collection():
             while self.current_round < self.rounds and not self.should_stop:
                 self._round(server)
+            if not self._ended and self.current_round:
+                self._end(server)
         results = {
             **self.history.results(),
             "stopped_early": self.should_stop,
@@ -508,7 +522,8 @@ class FederatedTrainer(pl.Trainer):
                 write_json(results, self.run_dir / "results.json")
         self.strategy.barrier()  # where Lightning has several processes, none goes on before the files are written
         self._call("on_federation_end")
-        self.console.print(final_table(self.history.final or self.history.last, self.history.best, self.monitor))
+        if final := self.history.final or self.history.last:
+            self.console.print(final_table(final, self.history.best, self.monitor))
         self.console.print(f"results in {self.run_dir}", soft_wrap=True, markup=False)
         return results
 
@@ -528,6 +543,7 @@ class FederatedTrainer(pl.Trainer):
 
     def _round(self, server: Server) -> None:
         began = time.perf_counter()
+        self._ended = False
         self.current_round += 1
         self.record = RoundRecord(self.current_round)
         self._call("on_round_start")
@@ -546,9 +562,26 @@ class FederatedTrainer(pl.Trainer):
             self.run_log.add(self.record)
         if last:
             self._call("on_last_round_end")
+            self._ended = True
         best = self.history.best.get("round") == self.current_round
         due = last or best or self.current_round % self.checkpoint_every == 0
         if self.write_checkpoints and self.writes and due:
+            self._checkpoint(server)
+
+    def _end(self, server: Server) -> None:
+        """Ends a run that goes on with no round left to do: when it was stopped, its last round was not the last."""
+        further = RoundRecord(self.current_round)
+        self.record = further
+        if self.history.last.get("round") == self.current_round:
+            further.metrics = self.history.last["clients"]
+        else:
+            self._evaluate(server)
+            self.history.add(further)
+            if self.run_log is not None:
+                self.run_log.add_evaluation(further)
+        self._call("on_last_round_end")
+        self._ended = True
+        if self.write_checkpoints and self.writes:
             self._checkpoint(server)
 
     def _check_monitor(self, metrics: list[str]) -> None:
@@ -575,9 +608,11 @@ class FederatedTrainer(pl.Trainer):
     def _checkpoint(self, server: Server) -> None:
         assert self.run_log is not None
         callbacks = {c.state_key: own for c in self.round_callbacks if (own := c.state_dict())}
-        further = {"round": self.current_round, "history": self.history.state(), "callbacks": callbacks}
-        state = server.state(further)
+        loop = {"round": self.current_round, "ended": self._ended, "history": self.history.state()}
+        state = server.state({**loop, "callbacks": callbacks})
         best = self.history.best.get("round")
+        if best == self.current_round and (final := self.history.final) and final != self.history.last:
+            best = None  # clients went back to the round that is best by something else
         self.run_log.save()
         self._store.save(self.current_round, state, self.engine.save, self._settings, best)
 

@@ -118,6 +118,46 @@ def test_a_run_of_too_few_rounds_goes_on_as_if_it_had_not_ended(
     assert_same(models(over), models(whole))
 
 
+@pytest.mark.parametrize("cut", [3, 7])
+def test_a_run_may_end_where_it_was_stopped(
+    cut: int, federate: Make, graph_federation: Make, assert_same: Make, tmp_path: Path
+) -> None:
+    class Killed(FederatedCallback):
+        def on_round_start(self, trainer: FederatedTrainer) -> None:
+            if trainer.current_round == cut + 1:
+                raise KeyboardInterrupt
+
+    def run(folder: str, rounds: int, *more: Any, ckpt: str | None = None) -> Any:
+        callbacks = [EarlyStopping("val/loss", "max", patience=20), *more]
+        trainer = federate(FedAvg(), rounds=rounds, callbacks=callbacks, default_root_dir=str(tmp_path / folder))
+        trainer.fit(model(), graph_federation(), ckpt_path=ckpt)
+        return trainer
+
+    whole = run("whole", cut)
+    assert whole.history.final["round"] < cut  # the loss falls
+    with pytest.raises(KeyboardInterrupt):
+        run("cut", 30, Killed())
+    for _ in range(2):
+        ended = run("cut", cut, ckpt="last")
+        assert ended.history.final == whole.history.final
+        assert_same(models(ended), models(whole))
+        assert_same(ended.test(), whole.test())
+
+
+@pytest.mark.parametrize(("mode", "best"), [("max", None), ("min", "round-00004")])
+def test_the_best_checkpoint_has_the_best_rounds_models(
+    mode: Any, best: str | None, federate: Make, graph_federation: Make
+) -> None:
+    """The last round is the best by the trainer's metric; clients may go back to that which is best by another."""
+    callbacks = [EarlyStopping("val/loss", mode)]
+    trainer = federate(FedAvg(), rounds=4, monitor="val/loss", monitor_mode="min", callbacks=callbacks)
+    trainer.fit(model(), graph_federation())
+    assert trainer.history.best["round"] == 4
+    assert (trainer.history.final["round"] == 4) == (mode == "min")
+    found = trainer._store.best()
+    assert (found and found.resolve().name) == best
+
+
 @pytest.mark.parametrize("rounds", [6, 30])
 def test_a_trainer_runs_again_from_the_start(
     rounds: int, federate: Make, graph_federation: Make, assert_same: Make

@@ -52,6 +52,17 @@ def test_files_and_tensorboard(federate: Federate, data: DealtGraphFederation) -
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
+def test_one_process_writes(federate: Federate, data: DealtGraphFederation) -> None:
+    class Other(EmbeddingPictures):
+        def on_round_end(self, trainer: FederatedTrainer) -> None:
+            trainer.writes = False
+            super().on_round_end(trainer)
+            trainer.writes = True
+
+    trainer = run(federate, data, callbacks=[Other([1])])
+    assert not (trainer.run_dir / "embeddings").exists()
+
+
 def test_changes_nothing(federate: Federate, data: DealtGraphFederation, assert_same: Callable[..., None]) -> None:
     """Weights, with rounds in between that are not evaluated."""
     states = []

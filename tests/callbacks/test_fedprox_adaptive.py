@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from flgraph.callbacks import FedProx, FedProxAdaptive
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
+from flgraph.federation.resident import ResidentStrategy
 
 Federate = Callable[..., FederatedTrainer]
 
@@ -40,6 +41,26 @@ def test_a_rise_or_a_standstill_breaks_the_row() -> None:
     assert follow([9, 8, 7, 7, 6, 5], patience=3) == [0.01] * 6
     assert follow([9, 8, 7, 8, 7, 6, 5], patience=3) == [0.01, 0.01, 0.01, 0.1, 0.1, 0.1, 0.01]
     assert follow([float("nan"), 1.0, float("nan"), 2.0]) == [0.01] * 4
+
+
+@pytest.mark.parametrize("rule", ["loss", "ratio"])
+def test_processes_of_a_client_go_the_same_way(
+    rule: Any, federate: Federate, toy_federation: Any, toy_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss that decides is the mean over them: here all the others' losses rise, and rise."""
+    means: list[torch.Tensor] = []
+
+    def reduce(self: Any, tensor: torch.Tensor, *args: Any, reduce_op: str = "", **kwargs: Any) -> torch.Tensor:
+        if reduce_op != "mean":
+            return tensor  # what Lightning sums up for its own ends
+        means.append(tensor)
+        return tensor + 1000.0 * len(means)
+
+    monkeypatch.setattr(ResidentStrategy, "reduce", reduce)
+    trainer = federate(FedProxAdaptive(rule=rule), rounds=4)
+    trainer.fit(toy_module(), toy_federation(6))
+    assert means
+    assert trainer.engine.clients["A"].aggregator.mu == 1.0  # type: ignore[attr-defined]
 
 
 class Told(pl.Callback):

@@ -114,6 +114,9 @@ def test_reads_data_sets_of_pyg(toy: Path, tmp_path: Path) -> None:
         assert graph.edge_index.t().tolist() == [[0, 1], [1, 0]]
         (toy / "one.json").unlink(missing_ok=True)  # the second time PyG's own file is there
     assert [path.name for path in toy.parent.iterdir()] == ["raw"]  # nothing is written among the data
+    (toy / "one.json").write_text(json.dumps([[[0, 1], [2, 2]]]))  # other files are read anew
+    graph = read_nodes("Toy:one", tmp_path / "data", tmp_path / "cache")
+    assert graph.edge_index.t().tolist() == [[0, 2], [1, 2], [2, 0], [2, 1]]
 
 
 def test_a_failed_download_leaves_nothing(toy: Path, tmp_path: Path) -> None:

@@ -334,6 +334,13 @@ def test_the_fewest_nodes_that_can_be_split(fractions: tuple[float, float, float
     assert fewest_for(fractions, 2) == min(2, fewest)
 
 
+@pytest.mark.parametrize("cut", OTHERS)
+@pytest.mark.parametrize("fractions", [[0.8, 0.2], [], [0.4, 0.2, 0.2, 0.2], [0.0, 0.5, 0.5]])
+def test_fractions_are_three(cut: Callable[..., NodePartition], fractions: list[float]) -> None:
+    with pytest.raises(InputError, match=r"Expected `data\.fractions` to be three numbers of 0 or more that sum to 1"):
+        cut(cliques([5, 5]), 2, fractions=fractions)
+
+
 def test_dirichlet_needs_a_draw_that_fits() -> None:
     with pytest.raises(InputError, match=r"`data.alpha` to be large enough for 9 clients of at least 1 nodes but got"):
         dirichlet(cliques([5, 5]), 9, alpha=0.01)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -24,7 +25,7 @@ from flgraph.callbacks import (
     Local,
 )
 from flgraph.errors import InputError
-from flgraph.federation import Aggregator, ClientError, FederatedTrainer
+from flgraph.federation import Aggregator, ClientError, FederatedCallback, FederatedTrainer
 from flgraph.models import GNN
 from flgraph.models import FedStar as FedStarNet
 
@@ -300,6 +301,70 @@ def test_a_finished_run_may_be_resumed(toy_federation: Callable[..., Any], toy_m
     again = run("cut", FedAvg(), toy_module(), data, "last", rounds=2)
     assert results(again) == results(done)
     assert len(history(again)) == 2
+
+
+class Killed(FederatedCallback):
+    """Ends a run when a round is to begin, without a word."""
+
+    def __init__(self, before: int) -> None:
+        self.before = before
+
+    def on_round_start(self, trainer: FederatedTrainer) -> None:
+        if trainer.current_round == self.before:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("evaluate_every", [1, 2, 50])
+def test_a_stopped_run_may_end_where_it_was_stopped(
+    evaluate_every: int, toy_federation: Callable[..., Any], toy_module: Any, run: Run, assert_same_run: Same
+) -> None:
+    """Its last round is evaluated, as that of a run that was to end there."""
+    data, args = toy_federation(6, 8), {"evaluate_every": evaluate_every}
+    whole = run("whole", FedAvg(), toy_module(), data, rounds=3, **args)
+    with pytest.raises(KeyboardInterrupt):
+        run("cut", FedAvg(), toy_module(), data, rounds=6, callbacks=[Killed(4)], **args)
+    for _ in range(2):  # the second time nothing is left to do at all
+        assert_same_run(run("cut", FedAvg(), toy_module(), data, "last", rounds=3, **args), whole)
+
+
+def test_clients_in_another_order_take_part_as_before(
+    toy_federation: Callable[..., Any], toy_module: Any, run: Run
+) -> None:
+    data, args = toy_federation(6, 8, 4, 5), {"client_fraction": 0.5}
+    whole = run("whole", FedAvg(), toy_module(), data, rounds=8, **args)
+    run("cut", FedAvg(), toy_module(), data, rounds=2, **args)
+    turned = toy_federation(**dict(reversed(data.given.items())))
+    resumed = run("cut", FedAvg(), toy_module(), turned, "last", rounds=8, **args)
+    assert [line["clients"] for line in history(resumed)] == [line["clients"] for line in history(whole)]
+    assert results(resumed) == results(whole)
+
+
+def test_what_was_fitted_is_not_mistaken_for_something_else(
+    federate: Callable[..., FederatedTrainer], toy_federation: Callable[..., Any], toy_module: Any
+) -> None:
+    """Another test, or a fit that could not begin, takes the place of its clients."""
+    model, data = toy_module(), toy_federation(6, 8)
+    trainer = federate(FedAvg(), rounds=2)
+    trainer.fit(model, data)
+    fitted = trainer.test()
+    assert trainer.test(toy_module(), toy_federation(9)).keys() == {"A"}
+    for given in ((), (model, data)):
+        with pytest.raises(InputError, match="`ckpt_path` to be given, since the clients of the last fit have made"):
+            trainer.test(*given)
+    assert trainer.test(ckpt_path="last") == fitted
+    trainer.fit(model, data)
+    with pytest.raises(InputError, match=r"`data"):
+        trainer.fit(toy_module(), toy_federation(7, 8), ckpt_path="last")
+    with pytest.raises(InputError, match="`ckpt_path` to be given"):
+        trainer.test()
+
+
+def test_what_describes_data_is_plain(toy_federation: Callable[..., Any], toy_module: Any, run: Run) -> None:
+    """Or else the first round would be lost with its checkpoint."""
+    data = toy_federation(6)
+    data.given["A"].settings = {"classes": np.int64(2)}
+    with pytest.raises(InputError, match=r"`classes` of the data of client `A` to be a plain value.* got 'int64 2'"):
+        run("cut", FedAvg(), toy_module(), data)
 
 
 def test_loaders_of_workers_resume(
