@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -559,6 +559,15 @@ def test_a_run_of_another_command_is_waited_for_last(tmp_path: Path) -> None:
     assert lines[1:] == ["[1/2] TINY Local seed 2: done", "[2/2] TINY Local seed 1: done"]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """What was begun in the background of a shell ignores interruptions."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_command_does_not_wait_for_another(tmp_path: Path) -> None:
     study = tiny_study(rounds=1).cut(methods=["Local"])
     first, second = (run_folder(study, run, tmp_path) for run in study.runs())
