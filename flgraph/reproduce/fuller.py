@@ -63,10 +63,10 @@ def _held_in(file: Path) -> _Held:
 
 def _held(rows: Iterable[Mapping[str, Any]]) -> _Held:
     return {
-        (row["setting"], row["method"], row["metric"]): (
+        (row.get("setting", ""), row.get("method", ""), row.get("metric", "")): (
             set((row.get("which") or "").split()),
-            int(row["seeds"]),
-            int(row["rounds"]),
+            int(row.get("seeds") or 0),
+            int(row.get("rounds") or 0),
         )
         for row in rows
         if row.get("protocol") == "final"
