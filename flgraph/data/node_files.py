@@ -104,9 +104,9 @@ def read_pyg_nodes(name: str, root: str | Path | None = None, cache_dir: str | P
 def _target(cache: Path, name: str, raw: Path | None) -> Path:
     """PyG's folder for the files that there are, by their names, sizes and times; without any, the newest there is."""
     files = {} if raw is None else {file.relative_to(raw): file.stat() for file in raw.rglob("*") if file.is_file()}
-    stamp = [(str(file), told.st_size, told.st_mtime_ns) for file, told in sorted(files.items())]
-    stamp = [told for told in stamp if "processed" not in Path(told[0]).parts]  # not what PyG made of others
-    if stamp:
+    own = {file: told for file, told in sorted(files.items()) if "processed" not in file.parts}  # not what PyG made
+    if own:
+        stamp = [(str(file), told.st_size, told.st_mtime_ns) for file, told in own.items()]
         return cache / f"{name}-{content_key(stamp)[:16]}"
     known = [path for path in cache.glob(f"{name}*") if re.fullmatch(r"(-[0-9a-f]{16})?", path.name[len(name) :])]
     return max(known, key=lambda path: path.stat().st_mtime_ns, default=cache / name)

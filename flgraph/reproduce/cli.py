@@ -111,7 +111,7 @@ def write_study(study: Study, runs: Path, out: Path, ledger: Ledger | None = Non
         for file, draw in figures:
             if draw is not None:
                 draw(file)
-        return [*files, *kept, *(file for file in shown if file.exists())]
+        return [*files, *kept, *shown]
 
 
 @contextmanager

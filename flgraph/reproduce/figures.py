@@ -20,10 +20,13 @@ Draw = Callable[[Path], None]
 
 
 def plan_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) -> list[tuple[Path, Draw | None]]:
-    """The pictures that the study asks for, in ``out/PAPER``, and what draws each.
+    """Which pictures the study asks for; nothing is drawn yet.
 
     Most pictures need more of a run than its record in the ledger. Where a run has no folder any more, nothing draws
     such a picture, and it is left as it is.
+
+    Returns:
+        Files in ``out/PAPER``, each with what draws it.
     """
     if study.figure is None:
         return []
