@@ -13,6 +13,10 @@ class InputError(ValueError):
     """
 
 
+class EngineError(RuntimeError):
+    """A run cannot go on because of something where clients run; it can be resumed from its last whole round."""
+
+
 def expect(condition: bool, field: str, expected: str, got: Any) -> None:
     """Raises :class:`InputError` unless ``condition`` holds.
 

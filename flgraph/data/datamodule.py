@@ -19,23 +19,10 @@ from flgraph.data.partition import shards as make_shards
 from flgraph.data.tu import Features, read_tu
 from flgraph.errors import InputError, expect
 from flgraph.nn.structure import structure_embedding
+from flgraph.tu_settings import tu_setting
 
 Graphs = FlatGraphs | Iterable[Data]
 Structure = Literal["rwse+dse", "dse", "rwse", "ones", "none"]
-
-
-_MOLECULES = ["MUTAG", "BZR", "COX2", "DHFR", "PTC_MR", "AIDS", "NCI1"]
-_PROTEINS = ["ENZYMES", "DD", "PROTEINS"]
-_SOCIAL = ["COLLAB", "IMDB-BINARY", "IMDB-MULTI"]
-_LETTERS = ["Letter-low", "Letter-high", "Letter-med"]
-
-TU_SETTINGS: dict[str, list[str]] = {
-    "chem": _MOLECULES,
-    "biochem": _MOLECULES + _PROTEINS,
-    "biochemsn": _MOLECULES + _PROTEINS + _SOCIAL,
-    "biosncv": _PROTEINS + _SOCIAL + _LETTERS,
-}
-"""The non-IID settings of FedStar (Tables 5 to 8) by name."""
 
 
 class GraphDataModule(pl.LightningDataModule):
@@ -262,8 +249,8 @@ class TUFederation(GraphFederation):
             one-hots; ``"labels"``, ``"attributes"``, ``"all"`` (attributes and labels), ``"degree"`` and ``"mvgrl"``
             (attributes, where there are none labels and degrees) are the others.
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
-        name: how runs on this data are called; when ``None``, the setting in :data:`TU_SETTINGS` or the data sets'
-            names.
+        name: how runs on this data are called; when ``None``, that of the setting (:mod:`flgraph.tu_settings`) or
+            the data sets' names.
         structure: see :class:`GraphFederation`, as for all that follow.
         dse_dim: see there.
         rwse_dim: see there.
@@ -297,9 +284,8 @@ class TUFederation(GraphFederation):
         expect(len(datasets) > 0, "data.datasets", "at least one data set", datasets)
         expect(len(set(datasets)) == len(datasets), "data.datasets", "different data sets", datasets)
         expect(shards >= 1, "data.shards", "1 or more", shards)
-        known = {tuple(members): setting for setting, members in TU_SETTINGS.items()}
         joined = "-".join(dataset.lower() for dataset in datasets[:3]) + ("-etc" if len(datasets) > 3 else "")
-        joined = known.get(tuple(datasets), joined) + (f"-{shards}" if shards > 1 else "")
+        joined = (tu_setting(datasets) or joined) + (f"-{shards}" if shards > 1 else "")
         super().__init__(
             {},
             None,

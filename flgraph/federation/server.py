@@ -7,10 +7,11 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from flgraph.errors import EngineError
 from flgraph.federation.aggregation import weighted_mean
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.client import AGREE, DESCRIBE, EVALUATE, FORM, KEEP, SWAP, Turn
-from flgraph.federation.engines import Engine, EngineError
+from flgraph.federation.engines import Engine
 from flgraph.federation.payload import Payload
 from flgraph.federation.records import Metrics, RoundRecord
 from flgraph.federation.routes import agree

@@ -15,7 +15,7 @@ from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
-from flgraph.errors import expect
+from flgraph.errors import EngineError, expect
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.arguments import WHERE, check_processes, expect_counts, refused_by_lightning
 from flgraph.federation.callback import FederatedCallback, acts_in_clients
@@ -37,7 +37,7 @@ from flgraph.federation.display import (
     quiet_lightning,
     routes_table,
 )
-from flgraph.federation.engines import Engine, EngineError, Sequential
+from flgraph.federation.engines import Engine, Sequential
 from flgraph.federation.memory import quick_garbage_collection
 from flgraph.federation.records import (
     History,

@@ -147,7 +147,7 @@ def configuration(args: Sequence[str], report: Callable[[str], None] = print) ->
     Raises:
         InputError: an argument cannot be used, or names data or an engine.
     """
-    from flgraph.cli import FederatedCLI, with_packaged_configs
+    from flgraph.federated_cli import FederatedCLI, with_packaged_configs
 
     for field, instead in _ELSEWHERE.items():
         named = [arg for arg in args if arg.partition("=")[0] == f"--{field}" or arg.startswith(f"--{field}.")]

@@ -17,8 +17,8 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from flgraph.errors import InputError
-from flgraph.federation.engines import ClientError, EngineError
+from flgraph.errors import EngineError, InputError
+from flgraph.federation.engines import ClientError
 from flgraph.flare.run import serve
 from flgraph.flare.settings import read_settings
 

@@ -19,7 +19,7 @@ from flgraph.federation.checkpoint import (
     read_manifest,
     state_name,
 )
-from flgraph.federation.engines.remote import is_whole, saved_at, state_file
+from flgraph.federation.pointers import is_whole, saved_at, state_file
 from flgraph.flare.settings import clients_folder, read_settings
 
 

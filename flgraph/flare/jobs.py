@@ -15,8 +15,7 @@ from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
-from flgraph.errors import InputError, expect
-from flgraph.federation.engines import EngineError
+from flgraph.errors import EngineError, InputError, expect
 from flgraph.flare.kits import ADMIN, CLASSES
 
 _CALL = 30.0

@@ -13,8 +13,8 @@ from typing import Any
 import pytorch_lightning as pl
 import yaml
 
-from flgraph.cli import FederatedCLI
 from flgraph.errors import InputError, expect
+from flgraph.federated_cli import FederatedCLI
 from flgraph.federation.arguments import WHERE
 from flgraph.federation.checkpoint import find_checkpoint
 from flgraph.federation.engines.remote import Host, Post, Remote

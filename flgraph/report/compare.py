@@ -12,11 +12,11 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
-from flgraph.data.datamodule import TU_SETTINGS
 from flgraph.errors import InputError, expect
 from flgraph.federation.records import version_of
 from flgraph.report.charts import Spread, spread
 from flgraph.report.runs import Run, lower_is_better, mapping, natural, number
+from flgraph.tu_settings import tu_setting
 
 PERCENT = {"accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "average_precision", "precision", "recall"}
 """Metrics that are shown in percent, as papers do."""
@@ -391,8 +391,7 @@ def _data_title(method: Method, clients: int) -> str:
         return str(name)
     datasets = flat.get("data.datasets")
     if isinstance(datasets, list) and datasets:
-        known = {tuple(members): setting for setting, members in TU_SETTINGS.items()}
-        title = known.get(tuple(datasets), "").upper() or ", ".join(map(str, datasets))
+        title = (tu_setting(datasets) or "").upper() or ", ".join(map(str, datasets))
         shards = flat.get("data.shards", 1)
         each = " each" * (len(datasets) > 1)
         return title if shards in (1, None) else f"{title}, {shards} clients{each}"

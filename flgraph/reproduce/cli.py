@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from jsonargparse.typing import PositiveInt
-from pytorch_lightning.utilities import rank_zero_warn
 
 from flgraph.errors import InputError, expect
 from flgraph.parser import CommandParser
@@ -104,7 +104,7 @@ def write_study(study: Study, runs: Path, out: Path, ledger: Ledger | None = Non
         kept = keep_fuller(study, cells, out)
         for metric in study.metrics:
             if not any(math.isfinite(cell.mean) for cell in cells if cell.metric == metric):
-                rank_zero_warn(f"{study.name}: no run has a value of metric {metric}")
+                warnings.warn(f"{study.name}: no run has a value of metric {metric}", stacklevel=2)
         figures = plan_figures(study, done, cells, out)
         shown = [file for file, draw in figures if draw is not None or file.exists()]
         files = write_tables(study, done, cells, out, runs, shown)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import flgraph
-from flgraph import cli
+from flgraph import cli, federation
 
 Flgraph = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -72,3 +72,17 @@ def test_console_script_runs(process: Flgraph) -> None:
     assert done.returncode == 0
     assert done.stderr == ""
     assert done.stdout.startswith("usage: flgraph ")
+
+
+@pytest.mark.parametrize("module", ["cli", "report.cli", "reproduce.cli", "flare.cli", "flare.jobs", "flare.gather"])
+def test_commands_that_train_nothing_start_at_once(process: Flgraph, module: str) -> None:
+    code = f"import sys, flgraph.{module}; print({{'pytorch_lightning', 'torch_geometric'}} & set(sys.modules))"
+    done = process(sys.executable, "-P", "-c", code)
+    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
+
+
+def test_names_that_are_imported_when_asked_for() -> None:
+    assert all(hasattr(federation, name) for name in federation.__all__)
+    assert sorted(name for names in federation._HOMES.values() for name in names) == sorted(federation.__all__)
+    with pytest.raises(AttributeError, match=r"'flgraph\.federation' has no attribute 'Nothing'"):
+        federation.Nothing  # noqa: B018

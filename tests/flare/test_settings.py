@@ -173,7 +173,10 @@ def a_lambda(hook: Any, of: str = LIGHTNING) -> list[dict[str, Any]]:
         ({"trainer.callbacks": a_lambda("foreign.hook")}, f"`trainer.callbacks.on_fit_start` to be {NOTHING_ELSE}"),
         ({"trainer.callbacks": a_lambda({"class_path": "foreign.Evil"})}, "`class_path` to be among those that this"),
         ({"trainer.callbacks": a_lambda("hook")}, f"`trainer.callbacks.on_fit_start` to be {NOTHING_ELSE}"),
-        ({"trainer.callbacks": a_lambda(None, "flgraph.cli.pl.callbacks")}, "`class_path` to be the name of a class"),
+        (
+            {"trainer.callbacks": a_lambda(None, "flgraph.federated_cli.pl.callbacks")},
+            "`class_path` to be the name of a class",
+        ),
         (
             {"trainer.callbacks": [{"class_path": f"{LIGHTNING}.ModelPruning", "init_args": {"amount": "foreign.f"}}]},
             f"`trainer.callbacks.amount` to be {NOTHING_ELSE}",
@@ -189,8 +192,11 @@ def a_lambda(hook: Any, of: str = LIGHTNING) -> list[dict[str, Any]]:
             {"model": {"class_path": "flgraph.models.FedStar", "init_args": {"lr": {"class_path": "foreign.Evil"}}}},
             "`class_path` to be among those that this site",
         ),
-        ({"model": {"class_path": "flgraph.cli.yaml.YAMLObject"}}, "`class_path` to be the name of a class"),
-        ({"model": {"class_path": "flgraph.cli.Console"}}, "but got 'flgraph.cli.Console, which is rich.console."),
+        ({"model": {"class_path": "flgraph.federated_cli.yaml.YAMLObject"}}, "`class_path` to be the name of a class"),
+        (
+            {"model": {"class_path": "flgraph.federated_cli.Console"}},
+            "but got 'flgraph.federated_cli.Console, which is rich.console.",
+        ),
         ({"model": {"class_path": "flgraph.__main__.Model"}}, "`class_path` to be the full name of a class"),
         ({"model": {"class_path": "flgraph.cli.main"}}, "`class_path` to be the name of a class"),
         ({"model.class_path": "foreign.EvilModel"}, "`class_path` to be among those that this site"),

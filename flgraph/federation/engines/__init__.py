@@ -1,6 +1,7 @@
 """Engines: where clients run."""
 
-from flgraph.federation.engines.base import ClientError, Engine, EngineError
+from flgraph.errors import EngineError
+from flgraph.federation.engines.base import ClientError, Engine
 from flgraph.federation.engines.process_group import ProcessGroup
 from flgraph.federation.engines.sequential import Sequential
 

@@ -8,11 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from flgraph.errors import EngineError
 from flgraph.federation.client import Client, Predictions, Turn
-
-
-class EngineError(RuntimeError):
-    """A run cannot go on because of something where clients run; it can be resumed from its last whole round."""
 
 
 class ClientError(EngineError):

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
-from flgraph.errors import InputError, expect
+from flgraph.errors import EngineError, InputError, expect
 from flgraph.federation.checkpoint import load_bytes, state_bytes, state_name
 from flgraph.federation.client import Client, Predictions, Turn
-from flgraph.federation.engines.base import ClientError, EngineError
+from flgraph.federation.engines.base import ClientError
 from flgraph.federation.engines.dealing import deal, deal_again
 from flgraph.federation.engines.place import Place, alone, device_of
 from flgraph.federation.engines.sequential import Sequential

@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-from flgraph.errors import InputError, expect
+from flgraph.errors import EngineError, InputError, expect
 from flgraph.federation.checkpoint import link_or_copy, load_bytes, load_file, state_bytes, state_name, write_file
 from flgraph.federation.client import Client, Predictions, Turn
-from flgraph.federation.engines.base import ClientError, Engine, EngineError
+from flgraph.federation.engines.base import ClientError, Engine
+from flgraph.federation.pointers import checkpoint_label, client_label, has_state, labels_in_use, point, state_file
 
 Message = Mapping[str, Any]
 """Plain values and bytes by name; whatever carries them needs to know no more."""
@@ -126,9 +127,8 @@ class Remote(Engine):
         return answers
 
     def save(self, folder: Path, previous: Path | None) -> None:
-        label = _label(folder)
-        pointers = folder.parents[1].glob("*/*/*.json")
-        needed = sorted({json.loads(file.read_text())["label"] for file in pointers} | {label})
+        label = checkpoint_label(folder)
+        needed = sorted(labels_in_use(folder.parents[1]) | {label})
         messages: dict[str, dict[str, Any]] = {}
         for name, site in self.site_of.items():
             if site not in self.absent:
@@ -140,11 +140,10 @@ class Remote(Engine):
                 raise EngineError(f"Site `{site}` failed: {reply['error']}")
         for name, site in self.site_of.items():
             if site in replies:
-                write_file(json.dumps({"site": site, "label": label}).encode(), folder / _pointer(name))
-            elif previous is not None and _has(previous, name):  # what it saved last is good
+                point(folder, name, site, label)
+            elif previous is not None and has_state(previous, name):  # what it saved last is good
                 link_or_copy(previous / state_name(name), folder / state_name(name))
-                last = {"site": site, "label": _label_of(previous, name)}
-                write_file(json.dumps(last).encode(), folder / _pointer(name))
+                point(folder, name, site, client_label(previous, name))
             else:
                 raise EngineError(f"Client `{name}` is absent and was never saved.")
 
@@ -153,13 +152,13 @@ class Remote(Engine):
         behind = set()
         for name, site in self.site_of.items():
             message = messages.setdefault(site, {"kind": "load", "labels": {}, "states": {}})
-            expect(_has(folder, name), "ckpt_path", f"a checkpoint of client `{name}`, too,", folder)
-            label, whole = _label_of(folder, name), folder / state_name(name)
+            expect(has_state(folder, name), "ckpt_path", f"a checkpoint of client `{name}`, too,", folder)
+            label, whole = client_label(folder, name), folder / state_name(name)
             if whole.is_file():  # of a run that another engine began
                 message["states"][name] = whole.read_bytes()
             else:
                 message["labels"][name] = label
-            if label != _label(folder):
+            if label != checkpoint_label(folder):
                 behind.add(name)
         replies = self._ask(messages)
         for site in messages:
@@ -286,47 +285,6 @@ class Host:
             self._number[name] = 0
             self._before.pop(name, None)
         return {}
-
-
-def state_file(folder: Path, name: str, label: str) -> Path:
-    """Where a site keeps the state of a client that was saved under a label; ``folder`` is the :class:`Host`'s."""
-    return folder / name / state_name(label)
-
-
-def saved_at(folder: Path, name: str) -> tuple[str, str]:
-    """Which site has a client's state, and under which label.
-
-    Args:
-        folder: the clients' folder of a checkpoint.
-        name: of the client.
-    """
-    pointer = json.loads((folder / _pointer(name)).read_text())
-    return pointer["site"], pointer["label"]
-
-
-def is_whole(folder: Path) -> bool:
-    """Whether all sites were there when a checkpoint was written; ``folder`` is that of its clients."""
-    return all(saved_at(folder, file.stem)[1] == _label(folder) for file in folder.glob(_pointer("*")))
-
-
-def _label(folder: Path) -> str:
-    """What the states of a checkpoint are called: run, version and round."""
-    checkpoint, version = folder.parent, folder.parents[2]
-    return f"{version.parent.name}.{version.name}.{checkpoint.name.rpartition('-')[2]}"
-
-
-def _has(folder: Path, name: str) -> bool:
-    """Whether a checkpoint has a client's state, or tells where it is."""
-    return (folder / state_name(name)).is_file() or (folder / _pointer(name)).is_file()
-
-
-def _label_of(folder: Path, name: str) -> str:
-    """What a client's state in a checkpoint is called; as the checkpoint's own where nothing else is told."""
-    return saved_at(folder, name)[1] if (folder / _pointer(name)).is_file() else _label(folder)
-
-
-def _pointer(name: str) -> str:
-    return f"{name}.json"
 
 
 def _raise(reply: Message, turn: Turn) -> None:

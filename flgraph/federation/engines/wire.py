@@ -18,7 +18,7 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 from torch.distributed.rendezvous import rendezvous
 
-from flgraph.federation.engines.base import EngineError
+from flgraph.errors import EngineError
 from flgraph.federation.engines.place import Place
 
 MEETING = timedelta(minutes=5)
