@@ -1,0 +1,257 @@
+"""Studies run: side by side, cut off, resumed, beside another command."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+import yaml
+
+from flgraph.cli import main
+from flgraph.errors import InputError
+from flgraph.reproduce import Study, collect, finished, list_studies, run_study, runner
+from flgraph.reproduce.runner import find_results, run_folder
+
+
+def test_study_runs_and_goes_on(tiny_study: Callable[..., Study], tmp_path: Path) -> None:
+    study, lines = tiny_study(), list[str]()
+    run_study(study.cut(methods=["Local"], seeds=[1]), tmp_path, jobs=1, report=lines.append)
+    first = run_folder(study, next(iter(study.runs())), tmp_path)
+    before = (first / "version_0" / "results.json").stat().st_mtime_ns
+    run_study(study, tmp_path, jobs=2, report=lines.append)
+    assert lines[2] == "tiny/table: 1 of 4 runs are done"
+    assert (first / "version_0" / "results.json").stat().st_mtime_ns == before
+    cells = {(cell.method, cell.protocol): cell for cell in collect(study, finished(study, tmp_path))}
+    assert len(cells) == 6
+    for run in study.runs():
+        results = find_results(study, run, tmp_path)
+        assert results is not None
+        assert results["seed"] == run.seed
+        assert results["rounds"] == 3
+    values = [find_results(study, run, tmp_path)["final"]["mean"]["test/accuracy"] for run in study.runs()]  # type: ignore[index]
+    assert cells["Local", "final"].mean == pytest.approx(100 * (values[0] + values[2]) / 2)
+    assert all(cells[method, "best_test"].mean >= cells[method, "final"].mean for method in study.methods)
+    # A run that was cut off, here by making the study longer, goes on in its own folder.
+    longer = tiny_study(rounds=4).cut(methods=["Local"], seeds=[1])
+    run_study(longer, tmp_path, jobs=1, report=lines.append)
+    assert [path.name for path in sorted(first.glob("version_*"))] == ["version_0"]
+    assert len((first / "version_0" / "history.jsonl").read_text().splitlines()) == 4
+
+
+def test_finished_runs_need_not_keep_checkpoints(tiny_study: Callable[..., Study], tmp_path: Path) -> None:
+    study = tiny_study(rounds=2).cut(methods=["Local"])
+    kept, dropped = (run_folder(study, run, tmp_path) / "version_0" for run in study.runs())
+    run_study(study.cut(seeds=[1]), tmp_path, jobs=1, report=lambda line: None)
+    run_study(study, tmp_path, jobs=1, report=lambda line: None, keep_checkpoints=False)
+    assert (kept / "checkpoints").is_dir()
+    assert sorted(path.name for path in dropped.iterdir()) == ["config.yaml", "history.jsonl", "results.json"]
+    assert [len(results) for results in finished(study, tmp_path).values()] == [2]
+
+
+def test_checkpoints_come_as_often_as_asked(tiny_study: Callable[..., Study], tmp_path: Path) -> None:
+    study = tiny_study(rounds=1).cut(methods=["Local"], seeds=[1])
+    for every, checkpoint_every in ((None, 1), (7, 7)):
+        runs = tmp_path / str(every)
+        run_study(study, runs, jobs=1, report=lambda line: None, checkpoint_every=every)
+        config = yaml.safe_load(
+            (run_folder(study, next(iter(study.runs())), runs) / "version_0/config.yaml").read_text()
+        )
+        assert config["trainer"]["checkpoint_every"] == checkpoint_every
+
+
+def test_failed_run_names_its_log(tiny_study: Callable[..., Study], tmp_path: Path) -> None:
+    tiny = tiny_study(rounds=1).cut(methods=["Local"], seeds=[1])
+    study = replace(tiny, settings={"TINY": [*tiny.settings["TINY"], "--data.batch_size=0"]})
+    with pytest.raises(InputError, match=r"1 failed; the first's log is .*log\.txt") as caught:
+        run_study(study, tmp_path, jobs=1, report=lambda line: None)
+    log = Path(str(caught.value).rsplit(" ", 1)[1].rstrip("."))
+    assert "Expected `data.batch_size` to be 1 or more but got 0." in log.read_text()
+
+
+def test_killed_and_started_again_gives_the_same_table(tiny_study: Callable[..., Study], tmp_path: Path) -> None:
+    """SIGKILL hits the command, a run in the middle, or both; what goes on alone is waited for, not started twice."""
+    file = tmp_path / "small.yaml"
+    study = tiny_study(rounds=8).cut(methods=["FedStar"])
+    fields = {name: getattr(study, name) for name in ("title", "metric", "rounds", "seeds", "settings", "methods")}
+    file.write_text(yaml.safe_dump(fields))
+
+    def start(runs: Path) -> subprocess.Popen[bytes]:
+        args = ["reproduce", str(file), "--jobs=2", f"--runs={runs}", f"--out={runs / 'out'}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        call = [sys.executable, "-m", "flgraph", *args]
+        return subprocess.Popen(call, env=environment, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2])
+
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert start(whole).wait(100) == 0
+    command_ = start(cut)
+    wait_for(lambda: [h for h in cut.glob("*/*/version_0/history.jsonl") if h.read_text().count("\n") >= 3])
+    command_.kill()  # its two runs go on alone
+    command_.wait(30)
+    victim = next(iter(pids_below(cut)))
+    os.kill(victim, signal.SIGKILL)
+    assert start(cut).wait(100) == 0
+    assert (cut / "out" / "small.csv").read_bytes() == (whole / "out" / "small.csv").read_bytes()
+    assert len(list(cut.glob("*/*-seed*"))) == 2
+    assert len(list(cut.glob("*/*/version_*/results.json"))) == 2
+
+
+def pids_below(runs: Path) -> list[int]:
+    """Processes that run `flgraph fit` into this folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                line = (entry / "cmdline").read_bytes()
+                if b"\0fit\0" in line and str(runs).encode() in line:
+                    found.append(int(entry.name))
+    return found
+
+
+def wait_for(true: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "nothing happened in time"
+        time.sleep(0.02)
+
+
+def test_an_interrupted_study_begins_no_more_runs(
+    tiny_study: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, begun, told = replace(tiny_study(), seeds=list(range(20))), list[int](), Event()
+
+    def run(study: Study, run: Any, *args: Any) -> int | None:
+        begun.append(run.seed)
+        assert len(begun) == 1 or told.wait(60)  # the second is under way when the first is told to be done
+        time.sleep(0.2)
+        return 0
+
+    def interrupt(line: str) -> None:
+        if line.startswith("[1/"):
+            told.set()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "_execute", run)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study, tmp_path, jobs=1, report=interrupt)
+    assert len(begun) <= 3
+
+
+def test_a_run_of_another_command_is_waited_for_last(
+    tiny_study: Callable[..., Study], write_results: Callable[..., None], tmp_path: Path
+) -> None:
+    """It is taken as it is when the other command has ended it."""
+    study, lines = tiny_study(rounds=1).cut(methods=["Local"]), list[str]()
+    first, _ = (run_folder(study, run, tmp_path) for run in study.runs())
+    first.mkdir(parents=True)
+    with open(first / "log.txt", "a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+
+        def report(line: str) -> None:
+            lines.append(line)
+            if line.startswith("[1/"):
+                write_results(first / "version_0", 0.5, 0.5, [0.5])
+                fcntl.flock(log, fcntl.LOCK_UN)
+
+        run_study(study, tmp_path, jobs=1, report=report)
+    assert lines[1:] == ["[1/2] TINY Local seed 2: done", "[2/2] TINY Local seed 1: done"]
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """What was begun in the background of a shell ignores interruptions."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupted_command_does_not_wait_for_another(
+    tiny_study: Callable[..., Study], write_results: Callable[..., None], tmp_path: Path
+) -> None:
+    study = tiny_study(rounds=1).cut(methods=["Local"])
+    first, second = (run_folder(study, run, tmp_path) for run in study.runs())
+    first.mkdir(parents=True)
+    write_results(second / "version_0", 0.5, 0.5, [0.5])
+    with open(first / "log.txt", "a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        waiting = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+        waiting.start()
+        with pytest.raises(KeyboardInterrupt):
+            run_study(study, tmp_path, jobs=1, report=lambda line: None)
+    assert not list(first.glob("version_*"))
+
+
+def test_checkpoints_to_go_on_from(tiny_study: Callable[..., Study], tmp_path: Path) -> None:
+    """A damaged one is passed over; one of a longer run is left alone, and not removed when a shorter one has ended."""
+    study = tiny_study(rounds=3).cut(methods=["Local"], seeds=[1])
+    run_study(study, tmp_path, jobs=1, report=lambda line: None)
+    folder = run_folder(study, next(iter(study.runs())), tmp_path)
+    (newest,) = (folder / "version_0" / "checkpoints").glob("round-00003")
+    next(iter((newest / "clients").iterdir())).write_bytes(b"damaged")
+    found = runner._checkpoint(folder, 3)
+    assert found is not None
+    assert found.name < newest.name
+    assert runner._checkpoint(folder, 4) == found
+    assert runner._checkpoint(folder, 2) is None
+    (folder / "version_0" / "results.json").unlink()
+    shutil.copytree(folder / "version_0", folder / "version_1", symlinks=True)
+    shutil.rmtree(folder / "version_1" / "checkpoints" / newest.name)
+    os.replace(folder / "version_0" / "checkpoints" / newest.name, folder / "version_0/checkpoints/round-00009")
+    run_study(study, tmp_path, jobs=1, report=lambda line: None, keep_checkpoints=False)
+    assert (folder / "version_1" / "results.json").is_file()
+    assert [(folder / f"version_{number}" / "checkpoints").exists() for number in (0, 1)] == [True, False]
+
+
+def test_checkpoints_are_kept_of_runs_cut_short_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bool] = []
+    monkeypatch.setattr("flgraph.reproduce.cli.run_study", lambda *_, **given: kept.append(given["keep_checkpoints"]))
+    for rounds in ("199", "200", "201"):
+        places = (f"--{name}={tmp_path}" for name in ("out", "runs"))
+        main(["reproduce", "fedstar/table1", "--rounds", rounds, *places])
+    assert kept == [True, False, False]
+
+
+def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    main(["reproduce", "--list"])
+    assert "fedstar/table1: FedStar (AAAI 2023), Table 1" in capsys.readouterr().out
+    file = tmp_path / "bad.yaml"
+    file.write_text(yaml.safe_dump({"title": "t", "roundz": 3}))
+    bad = {
+        ("reproduce",): f"Expected `study` to be one of {', '.join(list_studies())} but got",
+        ("reproduce", "fedstar/table0"): f"Expected `study` to be a YAML file or one of {list_studies()[0]}",
+        ("reproduce", "fedstar/table1", "--settings", "CHIM"): "Expected `--settings` to be among CHEM",
+        ("reproduce", "fedstar/table1", "--seeds", "a"): "Expected `--seeds` to be whole numbers",
+        ("reproduce", "fedstar/table1", "--rounds", "0"): "rounds",
+        ("reproduce", "fedstar/table1", "--round", "1"): "unrecognized arguments",
+        ("reproduce", str(file)): "to be a study with fields among",
+    }
+    for args, sentence in bad.items():
+        with pytest.raises(SystemExit) as caught:
+            main(list(args))
+        assert caught.value.code == 2
+        error = capsys.readouterr().err
+        assert sentence in error
+        assert error.count(os.linesep) == 1
+
+
+@pytest.mark.parametrize("option", ["--out", "--runs"])
+def test_folders_that_cannot_be_written(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    places = {"--out": tmp_path / "out", "--runs": tmp_path / "runs", option: tmp_path / "file"}
+    with pytest.raises(SystemExit) as caught:
+        main(["reproduce", "fedstar/table1", *(f"{name}={place}" for name, place in places.items())])
+    assert caught.value.code == 2
+    assert f"Expected `{option}` to be a folder to write to but got {tmp_path / 'file'}: " in capsys.readouterr().err

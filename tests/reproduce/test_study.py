@@ -1,0 +1,178 @@
+"""What studies are, and what they may not be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flgraph.errors import InputError
+from flgraph.reproduce import Study, list_studies, load_study, run_study, runner
+from flgraph.reproduce.runner import command, run_folder
+
+
+@pytest.mark.parametrize("name", list_studies())
+def test_studies_are_whole(name: str) -> None:
+    """Every cell has the paper's number or none of its row has, and every configuration file exists."""
+    study = load_study(name)
+    root = Path(__file__).parents[2]
+    papers = [study.paper] if isinstance(study.metric, str) else list(study.paper.values())
+    assert isinstance(study.metric, str) or study.paper.keys() <= set(study.metrics)
+    for paper in papers:
+        assert paper.keys() <= study.settings.keys()
+        for printed in paper.values():
+            assert printed.keys() <= study.methods.keys()
+            percent = name not in ("fedhgn/table2", "fedhgn/table5")  # statistics of partitions
+            most = 100.0 if percent else 1e6
+            assert all(len(numbers) in (1, 2) and 0 < numbers[0] < most for numbers in printed.values())
+        assert len({frozenset(printed) for printed in paper.values()}) <= 1
+    for run in study.runs():
+        assert [arg for arg in run.args if arg.startswith("configs/")]
+        assert all((root / arg).is_file() for arg in run.args if arg.startswith("configs/"))
+        assert f"--trainer.rounds={study.rounds_of(run.method)}" in command(study, run, Path("runs"))
+
+
+def test_methods_may_depend_on_the_setting() -> None:
+    study = Study("p/t", "t", "accuracy", 1, [1], {"X": ["--x=1"], "Y": ["--y=1"]}, {"M": {"X": ["--m=1"]}})
+    assert study.run("X", "M", 1).args == ("--x=1", "--m=1")
+    with pytest.raises(InputError, match=r"`methods\.M` to be arguments for Y, too, but got \['X'\]"):
+        study.run("Y", "M", 1)
+
+
+def test_values_of_settings_and_seeds() -> None:
+    study = Study(
+        "p/t",
+        "t",
+        "accuracy",
+        1,
+        [1, 2],
+        {"X": ["--x"], "Y": ["--y"]},
+        {"M": ["--g={g}", "--s={seed}"], "N": ["--n=1"]},
+        values={"g": {"X": {1: 0.5, "other": 2}, "Y": {1: 3}}},
+    )
+    assert study.run("X", "M", 1).args == ("--x", "--g=0.5", "--s=1")
+    assert study.run("X", "M", 9).args == ("--x", "--g=2", "--s=9")
+    assert study.run("Y", "N", 2).args == ("--y", "--n=1")
+    with pytest.raises(InputError, match=r"`values\.g` to be given for Y with seed 2, too, but got"):
+        study.run("Y", "M", 2)
+
+
+def test_arguments_may_hold_the_seed(tmp_path: Path) -> None:
+    study = Study("p/t", "t", "accuracy", 1, [1, 2], {"X": ["--x={seed}"]}, {"M": ["--m=1"]})
+    assert [run.args for run in study.runs()] == [("--x=1", "--m=1"), ("--x=2", "--m=1")]
+    assert len({run_folder(study, run, tmp_path) for run in study.runs()}) == 2
+
+
+def test_a_run_is_named_by_what_it_does_and_told_apart_by_contents(tmp_path: Path) -> None:
+    config = tmp_path / "small.yaml"
+    config.write_text("a: 1\n")
+    study = Study(
+        "p/t", "t", "accuracy", 1, [1], {"X": ["-c", str(config), "--trainer.local_epochs=2"]}, {"M": ["--m"]}
+    )
+    run = study.run("X", "M", 7)
+    assert run.name == "small+local_epochs=2+m"
+    before = run_folder(study, run, tmp_path)
+    assert before == tmp_path / "p" / run.digest / "small+local_epochs=2+m-seed7"
+    config.write_text("# a remark\na:   1\n")
+    assert run_folder(study, run, tmp_path) == before
+    config.write_text("a: 2\n")
+    assert run_folder(study, run, tmp_path) != before
+
+
+def test_files_named_in_one_word_count_by_their_contents(tmp_path: Path) -> None:
+    config = tmp_path / "small.yaml"
+    digests = []
+    for text in ("a: 1", "a:   1", "a: 2"):
+        config.write_text(text)
+        study = Study("p/t", "t", "accuracy", 1, [1], {"X": [f"--config={config}"]}, {"M": ["--m"]})
+        digests.append(study.run("X", "M", 1).digest)
+    assert digests[0] == digests[1] != digests[2]
+    assert study.run("X", "M", 1).name == "small+m"
+
+
+def test_a_study_may_extend_another(tmp_path: Path) -> None:
+    base = {"title": "t", "metric": "accuracy", "rounds": 3, "seeds": [1], "settings": {"X": ["a"]}}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump({**base, "methods": {"M": ["m"], "N": ["n"]}}))
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump({"extends": "one", "title": "u", "figure": "convergence"}))
+    study = load_study(str(tmp_path / "two.yaml"))
+    assert (study.name, study.title, study.figure, study.rounds) == ("two", "u", "convergence", 3)
+    assert list(study.methods) == ["M", "N"]
+    wrong = {"extends": "three"}, {"extends": "one", "figure": "pie"}, {**base, "methods": {"a, b": ["m"]}}, {**base}
+    sentences = "a study beside it", "one of convergence, settings", "without a comma", "methods"
+    for content, sentence in zip(wrong, sentences, strict=True):
+        (tmp_path / "bad.yaml").write_text(yaml.safe_dump(content))
+        with pytest.raises(InputError, match=sentence):
+            load_study(str(tmp_path / "bad.yaml"))
+
+
+def test_a_packaged_study_may_be_named_by_its_file() -> None:
+    file = Path(runner.__file__).parent / "fedstar" / "table2.yaml"
+    assert load_study(str(file)) == load_study("fedstar/table2")
+
+
+def test_a_seed_counts_once(tiny_study: Callable[..., Study]) -> None:
+    with pytest.raises(InputError, match=r"`--seeds` to be different numbers but got \[1, 1\]"):
+        tiny_study().cut(seeds=[1, 1])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"title": 3}, "`title` to be text but got 3"),
+        ({"metric": []}, "`metric` to be the name of a metric or a list of such"),
+        ({"rounds": "3"}, "`rounds` to be a positive integer but got '3'"),
+        ({"seeds": 3}, "`seeds` to be a list of different whole numbers but got 3"),
+        ({"seeds": [1, 1]}, "`seeds` to be a list of different whole numbers but got"),
+        ({"settings": None}, "`settings` to be names with arguments, one or more, but got None"),
+        ({"settings": ["a"]}, "`settings` to be names with arguments"),
+        ({"settings": {5: ["a"]}}, "`a name in settings` to be text, in quotes where it is a number, but got 5"),
+        ({"methods": {"M": None}}, r"`methods\.M` to be a configuration file, or a list of arguments, but got None"),
+        (
+            {"methods": {"M": {"X": 3}}},
+            r"`methods\.M\.X` to be a configuration file, or a list of arguments, but got 3",
+        ),
+        ({"method_rounds": None}, "`method_rounds` to be a mapping but got None"),
+        ({"method_rounds": {"M": 0}}, r"`method_rounds\.M` to be a positive integer but got 0"),
+        ({"notes": "abc"}, "`notes` to be a list of sentences but got 'abc'"),
+        ({"protocols": "best_client"}, "`protocols` to be best_client, or none, in a list, but got 'best_client'"),
+        ({"values": {"g": [1]}}, r"`values\.g` to be setting to seed to value"),
+        ({"paper": {"Y": {"M": [1.0]}}}, "`paper` to be of settings among X but got 'Y'"),
+        ({"paper": {"X": {"N": [1.0]}}}, r"`paper\.X` to be of methods among M but got 'N'"),
+        ({"paper": {"X": {"M": 50.0}}}, r"`paper\.X\.M` to be \[mean\] or \[mean, standard deviation\] but got 50\.0"),
+        ({"metric": ["a", "b"], "paper": {"c": {}}}, "`paper` to be of metrics among a, b but got 'c'"),
+    ],
+)
+def test_what_a_study_may_not_hold(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    base = {"title": "t", "metric": "accuracy", "rounds": 3, "seeds": [1], "settings": {"X": ["a"]}}
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump({**base, "methods": {"M": ["m"]}, **change}))
+    with pytest.raises(InputError, match=sentence):
+        load_study(str(tmp_path / "bad.yaml"))
+
+
+def test_studies_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("title: [a\n  b: {")
+    with pytest.raises(InputError, match=r"broken\.yaml` to be a YAML file but got one that cannot be read"):
+        load_study(str(tmp_path / "broken.yaml"))
+    for one, other in (("a", "b"), ("b", "a")):
+        (tmp_path / f"{one}.yaml").write_text(f"extends: {other}")
+    with pytest.raises(InputError, match="a study beside it that does not extend it but got 'a'"):
+        load_study(str(tmp_path / "a.yaml"))
+
+
+def test_configurations_that_cannot_be_read(tmp_path: Path) -> None:
+    """Before anything is run; those whose names depend on the seed when they are looked for."""
+    base = {"title": "t", "metric": "accuracy", "rounds": 3, "seeds": [1], "methods": {"M": ["m"]}}
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [b\n  c: {")
+    file = tmp_path / "study.yaml"
+    for setting, sentence in (
+        ("configs/data/chme.yaml", r"`settings\.X` to be arguments with configuration files that exist but got 'con"),
+        (["--config=none.yaml"], r"`settings\.X` to be arguments with configuration files that exist but got 'none"),
+        (["-c", str(broken)], r"broken\.yaml` to be a YAML file but got one that cannot be read"),
+    ):
+        file.write_text(yaml.safe_dump({**base, "settings": {"X": setting}}))
+        with pytest.raises(InputError, match=sentence):
+            run_study(load_study(str(file)), tmp_path, jobs=1, report=lambda line: None)
