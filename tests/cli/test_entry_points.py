@@ -82,6 +82,7 @@ def test_commands_that_train_nothing_start_at_once(process: Flgraph, module: str
 
 
 def test_names_that_are_imported_when_asked_for() -> None:
+    assert set(federation.__all__) <= set(dir(federation))
     assert all(hasattr(federation, name) for name in federation.__all__)
     assert sorted(name for names in federation._HOMES.values() for name in names) == sorted(federation.__all__)
     with pytest.raises(AttributeError, match=r"'flgraph\.federation' has no attribute 'Nothing'"):
