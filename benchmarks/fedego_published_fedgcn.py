@@ -107,7 +107,8 @@ def main() -> None:
         printed = [paper[metric][setting]["FedGCN"][0] for metric in ("global_test/accuracy", "test/accuracy")]
         top, end = torch.stack(best).mean(0).tolist(), torch.stack(last).mean(0).tolist()
         cells = (printed[0], top[0], end[0], printed[1], top[1], top[2])
-        lines.append(f"| {setting} | {len(args.seeds)} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |")
+        seeds = ", ".join(map(str, args.seeds))
+        lines.append(f"| {setting} | {seeds} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |")
     print("\n".join(lines))
     if args.out:
         args.out.write_text("\n".join(lines) + "\n")
