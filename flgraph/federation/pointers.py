@@ -19,6 +19,9 @@ def saved_at(folder: Path, name: str) -> tuple[str, str]:
     Args:
         folder: the clients' folder of a checkpoint.
         name: of the client.
+
+    Raises:
+        FileNotFoundError: the checkpoint does not point anywhere for this client.
     """
     pointer = json.loads((folder / _file(name)).read_text())
     return pointer["site"], pointer["label"]
@@ -31,7 +34,7 @@ def point(folder: Path, name: str, site: str, label: str) -> None:
 
 def labels_in_use(checkpoints: Path) -> set[str]:
     """Labels of all states that the checkpoints of a run point to."""
-    return {json.loads(file.read_text())["label"] for file in checkpoints.glob("*/*/*.json")}
+    return {saved_at(file.parent, file.stem)[1] for file in checkpoints.glob(f"*/*/{_file('*')}")}
 
 
 def is_whole(folder: Path) -> bool:
