@@ -9,18 +9,17 @@ PYTEST_ARGS ?= -n 2 --dist loadscope --no-loadscope-reorder
 DEMO_CMD = .venv/bin/python examples/quickstart.py
 
 PIP := .venv/bin/python -m pip --disable-pip-version-check -qq
-EDITABLE := --no-build-isolation --config-settings editable_mode=strict --editable
 TORCH := $(shell grep '^torch==' constraints.txt)
 SETUPTOOLS := $(shell grep '^setuptools==' constraints.txt)
 
-.PHONY: help install demo test lint format clean FORCE
+.PHONY: help install demo test lint format clean
 
 help: ## List these verbs
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
 
-install: build/.linked ## Build .venv, or bring it up to date
+install: .venv/.installed ## Build .venv, or bring it up to date
 
-demo: build/.linked ## Train a first federation
+demo: .venv/.installed ## Train a first federation
 	@$(DEMO_CMD)
 
 # One thread per process: the tests of two workers with two threads each take several times as long on two cores.
@@ -28,14 +27,12 @@ test: export OMP_NUM_THREADS ?= 1
 test: lint ## Check style and types, then run the tests and the docstrings' examples (PYTEST_ARGS="-k fedavg")
 	@.venv/bin/pytest ./tests --pyargs flgraph --doctest-modules $(PYTEST_ARGS)
 
-# mypy knows no package-dir, so it runs where the editable install has laid the package out as users get it.
-lint: build/.linked ## Check style and types
+lint: .venv/.installed ## Check style and types
 	@.venv/bin/ruff check --quiet
 	@.venv/bin/ruff format --check --quiet
-	@cd build/__editable__.flgraph-* && $(CURDIR)/.venv/bin/mypy --config-file $(CURDIR)/pyproject.toml \
-		--cache-dir $(CURDIR)/.mypy_cache --no-error-summary -p flgraph | sed 's#^flgraph/callbacks/#callbacks/#'
+	@.venv/bin/mypy --no-error-summary -p flgraph
 
-format: build/.linked ## Format, and mend what ruff can mend
+format: .venv/.installed ## Format, and mend what ruff can mend
 	@.venv/bin/ruff check --quiet --fix-only
 	@.venv/bin/ruff format --quiet
 
@@ -48,17 +45,5 @@ clean: ## Remove .venv, builds and caches; runs/ stays
 	@echo "Installing flgraph and its tools into .venv (a few minutes the first time)"
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@$(PIP) install $(TORCH) $(SETUPTOOLS) --constraint constraints.txt
-	@rm -rf build/__editable__.*
-	@$(PIP) install --constraint constraints.txt $(EDITABLE) '.[dev]'
-	@touch $@
-
-# A strict editable install is a folder of links, one per file, in build/: a file that comes or goes needs it laid out
-# again. build/.sources lists the files and changes only when the list does.
-build/.sources: FORCE | .venv/.installed
-	@mkdir -p build
-	@find flgraph callbacks configs -type f ! -path '*/__pycache__/*' ! -name '.*' | LC_ALL=C sort > $@.new
-	@if cmp --silent $@.new $@; then rm $@.new; else mv $@.new $@; fi
-
-build/.linked: .venv/.installed build/.sources
-	@$(PIP) install --no-deps $(EDITABLE) .
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@

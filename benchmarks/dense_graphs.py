@@ -21,7 +21,7 @@ from torch_geometric.data import Batch
 
 from flgraph import models
 from flgraph.data import FlatGraphs, GraphDataModule, TUFederation
-from flgraph.data.twins import Twins
+from flgraph.data.graphs.twins import Twins
 from flgraph.nn import Adjacency, make_conv
 
 MIB = 1 << 20

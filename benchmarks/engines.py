@@ -27,8 +27,8 @@ import torch
 from flgraph.callbacks import FedAvg
 from flgraph.federation import Client, FederatedTrainer, Payload, ProcessGroup
 from flgraph.federation.aggregation import weighted_mean
-from flgraph.federation.engines.launcher import launch
-from flgraph.federation.records import read_records
+from flgraph.federation.engines.distributed.launcher import launch
+from flgraph.runs.history import read_records
 
 WARM = 6
 """Rounds before the first that counts: clients have moved by then."""

@@ -28,8 +28,8 @@ from scipy.stats import spearmanr
 from flgraph import callbacks, models
 from flgraph.data import DealtGraphFederation, Diffusion, read_tu
 from flgraph.federation import FederatedTrainer
-from flgraph.models.clustering import clustering_metrics
-from flgraph.models.graph_embedding import EmbeddingName, embedded
+from flgraph.models.unsupervised.base import EmbeddingName, embedded
+from flgraph.models.unsupervised.clustering import clustering_metrics
 from flgraph.nn import Similarity, instance_contrast
 
 GRID: dict[str, list[Any]] = {

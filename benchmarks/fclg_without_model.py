@@ -21,9 +21,9 @@ from torch import Tensor
 
 from flgraph import models
 from flgraph.data import FlatGraphs, read_tu
-from flgraph.data.tu import Features
-from flgraph.models.clustering import clustering_metrics
-from flgraph.models.graph_embedding import EmbeddingName, embedded
+from flgraph.data.graphs.readers import Features
+from flgraph.models.unsupervised.base import EmbeddingName, embedded
+from flgraph.models.unsupervised.clustering import clustering_metrics
 from flgraph.nn import OneHot
 from flgraph.nn.pool import graph_sum
 from flgraph.reproduce import load_study

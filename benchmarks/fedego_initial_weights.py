@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
 from flgraph.callbacks import FedAvg
+from flgraph.configs import find_config
 from flgraph.data import NodeFederation
 from flgraph.federation import FederatedTrainer
-from flgraph.federation.records import read_records
 from flgraph.models import FedEgo
-from flgraph.packaged import find_config
+from flgraph.runs.history import read_records
 
 GLOBAL, LOCAL = "global_test/accuracy", "test/accuracy"
 NAMES = {

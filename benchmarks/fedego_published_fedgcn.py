@@ -19,9 +19,9 @@ import yaml
 from torch import Tensor
 from torch.nn import functional as F
 
+from flgraph.configs import find_config
 from flgraph.data import NodeDataModule, NodeFederation
-from flgraph.nn.sparse import SparseLinear, take_rows
-from flgraph.packaged import find_config
+from flgraph.nn.sparse.csr import SparseLinear, take_rows
 from flgraph.reproduce import load_study
 
 LEARNING_RATE, HIDDEN, EPOCHS, DROPOUT = 3e-4, 512, 5, 0.5

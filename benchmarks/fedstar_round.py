@@ -30,10 +30,10 @@ from torch_geometric.nn import GCNConv, GINConv, global_add_pool
 from flgraph import callbacks, models
 from flgraph.data import GraphDataModule, GraphFederation, GraphLoader, TUFederation
 from flgraph.federation import FederatedCallback, FederatedTrainer
-from flgraph.federation.records import versions
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.template import client_module
 from flgraph.models.classifier import epoch_metrics
+from flgraph.runs.history import versions
 from flgraph.tu_settings import TU_SETTINGS
 
 Metrics = dict[str, dict[str, float]]

@@ -23,7 +23,7 @@ import torch
 
 from flgraph import callbacks, models
 from flgraph.data import FlatGraphs, GraphFederation
-from flgraph.data.flat import sort_edges
+from flgraph.data.graphs.container import sort_edges
 from flgraph.federation import Client, FederatedCallback, FederatedTrainer, Sequential
 from flgraph.federation.display import quiet_lightning
 from flgraph.federation.routes import RoutingTable

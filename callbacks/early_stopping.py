@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from flgraph.errors import expect
 from flgraph.federation.callback import FederatedCallback
-from flgraph.federation.records import evaluation, samples_of
 from flgraph.federation.trainer import FederatedTrainer
+from flgraph.runs.history import evaluation, samples_of
 
 _ALL = "all clients"
 

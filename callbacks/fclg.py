@@ -13,10 +13,10 @@ from torch import Tensor
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.errors import expect
 from flgraph.federation.client import Client
-from flgraph.models.graph_batch import expect_graphs
-from flgraph.models.graph_embedding import Encoded, GraphEmbedding
+from flgraph.models.graphs.inputs import expect_graphs
+from flgraph.models.unsupervised.base import Encoded, GraphEmbedding
 from flgraph.nn import model_contrast, softmax_distillation, squared_distillation
-from flgraph.nn.adjacency import gather_ranges, offsets
+from flgraph.nn.sparse.adjacency import gather_ranges, offsets
 
 Inter = Literal["contrast", "kl", "mse", "none"]
 Level = Literal["graph", "node"]

@@ -18,8 +18,8 @@ from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.routes import Route, personal, shared
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.server_model import ServerModel, relative_distance, server_trainer
-from flgraph.models.fedego import EgoHead, Labels, MashedEgos
-from flgraph.models.fedego import FedEgo as FedEgoNet
+from flgraph.models.nodes.fedego import EgoHead, Labels, MashedEgos
+from flgraph.models.nodes.fedego import FedEgo as FedEgoNet
 
 _GLOBAL, _STATE = "global/", "server/"
 

@@ -14,7 +14,7 @@ from flgraph.callbacks.fedavg import FedAvg
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
-from flgraph.models.gcn_node import KnownNeighbours, NodeGCN
+from flgraph.models.nodes.gcn import KnownNeighbours, NodeGCN
 
 _OWN = "fedgcn."
 """Prefix of the tensors that are no part of the model."""

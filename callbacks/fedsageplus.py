@@ -16,7 +16,7 @@ from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route, collected, personal, shared
 from flgraph.federation.seeding import derive_seed
-from flgraph.models.sage_node import NeighGenSAGE
+from flgraph.models.nodes.sage import NeighGenSAGE
 from flgraph.nn import FeatureGenerator
 from flgraph.nn.neighgen import feature_loss, first_ones, nearest_of_all
 

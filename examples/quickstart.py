@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from flgraph.cli import main
+from flgraph.cli.main import main
 
 ALONE = ["fit", "-c", "configs/quickstart.yaml", "--trainer.aggregator", "flgraph.callbacks.Local"]
 TOGETHER = ["fit", "-c", "configs/quickstart.yaml"]

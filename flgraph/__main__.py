@@ -1,5 +1,5 @@
 """``python -m flgraph``."""
 
-from flgraph.cli import main
+from flgraph.cli.main import main
 
 main()

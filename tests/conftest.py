@@ -20,7 +20,7 @@ from torch_geometric.data import Data
 
 from flgraph.data import GraphFederation
 from flgraph.federation import Aggregator, FederatedTrainer, Payload, Sequential, Turn
-from flgraph.federation.records import read_records
+from flgraph.runs.history import read_records
 
 # The same examples in every run: what fails for one fails for everybody.
 settings.register_profile("flgraph", derandomize=True)

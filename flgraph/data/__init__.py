@@ -1,27 +1,29 @@
 """Loaders, partitioners and batching; knows no algorithm."""
 
-from flgraph.data.datamodule import GraphDataModule, GraphFederation, TUFederation
-from flgraph.data.dealt import DealtGraphFederation, ViewDataModule
-from flgraph.data.diffusion import Diffusion, diffused
-from flgraph.data.ego import EgoBatch, EgoLoader, sample_egos
-from flgraph.data.emd import emd_shards, label_emd, weighted_emd
-from flgraph.data.flat import FlatGraphs
-from flgraph.data.hetero import HeteroBatch, HeteroClients, HeteroDataModule, HeteroFederation, HeteroLoader
-from flgraph.data.hetero_datasets import read_hetero, read_hetero_clients
-from flgraph.data.hetero_graph import HeteroGraph
-from flgraph.data.hetero_links import HeteroLinkDataModule, LinkBatch, LinkLoader
-from flgraph.data.hetero_partition import (
+from flgraph.data.graphs.batching import GraphLoader
+from flgraph.data.graphs.container import FlatGraphs
+from flgraph.data.graphs.datamodule import GraphDataModule, GraphFederation, TUFederation
+from flgraph.data.graphs.diffusion import Diffusion, diffused
+from flgraph.data.graphs.partition import emd_shards, label_emd, weighted_emd
+from flgraph.data.graphs.partitioned import DealtGraphFederation, ViewDataModule
+from flgraph.data.graphs.readers import read_tu
+from flgraph.data.graphs.synthetic import SyntheticFederation
+from flgraph.data.graphs.weighted import WeightedEdges
+from flgraph.data.hetero.container import HeteroGraph
+from flgraph.data.hetero.datamodule import HeteroBatch, HeteroClients, HeteroDataModule, HeteroFederation, HeteroLoader
+from flgraph.data.hetero.links import HeteroLinkDataModule, LinkBatch, LinkLoader
+from flgraph.data.hetero.partition import (
     HeteroPartition,
     hetero_statistics,
     partition_of,
     random_edge_types,
     random_edges,
 )
-from flgraph.data.hetero_replay import authors_partition
-from flgraph.data.loader import GraphLoader
-from flgraph.data.node_datasets import read_nodes
-from flgraph.data.node_graph import NodeGraph
-from flgraph.data.node_partition import (
+from flgraph.data.hetero.readers import read_hetero, read_hetero_clients
+from flgraph.data.nodes.batching import EgoBatch, EgoLoader, sample_egos
+from flgraph.data.nodes.container import NodeGraph
+from flgraph.data.nodes.datamodule import NodeDataModule, NodeFederation
+from flgraph.data.nodes.partition import (
     ClientNodes,
     NodePartition,
     dirichlet,
@@ -30,13 +32,11 @@ from flgraph.data.node_partition import (
     metis,
     partition_statistics,
 )
-from flgraph.data.node_replay import authors_label_skew
-from flgraph.data.nodes import NodeDataModule, NodeFederation
-from flgraph.data.partition import dirichlet_shards, shards, stratified_split
-from flgraph.data.synthetic import SyntheticFederation
-from flgraph.data.tu import read_tu
-from flgraph.data.weighted import WeightedEdges
-from flgraph.data.whole_graph import WholeGraph, WholeGraphDataModule, WholeGraphFederation, WholeGraphLoader
+from flgraph.data.nodes.readers import read_nodes
+from flgraph.data.nodes.whole_graph import WholeGraph, WholeGraphDataModule, WholeGraphFederation, WholeGraphLoader
+from flgraph.data.splits import dirichlet_shards, shards, stratified_split
+from flgraph.reproduce.fedego.published import authors_label_skew
+from flgraph.reproduce.fedhgn.published import authors_partition
 
 __all__ = [
     "ClientNodes",

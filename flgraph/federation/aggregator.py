@@ -11,8 +11,8 @@ from torch import Tensor
 from flgraph.errors import expect
 from flgraph.federation.callback import FederatedCallback
 from flgraph.federation.payload import Payload
-from flgraph.federation.records import plain_values
 from flgraph.federation.routes import Route
+from flgraph.runs.history import plain_values
 
 if TYPE_CHECKING:
     from flgraph.federation.client import Client

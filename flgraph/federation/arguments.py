@@ -8,7 +8,7 @@ from typing import Any
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.engines import Engine, ProcessGroup
-from flgraph.federation.engines.place import Place
+from flgraph.federation.engines.distributed.environment import Place
 
 WHERE = ("accelerator", "devices", "strategy", "plugins")
 """Arguments that say where a Trainer computes; all others may change what comes out."""

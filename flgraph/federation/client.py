@@ -16,14 +16,14 @@ from torch import Tensor
 from flgraph.errors import InputError, expect
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.callback import acts_in_clients
-from flgraph.federation.checkpoint import readable
 from flgraph.federation.data import ClientData, Movable, sealed
 from flgraph.federation.payload import Payload
-from flgraph.federation.records import plain_values
 from flgraph.federation.refit import OptimizerStates, fit_more, lasting_trainer, load_loop
 from flgraph.federation.resident import ResidentStrategy
 from flgraph.federation.routes import RouteKind, RoutingTable
 from flgraph.federation.seeding import derive_seed, seed_all
+from flgraph.runs.checkpoint import readable
+from flgraph.runs.history import plain_values
 
 DESCRIBE, AGREE, EVALUATE, KEEP, SWAP = "describe", "agree", "evaluate", "keep", "swap"
 """Exchanges that belong to the loop rather than to an algorithm."""

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from flgraph.federation.callback import FederatedCallback
-from flgraph.federation.records import Metrics, mean_metrics
+from flgraph.runs.history import Metrics, mean_metrics
 
 if TYPE_CHECKING:
     from flgraph.federation.trainer import FederatedTrainer

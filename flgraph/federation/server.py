@@ -13,9 +13,9 @@ from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.client import AGREE, DESCRIBE, EVALUATE, FORM, KEEP, SWAP, Turn
 from flgraph.federation.engines import Engine
 from flgraph.federation.payload import Payload
-from flgraph.federation.records import Metrics, RoundRecord
 from flgraph.federation.routes import agree
 from flgraph.federation.seeding import derive_seed
+from flgraph.runs.history import Metrics, RoundRecord
 
 EvaluatedModel = Literal["aggregated", "trained"]
 """Which model of a client is evaluated after a round."""

@@ -19,14 +19,6 @@ from flgraph.errors import EngineError, expect
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.arguments import WHERE, check_processes, expect_counts, refused_by_lightning
 from flgraph.federation.callback import FederatedCallback, acts_in_clients
-from flgraph.federation.checkpoint import (
-    CLIENTS,
-    SERVER,
-    CheckpointStore,
-    check_settings,
-    find_checkpoint,
-    read_manifest,
-)
 from flgraph.federation.client import Client
 from flgraph.federation.data import FederatedData, client_names, is_file_name
 from flgraph.federation.display import (
@@ -39,7 +31,20 @@ from flgraph.federation.display import (
 )
 from flgraph.federation.engines import Engine, Sequential
 from flgraph.federation.memory import quick_garbage_collection
-from flgraph.federation.records import (
+from flgraph.federation.routes import describe_routes
+from flgraph.federation.run_log import RunLog
+from flgraph.federation.server import EvaluatedModel, InitialWeights, Server
+from flgraph.federation.signals import stop_on_signals
+from flgraph.federation.template import Model, client_module, model_settings
+from flgraph.runs.checkpoint import (
+    CLIENTS,
+    SERVER,
+    CheckpointStore,
+    check_settings,
+    find_checkpoint,
+    read_manifest,
+)
+from flgraph.runs.history import (
     History,
     Metrics,
     RoundRecord,
@@ -51,11 +56,6 @@ from flgraph.federation.records import (
     write_text,
     writing,
 )
-from flgraph.federation.routes import describe_routes
-from flgraph.federation.run_log import RunLog
-from flgraph.federation.server import EvaluatedModel, InitialWeights, Server
-from flgraph.federation.signals import stop_on_signals
-from flgraph.federation.template import Model, client_module, model_settings
 
 SPLITS = ("train", "val", "test")
 

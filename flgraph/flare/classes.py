@@ -24,7 +24,7 @@ from flgraph.errors import InputError, expect
 from flgraph.federation import FederatedTrainer
 
 FIELDS = ("seed_everything", "model", "trainer")
-"""Of the configuration of a job, as :func:`~flgraph.flare.cli.configuration` writes it."""
+"""Of the configuration of a job, as :func:`~flgraph.cli.flare.configuration` writes it."""
 
 _WANTED = "a mapping with class_path and init_args, as nothing else is imported for a job,"
 _PLAIN = (str, int, float, bool, NoneType, Enum, PurePath)
@@ -37,7 +37,7 @@ def refuse_foreign_classes(config: Any, allow: tuple[str, ...]) -> None:
     """Refuses a configuration that names a class which the site does not allow, or names one in another way.
 
     A command line has many spellings for a class: its name alone, keys with dots, text that is parsed once more, files.
-    A job has one, that of :func:`~flgraph.flare.cli.configuration`: a mapping with ``class_path`` and ``init_args``.
+    A job has one, that of :func:`~flgraph.cli.flare.configuration`: a mapping with ``class_path`` and ``init_args``.
     Nothing is imported but modules of classes that are allowed.
 
     Args:

@@ -10,7 +10,8 @@ from pathlib import Path
 import yaml
 
 from flgraph.errors import InputError, expect
-from flgraph.federation.checkpoint import (
+from flgraph.flare.settings import clients_folder, read_settings
+from flgraph.runs.checkpoint import (
     CLIENTS,
     SERVER,
     CheckpointStore,
@@ -19,8 +20,7 @@ from flgraph.federation.checkpoint import (
     read_manifest,
     state_name,
 )
-from flgraph.federation.pointers import is_whole, saved_at, state_file
-from flgraph.flare.settings import clients_folder, read_settings
+from flgraph.runs.site_states import is_whole, saved_at, state_file
 
 
 def gather(name: str, kits: Path, out: Path) -> Path:

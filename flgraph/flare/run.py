@@ -13,13 +13,13 @@ from typing import Any
 import pytorch_lightning as pl
 import yaml
 
+from flgraph.cli.fit import FederatedCLI
 from flgraph.errors import InputError, expect
-from flgraph.federated_cli import FederatedCLI
 from flgraph.federation.arguments import WHERE
-from flgraph.federation.checkpoint import find_checkpoint
 from flgraph.federation.engines.remote import Host, Post, Remote
 from flgraph.flare.classes import refuse_foreign_classes, refuse_foreign_names
 from flgraph.flare.settings import SiteSettings, clients_folder, site_seed
+from flgraph.runs.checkpoint import find_checkpoint
 
 
 class SitesData(pl.LightningDataModule):

@@ -1,19 +1,19 @@
 """LightningModules, one paper's model per file; no federation."""
 
 from flgraph.models.classifier import Classifier, OptimizerName
-from flgraph.models.fclg import FCLG
-from flgraph.models.fedego import EgoHead, FedEgo, MashedEgos
-from flgraph.models.fedhgn import RGCN
-from flgraph.models.fedstar import FedStar
-from flgraph.models.gcn_node import KnownNeighbours, NodeGCN
-from flgraph.models.gnn import GNN
-from flgraph.models.graph_classifier import GraphClassifier
-from flgraph.models.graph_embedding import Encoded, GraphEmbedding
-from flgraph.models.hetero_gat import HeteroGAT
-from flgraph.models.hetero_links import LinkPredictor
-from flgraph.models.infograph import InfoGraph
-from flgraph.models.mvgrl import MVGRL
-from flgraph.models.sage_node import NeighGenSAGE, NodeSAGE
+from flgraph.models.graphs.classifier import GraphClassifier
+from flgraph.models.graphs.fedstar import FedStar
+from flgraph.models.graphs.gnn import GNN
+from flgraph.models.hetero.gat import HeteroGAT
+from flgraph.models.hetero.links import LinkPredictor
+from flgraph.models.hetero.rgcn import RGCN
+from flgraph.models.nodes.fedego import EgoHead, FedEgo, MashedEgos
+from flgraph.models.nodes.gcn import KnownNeighbours, NodeGCN
+from flgraph.models.nodes.sage import NeighGenSAGE, NodeSAGE
+from flgraph.models.unsupervised.base import Encoded, GraphEmbedding
+from flgraph.models.unsupervised.fclg import FCLG
+from flgraph.models.unsupervised.infograph import InfoGraph
+from flgraph.models.unsupervised.mvgrl import MVGRL
 
 __all__ = [
     "FCLG",

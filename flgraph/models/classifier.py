@@ -14,13 +14,13 @@ from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from flgraph.errors import InputError, expect
-from flgraph.models.module import OptimizerName, SizedModule
+from flgraph.models.base import OptimizerName, SizedModule
 
 
 class Classifier(SizedModule, ABC):
     """One class per graph or node: a base for modules that turn a batch into logits (:meth:`forward`).
 
-    Sizes of -1 are given by the data, see :class:`~flgraph.models.module.SizedModule`.
+    Sizes of -1 are given by the data, see :class:`~flgraph.models.base.SizedModule`.
 
     Logs ``loss``, ``accuracy`` (which is micro F1) and ``f1`` (macro) of each epoch under ``train/``, ``val/`` and
     ``test/``; of a second test loader, or of one that says so (:meth:`test_stage`), under ``global_test/``. Evaluations

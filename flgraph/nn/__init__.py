@@ -1,7 +1,16 @@
 """Layers and functions that the models are made of; plain torch, no federation."""
 
-from flgraph.nn.adjacency import Adjacency
-from flgraph.nn.contrast import (
+from flgraph.nn.conv import ConvName, check_conv, make_conv
+from flgraph.nn.conv.ego import EgoSAGEConv, children_mean
+from flgraph.nn.conv.gcn import GCNConv, gcn_norm
+from flgraph.nn.conv.gin import GINConv
+from flgraph.nn.conv.rgcn import BasisRGCNConv, RelationMean, RGCNConv, basis_product
+from flgraph.nn.conv.sage import SAGEConv, SparseSAGEConv
+from flgraph.nn.conv.typed import BasisWeights, TypedAttentionConv, typed_linear
+from flgraph.nn.dropout import Dropout, dropout, relu_dropout
+from flgraph.nn.gin_encoder import GINEncoder, NormName
+from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear, fold
+from flgraph.nn.losses import (
     Similarity,
     instance_contrast,
     jsd_contrast,
@@ -9,24 +18,15 @@ from flgraph.nn.contrast import (
     softmax_distillation,
     squared_distillation,
 )
-from flgraph.nn.conv import ConvName, check_conv, make_conv
-from flgraph.nn.dropout import Dropout, dropout, relu_dropout
-from flgraph.nn.ego import EgoSAGEConv, children_mean
-from flgraph.nn.gcn import GCNConv, gcn_norm
-from flgraph.nn.gin import GINConv
-from flgraph.nn.gin_encoder import GINEncoder, NormName
-from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear, fold
 from flgraph.nn.neighgen import FeatureGenerator, ImpairedGraph, NeighGen
 from flgraph.nn.pool import Pool, PoolName, graph_max, graph_mean, graph_pool, graph_sum
-from flgraph.nn.relations import Relations
-from flgraph.nn.rgcn import BasisRGCNConv, RelationMean, RGCNConv, basis_product
-from flgraph.nn.sage import SAGEConv, SparseSAGEConv
-from flgraph.nn.sparse import SparseLinear, sparse_matmul, transpose_csr
+from flgraph.nn.sparse.adjacency import Adjacency
+from flgraph.nn.sparse.csr import SparseLinear, sparse_matmul, transpose_csr
+from flgraph.nn.sparse.relations import Relations
+from flgraph.nn.sparse.twins import TwinAdjacency
+from flgraph.nn.sparse.weighted import WeightedAdjacency
 from flgraph.nn.structure import degree_one_hot, random_walk_return, structure_embedding
 from flgraph.nn.tanh import tanh
-from flgraph.nn.twins import TwinAdjacency
-from flgraph.nn.typed import BasisWeights, TypedAttentionConv, typed_linear
-from flgraph.nn.weighted import WeightedAdjacency
 
 __all__ = [
     "Adjacency",

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from flgraph.errors import expect
-from flgraph.nn.adjacency import Adjacency
-from flgraph.nn.gin import GINConv
+from flgraph.nn.conv.gin import GINConv
 from flgraph.nn.linear import OneHot
+from flgraph.nn.sparse.adjacency import Adjacency
 
 NormName = Literal["none", "batch"]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flgraph.nn.adjacency import Adjacency, gather_ranges, offsets
+from flgraph.nn.conv.sage import SparseSAGEConv
 from flgraph.nn.dropout import Dropout
-from flgraph.nn.sage import SparseSAGEConv
-from flgraph.nn.sparse import rows_times, take_rows
+from flgraph.nn.sparse.adjacency import Adjacency, gather_ranges, offsets
+from flgraph.nn.sparse.csr import rows_times, take_rows
 
 
 class FeatureGenerator(torch.nn.Module):

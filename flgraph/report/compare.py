@@ -13,9 +13,9 @@ from itertools import takewhile
 from typing import Any
 
 from flgraph.errors import InputError, expect
-from flgraph.federation.records import version_of
 from flgraph.report.charts import Spread, spread
-from flgraph.report.runs import Run, lower_is_better, mapping, natural, number
+from flgraph.runs.history import version_of
+from flgraph.runs.reader import Run, lower_is_better, mapping, natural, number
 from flgraph.tu_settings import tu_setting
 
 PERCENT = {"accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "average_precision", "precision", "recall"}

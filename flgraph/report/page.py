@@ -22,7 +22,7 @@ from flgraph.report.charts import (
     to_svg,
 )
 from flgraph.report.compare import Comparison, Method, Metric, shown
-from flgraph.report.runs import Run, mapping
+from flgraph.runs.reader import Run, mapping
 
 WIDE, HALF = 11.4, 5.5
 """Inches of charts that take the page's width, and half of it: letters come out equally large in both."""

@@ -2,6 +2,6 @@
 
 from flgraph.reproduce.runner import run_study
 from flgraph.reproduce.study import Study, list_studies, load_study
-from flgraph.reproduce.table import collect, finished, write_tables
+from flgraph.reproduce.tables import collect, finished, write_tables
 
 __all__ = ["Study", "collect", "finished", "list_studies", "load_study", "run_study", "write_tables"]

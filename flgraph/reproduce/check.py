@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from flgraph.configs import find_config
 from flgraph.errors import expect
-from flgraph.packaged import find_config
 
 if TYPE_CHECKING:
     from flgraph.reproduce.study import Study

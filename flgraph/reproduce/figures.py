@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.errors import expect
-from flgraph.report.runs import mapping, number
 from flgraph.reproduce.protocols import rounds_of
 from flgraph.reproduce.study import Study, in_words, logged_name
-from flgraph.reproduce.table import Cell, Done
+from flgraph.reproduce.tables import Cell, Done
+from flgraph.runs.reader import mapping, number
 
 Draw = Callable[[Path], None]
 """Draws a picture into a file."""
@@ -108,7 +108,7 @@ def _clients(study: Study, done: Done, setting: str, metric: str, file: Path) ->
 
 def _labels(done: Done, setting: str, file: Path) -> None:
     """Classes of every client's training data, in the partition of the first run."""
-    from flgraph.data.partition_plot import label_figure
+    from flgraph.data.figures import label_figure
     from flgraph.report.charts import save_png
 
     first = next(runs[0] for (where, _), runs in done.items() if where == setting)
@@ -120,7 +120,7 @@ def _labels(done: Done, setting: str, file: Path) -> None:
 
 def _predictions(done: Done, setting: str, file: Path) -> None:
     """Classes that every client predicts of the global test data after the last round, above the true ones."""
-    from flgraph.data.partition_plot import share_figure
+    from flgraph.data.figures import share_figure
     from flgraph.report.charts import save_png
 
     first = next(runs[0] for (where, _), runs in done.items() if where == setting)

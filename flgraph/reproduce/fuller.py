@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flgraph.federation.records import write_text
 from flgraph.reproduce.study import Study
-from flgraph.reproduce.table import Cell
+from flgraph.reproduce.tables import Cell
+from flgraph.runs.history import write_text
 
 _Held = dict[tuple[str, str, str], tuple[set[str], int, int]]
 """Setting, method and metric to the seeds, their number and the rounds behind a mean; older tables name no seeds."""

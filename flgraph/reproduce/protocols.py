@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.errors import InputError
-from flgraph.federation.records import read_records
-from flgraph.report.runs import lower_is_better, mapping, number
 from flgraph.reproduce.study import PARTITION
+from flgraph.runs.history import read_records
+from flgraph.runs.reader import lower_is_better, mapping, number
 
 PROTOCOLS = {
     "final": "the last round, or the one that a run with early stopping went back to",
@@ -30,7 +30,7 @@ def value_of(results: Mapping[str, Any], protocol: str, metric: str, mean: str) 
     """A run's metric under a protocol; ``None`` where the protocol makes no sense, NaN where nothing was measured.
 
     Args:
-        results: of the run, with its ``folder``, or what :mod:`flgraph.reproduce.ledger` keeps of it.
+        results: of the run, with its ``folder``, or what :mod:`flgraph.reproduce.index` keeps of it.
         protocol: one of :data:`PROTOCOLS`.
         metric: as runs log it.
         mean: which mean over clients, ``mean`` or ``weighted_mean``.

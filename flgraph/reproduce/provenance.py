@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flgraph.reproduce.ledger import MANY_CLIENTS
+from flgraph.reproduce.index import MANY_CLIENTS
 from flgraph.reproduce.runner import command
 from flgraph.reproduce.study import Study
 

@@ -15,11 +15,11 @@ from threading import Event
 from typing import Any
 
 from flgraph.errors import InputError
-from flgraph.federation.checkpoint import CheckpointStore, read_manifest
-from flgraph.federation.records import writing
-from flgraph.report.runs import number, read_results
-from flgraph.reproduce.ledger import Ledger, recorded
+from flgraph.reproduce.index import Ledger, recorded
 from flgraph.reproduce.study import Run, Study
+from flgraph.runs.checkpoint import CheckpointStore, read_manifest
+from flgraph.runs.history import writing
+from flgraph.runs.reader import number, read_results
 
 _LOOK_AGAIN = 0.5
 """Seconds until a run that another command has under way is looked at again."""

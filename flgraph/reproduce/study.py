@@ -13,10 +13,10 @@ from typing import Any, Literal, get_args
 
 import yaml
 
+from flgraph.configs import find_config
 from flgraph.errors import InputError, expect
-from flgraph.packaged import find_config
-from flgraph.report.runs import natural
 from flgraph.reproduce.check import check_study
+from flgraph.runs.reader import natural
 
 _HERE = Path(__file__).resolve().parent
 

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from flgraph.data.ego import EgoBatch, sample_egos
+from flgraph.data.nodes.batching import EgoBatch, sample_egos
 from flgraph.models import FedEgo
 
 

@@ -13,9 +13,9 @@ from flgraph.callbacks import EarlyStopping, FedAvg, FedEgo, Local
 from flgraph.data import NodeFederation, NodeGraph
 from flgraph.errors import InputError
 from flgraph.federation import FederatedCallback, FederatedTrainer
-from flgraph.federation.records import read_records
 from flgraph.models import GNN
 from flgraph.models import FedEgo as FedEgoNet
+from flgraph.runs.history import read_records
 
 Make = Callable[..., Any]
 Models = dict[str, dict[str, Tensor]]

@@ -15,8 +15,8 @@ from torch_geometric.data import Data
 from flgraph.callbacks import FedEgo, GraphFL, Local
 from flgraph.callbacks.fedego import _MashedLoader
 from flgraph.data import NodeDataModule, NodeFederation
-from flgraph.data.ego import EgoLoader
-from flgraph.data.node_graph import NodeGraph
+from flgraph.data.nodes.batching import EgoLoader
+from flgraph.data.nodes.container import NodeGraph
 from flgraph.errors import InputError
 from flgraph.federation import Aggregator, FederatedTrainer, Payload
 from flgraph.federation.client import Client

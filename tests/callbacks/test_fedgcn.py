@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 from flgraph.callbacks import FedAvg, FedGCN, Local
 from flgraph.data import NodeGraph, WholeGraphDataModule, WholeGraphFederation
-from flgraph.data.whole_graph import edges_between
+from flgraph.data.nodes.whole_graph import edges_between
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer, Payload
 from flgraph.models import GNN, NodeGCN

@@ -17,9 +17,9 @@ from flgraph.callbacks import FedAvg, FedSagePlus
 from flgraph.data import NodeGraph, WholeGraphDataModule
 from flgraph.errors import InputError
 from flgraph.federation import ClientError, FederatedTrainer
-from flgraph.federation.checkpoint import load_bytes, state_bytes
 from flgraph.federation.client import Turn
 from flgraph.models import GNN, NeighGenSAGE, NodeSAGE
+from flgraph.runs.checkpoint import load_bytes, state_bytes
 
 Federate = Callable[..., FederatedTrainer]
 NODES = 30

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from flgraph import cli
-from flgraph.data import tu_files
+from flgraph.cli import main as cli
+from flgraph.data.graphs import tu_files
 
 Texts = dict[str, list[str]]
 

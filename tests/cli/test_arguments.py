@@ -235,8 +235,9 @@ def test_refused_options(call: Call, small: list[str], tmp_path: Path, options: 
             "flgraph.models.GNN does not correspond to a subclass of Aggregator",
         ),
         (
-            "model:\n  class_path: flgraph.models.fedego.EgoHead\n",
-            "Expected `model.hidden_channels` to be given, as flgraph.models.fedego.EgoHead needs it, but got none.",
+            "model:\n  class_path: flgraph.models.nodes.fedego.EgoHead\n",
+            "Expected `model.hidden_channels` to be given, as flgraph.models.nodes.fedego.EgoHead needs it, "
+            "but got none.",
         ),
         ("trainer: {rounds: 3\n", "Problems parsing config"),
         ("only words\n", "Unexpected config: only words"),

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import flgraph
-from flgraph import cli, federation
+from flgraph import federation
+from flgraph.cli import main as cli
 
 Flgraph = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -67,7 +68,7 @@ def test_console_script() -> None:
 
 def test_console_script_runs(process: Flgraph) -> None:
     """As the script that pip writes: the arguments come from ``sys.argv``, and None is returned."""
-    code = "import sys; from flgraph.cli import main; sys.argv[0] = 'flgraph'; sys.exit(main())"
+    code = "import sys; from flgraph.cli.main import main; sys.argv[0] = 'flgraph'; sys.exit(main())"
     done = process(sys.executable, "-P", "-c", code, "--help")
     assert done.returncode == 0
     assert done.stderr == ""

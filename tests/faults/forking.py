@@ -14,7 +14,7 @@ import sys
 import torch
 import torch.utils.tensorboard  # what a run imports by itself, for the first of them to be as quick as the others
 
-from flgraph.cli import main
+from flgraph.cli.main import main
 
 
 def serve() -> None:

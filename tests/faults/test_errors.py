@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from flgraph.cli import main
-from flgraph.federation import checkpoint
-from flgraph.federation.records import read_records
+from flgraph.cli.main import main
 from flgraph.models import GNN
+from flgraph.runs import checkpoint
+from flgraph.runs.history import read_records
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from flgraph.federation.checkpoint import CheckpointStore, find_checkpoint, read_manifest
-from flgraph.federation.records import read_records
+from flgraph.runs.checkpoint import CheckpointStore, find_checkpoint, read_manifest
+from flgraph.runs.history import read_records
 
 Start = Callable[..., Any]  # see conftest.py
 

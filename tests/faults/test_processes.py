@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from flgraph.cli import main
-from flgraph.federation import checkpoint
-from flgraph.federation.records import read_records
+from flgraph.cli.main import main
+from flgraph.runs import checkpoint
+from flgraph.runs.history import read_records
 
 Start = Callable[..., Any]  # see conftest.py
 

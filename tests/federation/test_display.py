@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flgraph.federation.display import ExchangeLines, MetricsTable, final_table
-from flgraph.federation.records import Metrics
+from flgraph.runs.history import Metrics
 
 
 def rows(metrics: MetricsTable, width: int = 80) -> list[list[str]]:

@@ -19,10 +19,10 @@ from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer, ProcessGroup
 from flgraph.federation.client import Turn
 from flgraph.federation.engines.base import ClientError, EngineError
-from flgraph.federation.engines.dealing import deal, deal_again, makespan
-from flgraph.federation.engines.place import Place, alone, device_of
-from flgraph.federation.engines.process_group import _error, _order, _told, _turns
-from flgraph.federation.engines.wire import Message
+from flgraph.federation.engines.distributed.engine import _error, _order, _told, _turns
+from flgraph.federation.engines.distributed.environment import Place, alone, device_of
+from flgraph.federation.engines.distributed.schedule import deal, deal_again, makespan
+from flgraph.federation.engines.distributed.transport import Message
 
 TORCHRUN = {
     "RANK": "5",

@@ -15,10 +15,10 @@ import torch
 from flgraph.callbacks import EarlyStopping, FedAvg, FedPer
 from flgraph.errors import InputError
 from flgraph.federation import EngineError, FederatedTrainer
-from flgraph.federation.checkpoint import CheckpointStore, load_file
 from flgraph.federation.engines.remote import Host, Message, Remote
-from flgraph.federation.pointers import is_whole, state_file
 from flgraph.flare.gather import gather
+from flgraph.runs.checkpoint import CheckpointStore, load_file
+from flgraph.runs.site_states import is_whole, state_file
 
 PERSONAL = {"base": ["first.*"]}
 

@@ -14,8 +14,8 @@ from flgraph.data import FlatGraphs, GraphFederation
 from flgraph.errors import InputError
 from flgraph.federation import FederatedCallback, FederatedTrainer, personal, shared
 from flgraph.federation.display import quiet_lightning
-from flgraph.federation.records import read_records
 from flgraph.models import GNN
+from flgraph.runs.history import read_records
 
 Make = Callable[..., Any]
 

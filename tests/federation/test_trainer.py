@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from flgraph.callbacks import FedAvg, FedPer, FedProx, Local
 from flgraph.errors import InputError
 from flgraph.federation import Aggregator, FederatedCallback, FederatedTrainer, Route, personal, shared
-from flgraph.federation.records import RoundRecord, read_records
 from flgraph.federation.run_log import RunLog
 from flgraph.models import GNN
+from flgraph.runs.history import RoundRecord, read_records
 
 Fit = Callable[..., FederatedTrainer]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from flgraph.federation.records import read_records
+from flgraph.runs.history import read_records
 
 PARITY = Path(__file__).resolve().parents[1] / "parity"
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
+from flgraph.cli.flare import configuration, main
 from flgraph.errors import InputError
 from flgraph.federation import EngineError
 from flgraph.federation.engines.remote import Message
 from flgraph.flare.classes import refuse_foreign_classes, refuse_foreign_names
-from flgraph.flare.cli import configuration, main
 from flgraph.flare.jobs import Supervisor, _heard
 from flgraph.flare.run import SitesData, host, serve, tell
 from flgraph.flare.settings import ALLOWED, SiteSettings, read_settings, site_seed
@@ -174,7 +174,7 @@ def a_lambda(hook: Any, of: str = LIGHTNING) -> list[dict[str, Any]]:
         ({"trainer.callbacks": a_lambda({"class_path": "foreign.Evil"})}, "`class_path` to be among those that this"),
         ({"trainer.callbacks": a_lambda("hook")}, f"`trainer.callbacks.on_fit_start` to be {NOTHING_ELSE}"),
         (
-            {"trainer.callbacks": a_lambda(None, "flgraph.federated_cli.pl.callbacks")},
+            {"trainer.callbacks": a_lambda(None, "flgraph.cli.fit.pl.callbacks")},
             "`class_path` to be the name of a class",
         ),
         (
@@ -192,13 +192,13 @@ def a_lambda(hook: Any, of: str = LIGHTNING) -> list[dict[str, Any]]:
             {"model": {"class_path": "flgraph.models.FedStar", "init_args": {"lr": {"class_path": "foreign.Evil"}}}},
             "`class_path` to be among those that this site",
         ),
-        ({"model": {"class_path": "flgraph.federated_cli.yaml.YAMLObject"}}, "`class_path` to be the name of a class"),
+        ({"model": {"class_path": "flgraph.cli.fit.yaml.YAMLObject"}}, "`class_path` to be the name of a class"),
         (
-            {"model": {"class_path": "flgraph.federated_cli.Console"}},
-            "but got 'flgraph.federated_cli.Console, which is rich.console.",
+            {"model": {"class_path": "flgraph.cli.fit.Console"}},
+            "but got 'flgraph.cli.fit.Console, which is rich.console.",
         ),
         ({"model": {"class_path": "flgraph.__main__.Model"}}, "`class_path` to be the full name of a class"),
-        ({"model": {"class_path": "flgraph.cli.main"}}, "`class_path` to be the name of a class"),
+        ({"model": {"class_path": "flgraph.cli.main.main"}}, "`class_path` to be the name of a class"),
         ({"model.class_path": "foreign.EvilModel"}, "`class_path` to be among those that this site"),
         ({"config": "trainer.yaml"}, "`configuration` to be a mapping with fields among seed_everything, model, tr"),
         ({"optimizer": {"class_path": "foreign.Evil"}}, "but got 'optimizer'"),

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import flgraph
-from flgraph.federation.engines.launcher import launch
+from flgraph.federation.engines.distributed.launcher import launch
 
 collect_ignore = [
     "device_program.py",

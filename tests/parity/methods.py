@@ -11,7 +11,7 @@ from typing import Any
 import federations
 import yaml
 
-from flgraph.cli import main
+from flgraph.cli.main import main
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "method"
 

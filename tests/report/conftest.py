@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flgraph import cli
+from flgraph.cli import main as cli
 
 MakeRun = Callable[..., Path]
 Report = Callable[..., str]

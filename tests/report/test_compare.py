@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from flgraph.errors import InputError
-from flgraph.report import runs
 from flgraph.report.compare import Comparison, Method, compare, flatten, shown
-from flgraph.report.runs import find_runs
+from flgraph.runs import reader
+from flgraph.runs.reader import find_runs
 
 ROUND = {"A": 0.5, "B": 0.7}
 
@@ -91,8 +91,8 @@ def test_clients_are_read_once(make_run: Any, monkeypatch: pytest.MonkeyPatch) -
     """A thousand of them would be read a thousand times each."""
     folder = make_run("FedAvg", [{f"client-{number}": 0.5 for number in range(20)}])
     read: list[int] = []
-    metrics = runs._metrics
-    monkeypatch.setattr(runs, "_metrics", lambda given: read.append(len(given)) or metrics(given))
+    metrics = reader._metrics
+    monkeypatch.setattr(reader, "_metrics", lambda given: read.append(len(given)) or metrics(given))
     (method,) = methods(folder).values()
     spreads = [method.client(f"client-{number}") for number in range(20)]
     assert spreads == [close(50.0, math.nan)] * 20

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flgraph.errors import InputError
-from flgraph.report.predictions import write_predictions
+from flgraph.runs.predictions import write_predictions
 
 TWO = [torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5, 0.5]])]
 

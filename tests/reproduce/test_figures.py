@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from flgraph.cli.reproduce import write_study
 from flgraph.errors import InputError
 from flgraph.reproduce import Study
-from flgraph.reproduce.cli import write_study
 from flgraph.reproduce.runner import run_folder
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from flgraph.cli import main
+from flgraph.cli.main import main
+from flgraph.cli.reproduce import write_study
 from flgraph.errors import InputError
 from flgraph.reproduce import Study, run_study
-from flgraph.reproduce.cli import write_study
-from flgraph.reproduce.ledger import ledger_file, read_ledger, record_runs, recorded
+from flgraph.reproduce.index import ledger_file, read_ledger, record_runs, recorded
 from flgraph.reproduce.runner import run_folder
 
 SETTINGS: dict[str, str | list[str]] = {"S": ["--data=D"]}

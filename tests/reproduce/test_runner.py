@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flgraph.cli import main
+from flgraph.cli.main import main
 from flgraph.errors import InputError
 from flgraph.reproduce import Study, collect, finished, list_studies, run_study, runner
 from flgraph.reproduce.runner import find_results, run_folder
@@ -217,7 +217,7 @@ def test_checkpoints_to_go_on_from(tiny_study: Callable[..., Study], tmp_path: P
 
 def test_checkpoints_are_kept_of_runs_cut_short_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[bool] = []
-    monkeypatch.setattr("flgraph.reproduce.cli.run_study", lambda *_, **given: kept.append(given["keep_checkpoints"]))
+    monkeypatch.setattr("flgraph.cli.reproduce.run_study", lambda *_, **given: kept.append(given["keep_checkpoints"]))
     for rounds in ("199", "200", "201"):
         places = (f"--{name}={tmp_path}" for name in ("out", "runs"))
         main(["reproduce", "fedstar/table1", "--rounds", rounds, *places])

@@ -2,7 +2,7 @@
 
 from flgraph.errors import EngineError
 from flgraph.federation.engines.base import ClientError, Engine
-from flgraph.federation.engines.process_group import ProcessGroup
+from flgraph.federation.engines.distributed.engine import ProcessGroup
 from flgraph.federation.engines.sequential import Sequential
 
 __all__ = ["ClientError", "Engine", "EngineError", "ProcessGroup", "Sequential"]

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flgraph.errors import EngineError, InputError, expect
-from flgraph.federation.checkpoint import link_or_copy, load_bytes, load_file, state_bytes, state_name, write_file
 from flgraph.federation.client import Client, Predictions, Turn
 from flgraph.federation.engines.base import ClientError, Engine
-from flgraph.federation.pointers import checkpoint_label, client_label, has_state, labels_in_use, point, state_file
+from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, state_bytes, state_name, write_file
+from flgraph.runs.site_states import checkpoint_label, client_label, has_state, labels_in_use, point, state_file
 
 Message = Mapping[str, Any]
 """Plain values and bytes by name; whatever carries them needs to know no more."""

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flgraph.federation.records import write_bytes
 from flgraph.report.charts.style import GRID, INK, MUTED, PAPER, settings
+from flgraph.runs.history import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,0 +1,262 @@
+"""``flgraph fit``, ``validate``, ``test`` and ``predict``: a LightningCLI for federations."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytorch_lightning as pl
+import yaml
+from jsonargparse.typing import NonNegativeInt
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from rich.console import Console
+
+import flgraph.callbacks
+import flgraph.data
+import flgraph.models  # noqa: F401
+from flgraph.cli import main as cli
+from flgraph.configs import find_config
+from flgraph.errors import InputError
+from flgraph.federation import FederatedTrainer, ProcessGroup
+from flgraph.federation.denormals import flushing_denormals
+from flgraph.federation.display import MetricsTable
+from flgraph.federation.engines.distributed import launcher
+from flgraph.federation.engines.distributed import transport as wire
+from flgraph.federation.engines.distributed.environment import Place
+from flgraph.federation.seeding import derive_seed, seed_all
+from flgraph.runs.history import Metrics, writing
+from flgraph.runs.predictions import write_predictions
+
+DESCRIPTION = (
+    "Federated learning on graphs. There are also `flgraph report --help`, `flgraph reproduce --help` and "
+    "`flgraph flare --help`."
+)
+
+
+class Parser(LightningArgumentParser):
+    """Tells what is wrong in one line and exits with code 2; takes options by their full names only."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Called by argparse and jsonargparse for anything they cannot take."""
+        if not self.exit_on_error:  # the parser of one class's arguments; the outer one will say where they stand
+            super().error(message, ex)
+        exit_with(_clear(" ".join(message.split())), 2)
+
+
+class FederatedCLI(LightningCLI):
+    """``fit``, ``validate``, ``test`` and ``predict`` for :class:`FederatedTrainer`.
+
+    Args:
+        args: the command line; that of the process when ``None``.
+        run: whether it begins with a subcommand, which is run; otherwise model, data and trainer are only made.
+    """
+
+    trainer: FederatedTrainer
+
+    def __init__(self, args: Sequence[str] | None = None, run: bool = True) -> None:
+        self._given = list(sys.argv[1:] if args is None else args)
+        super().__init__(
+            model_class=pl.LightningModule,
+            datamodule_class=pl.LightningDataModule,
+            save_config_callback=None,
+            trainer_class=FederatedTrainer,
+            parser_class=Parser,
+            parser_kwargs={"description": DESCRIPTION},
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            args=None if args is None else list(args),
+            run=run,
+        )
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The one seed of a run."""
+        parser.add_argument(
+            "--seed_everything",
+            type=NonNegativeInt,
+            default=0,
+            help="Seed from which all randomness of the run derives.",
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The seed's way to the trainer."""
+        parser.link_arguments("seed_everything", "trainer.seed")
+
+    def _set_seed(self) -> None:
+        """Seeds what classes draw when they are made; the trainer seeds every client's model and turn."""
+        seed_all(derive_seed(self._get(self.config, "seed_everything"), "classes"))
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing to do: a checkpoint is a folder, and does not change the configuration."""
+
+    def before_instantiate_classes(self) -> None:
+        """Starts the processes that the engine asks for, if this is not one of them, and ends when they have ended."""
+        engine = self._get(self.config, "trainer.engine")
+        if engine is None or Place.here().launched:
+            return
+        module, _, name = engine.class_path.rpartition(".")
+        kind = getattr(import_module(module), name)
+        if issubclass(kind, ProcessGroup):
+            wanted = kind(**engine.init_args.as_dict()).processes
+            raise SystemExit(launcher.launch([sys.executable, *_as_module(), *self._given], wanted))
+
+    def instantiate_classes(self) -> None:
+        """Brings out what a class said of its arguments; the parser wraps it into several lines of its own."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, InputError):
+                cause = cause.__cause__
+            raise cause or InputError(_clear(" ".join(str(error).split()))) from None
+
+    def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:
+        """Hands the effective configuration to the trainer, which writes it into the run folder."""
+        trainer = super().instantiate_trainer(**kwargs)
+        assert isinstance(trainer, FederatedTrainer)
+        config = self.config[self.subcommand] if self.subcommand else self.config
+        trainer.config_text = self._parser(self.subcommand).dump(config, "yaml", False)  # False: with what is null
+        trainer.config = yaml.safe_load(trainer.config_text)
+        return trainer
+
+    # -------------------------------------------------------------------------------------------- the subcommands
+    def validate(self, ckpt_path: str | None, **kwargs: Any) -> None:
+        """Validates the run's newest checkpoint if none is named."""
+        self._tell("val", self.trainer.validate(ckpt_path=ckpt_path or "last", **kwargs))
+
+    def test(self, ckpt_path: str | None, **kwargs: Any) -> None:
+        """Tests the run's newest checkpoint if none is named."""
+        self._tell("test", self.trainer.test(ckpt_path=ckpt_path or "last", **kwargs))
+
+    def _tell(self, split: str, metrics: Metrics) -> None:
+        """Prints what was asked for where the trainer is silent (``trainer.enable_progress_bar`` is false)."""
+        if self.trainer.writes and self.trainer.console.quiet:
+            Console().print(MetricsTable(metrics, f"{split}, round {self.trainer.current_round}"))
+
+    def predict(self, ckpt_path: str | None, **kwargs: Any) -> None:
+        """Writes ``predictions/CLIENT.csv`` into the run folder: what the model says of each graph, node or link."""
+        predictions = self.trainer.predict(ckpt_path=ckpt_path or "last", **kwargs)
+        if not self.trainer.writes:
+            return
+        assert self.trainer.run_dir is not None
+        folder = self.trainer.run_dir / "predictions"
+        predicted = getattr(self.model, "predicted", "probabilities")
+        with writing(folder):
+            folder.mkdir(exist_ok=True)
+            for client, batches in predictions.items():
+                rows = self.trainer.prediction_rows[client]
+                write_predictions(client, batches, rows, predicted, folder / f"{client}.csv")
+        print(f"predictions in {folder}")
+
+
+# What jsonargparse says of something that a class or a field cannot take, and the sentence that is made of it.
+_SENTENCES = [
+    (
+        r"""Parser key "([\w.]+)": .*?class_path 'pytorch_lightning[\w.]*': Option '(\w+)' is not accepted.*""",
+        r"Expected `\1` to be chosen before its fields (by --\1 CLASS or a -c file) but got `\1.\2` first.",
+    ),
+    (
+        r"""Parser key "([\w.]+)": .*?class_path '([\w.]+)': Option '(\w+)' is not accepted.*""",
+        r"Expected `\1` to have only fields of \2 but got `\3`.",
+    ),
+    (
+        r"""Parser key "([\w.]+)": .*?class_path '[\w.]+': Parser key "([\w.]+)": Expected a (.+?)\. Got value: """
+        r"""(.*?)(?: - Expected a <class 'NoneType'>.*)?""",
+        r"Expected `\1.\2` to be \3 but got \4.",
+    ),
+    (
+        r"""Parser key "([\w.]+)": .*?class_path '([\w.]+)': """
+        r"""((?:module '[\w.]+' has no attribute|No module named) '[\w.]+')(?: - .*)?""",
+        r"Expected `\1` to be the name of a class but got '\2' (\3).",
+    ),
+    (
+        r"""Parser key "([\w.]+)": .*?class_path '([\w.]+)': the following arguments are required: (\w+).*""",
+        r"Expected `\1.\3` to be given, as \2 needs it, but got none.",
+    ),
+    (
+        r"""Parser key "([\w.]+)": .*Expected a dot import path string: (\S+).*""",
+        r"Expected `\1` to be the name of a class but got '\2'.",
+    ),
+    (r"""Parser key "([\w.]+)": Expected a (.+?)\. Got value: (.*)""", r"Expected `\1` to be \2 but got \3."),
+]
+_WORDS = [
+    (r"<class '([\w.]+)'>", r"of type \1"),
+    (r"typing\.Literal\[(.*?)\]", r"one of \1"),
+]
+
+
+def _clear(message: str) -> str:
+    for pattern, sentence in _SENTENCES:
+        match = re.fullmatch(pattern, message)
+        if match:
+            message = match.expand(sentence)
+            break
+    for pattern, words in _WORDS:
+        message = re.sub(pattern, words, message)
+    return message
+
+
+def exit_with(message: str, code: int) -> NoReturn:
+    """Prints one line to standard error and exits; of several processes one prints."""
+    wire.exit_code = code
+    if launcher.say(" ".join(message.split()), code) or Place.here().rank > 0:
+        raise SystemExit(code)
+    cli.exit_with(message, code)
+
+
+def _as_module() -> list[str]:
+    """Python's options to run this package again, found in the same place."""
+    return ["-m", "flgraph"] if sys.path[0] in ("", str(Path.cwd())) else ["-P", "-m", "flgraph"]
+
+
+def with_packaged_configs(args: Sequence[str]) -> list[str]:
+    """Lets ``-c configs/data/chem.yaml`` work away from a checkout: what is not there is taken from the package."""
+    result: list[str] = []
+    for arg in args:  # `--config=FILE` becomes two arguments, so that only one form is left to look for
+        result += arg.split("=", 1) if arg.startswith(("-c=", "--config=")) else [arg]
+    for position, (flag, value) in enumerate(pairwise(result)):
+        if flag in ("-c", "--config") and value.startswith("configs/"):
+            result[position + 1] = str(find_config(value))
+    return result
+
+
+def with_default_data(args: Sequence[str]) -> list[str]:
+    """Lets ``--data.datasets`` stand alone: without a data class, it is that of the TU collection.
+
+    (A default in the parser would hand its arguments' defaults on to whatever class is chosen instead.)
+    """
+    configs = [value for flag, value in pairwise(args) if flag in ("-c", "--config")]
+    named = any(
+        arg in ("--data", "--data.class_path") or arg.startswith(("--data=", "--data.class_path=")) for arg in args
+    )
+    wanted = any(arg.startswith("--data.") for arg in args)
+    if named or not wanted or any(_names_data(config) for config in configs):
+        return list(args)
+    return [args[0], "--data=flgraph.data.TUFederation", *args[1:]]
+
+
+def _names_data(config: str) -> bool:
+    try:
+        content = yaml.safe_load(Path(config).read_text() if Path(config).is_file() else config)
+    except (OSError, ValueError, yaml.YAMLError):
+        return False  # the parser will say what is wrong with it
+    return isinstance(content, dict) and "data" in content
+
+
+def run(args: Sequence[str]) -> None:
+    """Runs a subcommand of :class:`FederatedCLI`."""
+    try:
+        with flushing_denormals():  # before there are further threads, which take it over
+            FederatedCLI(with_default_data(with_packaged_configs(args)))
+    except SystemExit as error:
+        wire.exit_code = error.code if isinstance(error.code, int) else 1
+        raise

@@ -1,0 +1,1 @@
+"""Many graphs, each with a class."""

@@ -1,0 +1,379 @@
+"""Many graphs as a few flat tensors, and batches cut from them without touching a single graph in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+
+from flgraph.data.graphs.lazy import put_off
+from flgraph.data.graphs.twins import Twins, edge_index_of
+from flgraph.data.graphs.weighted import WeightedEdges
+from flgraph.errors import InputError
+from flgraph.nn.linear import OneHot
+from flgraph.nn.sparse.adjacency import Adjacency, gather_ranges, offsets
+
+WIDE = 128
+"""Number of columns from which on one-hots are multiplied by choosing columns of the weight."""
+
+
+class FlatGraphs:
+    """A set of labelled graphs stored as concatenated tensors with offsets.
+
+    A batch is a gather with ``arange`` and ``repeat_interleave``, on whatever device the tensors are, instead of a
+    Python loop over graphs. ``graphs.batch(index)`` is a :class:`torch_geometric.data.Batch` with the same contents as
+    PyG's collate, edges in sorted order, plus the batch's adjacency in compressed rows (``batch.adj``). Of graphs with
+    many edges and many nodes that have the same neighbours, ``batch.adj`` is a :class:`~flgraph.nn.TwinAdjacency`, and
+    ``batch.edge_index`` is made when it is first read, like ``batch.x`` where features are wide one-hots.
+
+    Args:
+        x: node features ``[N, F]``, float, or an integer type for features that are small whole numbers (one-hots); a
+            batch holds them as float32.
+        edge_index: ``[2, E]`` integers, source and target as node numbers *within* the graph; sorted by (source,
+            target) inside every graph. Use :meth:`from_pyg` or :func:`sort_edges` when they may not be.
+        y: class of each graph ``[G]``, int64.
+        node_ptr: ``[G + 1]``; graph ``g`` owns the rows ``node_ptr[g]:node_ptr[g + 1]`` of ``x``.
+        edge_ptr: ``[G + 1]``; graph ``g`` owns the columns ``edge_ptr[g]:edge_ptr[g + 1]`` of ``edge_index``.
+        name: what error messages call this data.
+        node_tensors: further tensors with one row per node, for example ``{"s": structure embedding [N, K]}``; they
+            appear under these names in every batch.
+        undirected: whether every edge is present in both directions; worked out when ``None``.
+        views: further, weighted edges of all graphs by name, for example ``{"diffused": ...}``; a batch holds their
+            :class:`~flgraph.nn.WeightedAdjacency` under this name.
+
+    Raises:
+        InputError: an offset, an edge, a feature or a label is out of range or not a number.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        y: Tensor,
+        node_ptr: Tensor,
+        edge_ptr: Tensor,
+        *,
+        name: str = "graphs",
+        node_tensors: Mapping[str, Tensor] | None = None,
+        undirected: bool | None = None,
+        views: Mapping[str, WeightedEdges] | None = None,
+        validate: bool = True,
+    ) -> None:
+        self.x = x
+        self.edge_index = edge_index
+        self.y = y
+        self.node_ptr = node_ptr
+        self.edge_ptr = edge_ptr
+        self.name = name
+        self.node_tensors = dict(node_tensors or {})
+        self.views = dict(views or {})
+        if validate:
+            self._validate()
+        look = undirected is None or (undirected and validate)
+        self.undirected = self._is_undirected() if look else bool(undirected)
+        if undirected and not self.undirected:
+            raise InputError(
+                f"Expected the edges of `{self.name}` to go both ways, as `undirected` says, but not all do."
+            )
+        self._one_hot: Tensor | None = None
+        self._looked_for_one_hots = False
+        self._twins: Twins | None = None
+        self._looked_for_twins = False
+
+    # ---------------------------------------------------------------------------------------------- construction
+    @classmethod
+    def from_pyg(cls, dataset: Iterable[Data], name: str = "graphs") -> FlatGraphs:
+        """Flattens any iterable of :class:`torch_geometric.data.Data` with ``x``, ``edge_index`` and a scalar ``y``.
+
+        Edges are sorted by (source, target); repeated edges are kept, as PyG keeps them.
+
+        Raises:
+            InputError: a graph lacks ``x``, ``edge_index`` or ``y``, or holds values that cannot be used.
+        """
+        graphs = list(dataset)
+        if not graphs:
+            raise InputError(f"Expected data `{name}` to hold at least one graph but got none.")
+        for number, graph in enumerate(graphs):
+            for field in ("x", "edge_index", "y"):
+                if graph.get(field) is None:
+                    raise InputError(f"Expected graph {number} of `{name}` to have `{field}` but it has none.")
+            if graph.y.numel() != 1:
+                raise InputError(
+                    f"Expected `y` of graph {number} of `{name}` to be one class but got {graph.y.numel()} values."
+                )
+            edges = graph.edge_index
+            sound = edges.dim() == 2 and edges.size(0) == 2 and (edges.numel() == 0 or not edges.is_floating_point())
+            if not sound:
+                raise InputError(
+                    f"Expected `edge_index` of graph {number} of `{name}` to be whole numbers of shape [2, E] but got "
+                    f"{edges.dtype} of shape {list(edges.shape)}."
+                )
+        widths = {1 if graph.x.dim() == 1 else graph.x.size(1) for graph in graphs}
+        if len(widths) > 1:
+            raise InputError(f"Expected all graphs of `{name}` to have equally many features but got {sorted(widths)}.")
+        x = torch.cat([graph.x.view(-1, 1) if graph.x.dim() == 1 else graph.x for graph in graphs])
+        y = torch.cat([graph.y.view(-1) for graph in graphs])
+        if y.is_floating_point() and not bool(((y == y.round()) & y.isfinite()).all()):
+            raise InputError(f"Expected the labels of `{name}` to be whole numbers but got {y.tolist()[:5]} ...")
+        node_ptr = _offsets([graph.x.size(0) for graph in graphs])
+        edge_ptr = _offsets([graph.edge_index.size(1) for graph in graphs])
+        edge_index = torch.cat([graph.edge_index.long() for graph in graphs], dim=1)
+        _check_edges(edge_index, node_ptr, edge_ptr, name)
+        return cls(x, sort_edges(edge_index, node_ptr, edge_ptr), y.long(), node_ptr, edge_ptr, name=name)
+
+    def _validate(self) -> None:
+        name = self.name
+        if len(self) == 0:
+            raise InputError(f"Expected data `{name}` to hold at least one graph but got none.")
+        _check_offsets("node_ptr", self.node_ptr, self.y.numel(), self.x.size(0), name)
+        _check_offsets("edge_ptr", self.edge_ptr, self.y.numel(), self.edge_index.size(-1), name)
+        _check_edges(self.edge_index, self.node_ptr, self.edge_ptr, name)
+        source, target = self._global_edges()
+        if not bool(((source * max(self.num_nodes, 1) + target).diff() >= 0).all()):
+            raise InputError(f"Expected the edges of `{name}` to be sorted by source and target but some are not.")
+        if self.x.is_floating_point() and not bool(torch.isfinite(self.x).all()):
+            row = int((~torch.isfinite(self.x)).any(dim=1).nonzero()[0])
+            graph = int(torch.searchsorted(self.node_ptr, row, right=True)) - 1
+            raise InputError(f"Expected the features of `{name}` to be finite but graph {graph} holds NaN or infinity.")
+        if bool((self.y < 0).any()):
+            raise InputError(f"Expected the labels of `{name}` to be 0 or more but got {int(self.y.min())}.")
+        for key, tensor in self.node_tensors.items():
+            if tensor.size(0) != self.num_nodes:
+                raise InputError(
+                    f"Expected node tensor `{key}` of `{name}` to have {self.num_nodes} rows but got {tensor.size(0)}."
+                )
+
+    def _is_undirected(self) -> bool:
+        source, target = self._global_edges()
+        n = max(self.num_nodes, 1)
+        forward = source * n + target
+        return bool(torch.equal(forward, (target * n + source).sort().values))
+
+    def _global_edges(self) -> Tensor:
+        shift = torch.repeat_interleave(self.node_ptr[:-1], self.edge_ptr.diff())
+        return self.edge_index.long() + shift
+
+    # ------------------------------------------------------------------------------------------------ properties
+    def __len__(self) -> int:
+        return self.node_ptr.numel() - 1
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.name}: {len(self)} graphs, {self.num_nodes} nodes, "
+            f"{self.edge_index.size(1)} edges, {self.num_features} features, {self.num_classes} classes)"
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all graphs together."""
+        return self.x.size(0)
+
+    @property
+    def num_features(self) -> int:
+        """Columns of ``x``."""
+        return self.x.size(1)
+
+    @property
+    def num_classes(self) -> int:
+        """Largest label + 1."""
+        return int(self.y.max()) + 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors held."""
+        tensors = [self.x, self.edge_index, self.y, self.node_ptr, self.edge_ptr, *self.node_tensors.values()]
+        further = sum(view.nbytes for view in self.views.values())
+        further += 0 if self._twins is None else self._twins.nbytes
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors) + further
+
+    @property
+    def one_hot(self) -> Tensor | None:
+        """Column of the one in each row of ``x``, where all are wide one-hots ``[N]``; looked for once."""
+        if not self._looked_for_one_hots:
+            self._looked_for_one_hots = True
+            if not self.x.is_floating_point() and self.num_features >= WIDE and self.num_nodes:
+                top, column = self.x.max(dim=1)
+                if bool((top == 1).all() and (self.x.count_nonzero(dim=1) == 1).all()):
+                    self._one_hot = column
+        return self._one_hot
+
+    @property
+    def twins(self) -> Twins | None:
+        """Classes of nodes with equal neighbourhoods, where batches made of them are faster; looked for once."""
+        if not self._looked_for_twins:
+            # With fewer edges they could not pay, so most data sets need not be looked at.
+            may_pay = self.undirected and self.edge_index.size(1) >= 4 * self.num_nodes
+            twins = Twins.find(self.edge_index, self.node_ptr, self.edge_ptr) if may_pay else None
+            self._twins = twins if twins is not None and twins.pay else None
+            self._looked_for_twins = True
+        return self._twins
+
+    def degrees(self) -> Tensor:
+        """Out-degree of every node ``[N]``, int64 (the degree, where graphs are undirected)."""
+        return torch.bincount(self._global_edges()[0], minlength=self.num_nodes)
+
+    # --------------------------------------------------------------------------------------------------- subsets
+    def select(self, index: Tensor | Sequence[int]) -> FlatGraphs:
+        """A copy of the graphs ``index`` (in that order) as a flat set of its own."""
+        index = torch.as_tensor(index, dtype=torch.long, device=self.x.device)
+        nodes, node_ptr = gather_ranges(self.node_ptr, index)
+        edges, edge_ptr = gather_ranges(self.edge_ptr, index)
+        return FlatGraphs(
+            self.x.index_select(0, nodes),
+            self.edge_index.index_select(1, edges),
+            self.y.index_select(0, index),
+            node_ptr,
+            edge_ptr,
+            name=self.name,
+            node_tensors={key: tensor.index_select(0, nodes) for key, tensor in self.node_tensors.items()},
+            undirected=self.undirected,
+            views={key: view.select(index, nodes) for key, view in self.views.items()},
+            validate=False,
+        )
+
+    def with_tensors(self, node_tensors: Mapping[str, Tensor]) -> FlatGraphs:
+        """The same graphs, sharing their memory, with further tensors of one row per node."""
+        return self._with({**self.node_tensors, **node_tensors}, self.views)
+
+    def with_views(self, views: Mapping[str, WeightedEdges]) -> FlatGraphs:
+        """The same graphs, sharing their memory, with further weighted edges."""
+        return self._with(self.node_tensors, {**self.views, **views})
+
+    def _with(self, node_tensors: Mapping[str, Tensor], views: Mapping[str, WeightedEdges]) -> FlatGraphs:
+        same = FlatGraphs(
+            *(self.x, self.edge_index, self.y, self.node_ptr, self.edge_ptr),
+            name=self.name,
+            node_tensors=node_tensors,
+            undirected=self.undirected,
+            views=views,
+            validate=False,
+        )
+        same._twins, same._looked_for_twins = self._twins, self._looked_for_twins
+        same._one_hot, same._looked_for_one_hots = self._one_hot, self._looked_for_one_hots
+        return same
+
+    def to(self, device: torch.device | str) -> FlatGraphs:
+        """The same graphs on another device (``self`` when they are there already)."""
+        if self.x.device == torch.device(device):
+            return self
+        moved = FlatGraphs(
+            self.x.to(device),
+            self.edge_index.to(device),
+            self.y.to(device),
+            self.node_ptr.to(device),
+            self.edge_ptr.to(device),
+            name=self.name,
+            node_tensors={key: tensor.to(device) for key, tensor in self.node_tensors.items()},
+            undirected=self.undirected,
+            views={key: view.to(device) for key, view in self.views.items()},
+            validate=False,
+        )
+        moved._twins, moved._looked_for_twins = self._twins and self._twins.to(device), self._looked_for_twins
+        return moved
+
+    def __getitem__(self, number: int) -> Data:
+        """Graph ``number`` as an ordinary :class:`~torch_geometric.data.Data`."""
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"graph {number} of {len(self)}")
+        number %= len(self)
+        nodes = slice(int(self.node_ptr[number]), int(self.node_ptr[number + 1]))
+        edges = slice(int(self.edge_ptr[number]), int(self.edge_ptr[number + 1]))
+        further = {key: _as_float(tensor[nodes]) for key, tensor in self.node_tensors.items()}
+        return Data(
+            x=_as_float(self.x[nodes]),
+            edge_index=self.edge_index[:, edges].long(),
+            y=self.y[number : number + 1],
+            **further,
+        )
+
+    # --------------------------------------------------------------------------------------------------- batches
+    def batch(self, index: Tensor | None = None) -> Batch:
+        """The graphs ``index`` (all when ``None``) as one disconnected graph.
+
+        Args:
+            index: graph numbers ``[B]``, int64, on the device of the data; repeats are allowed.
+
+        Returns:
+            A :class:`~torch_geometric.data.Batch` with ``x [n, F]`` float32, ``edge_index [2, e]`` sorted by source,
+            ``y [B]``, ``batch [n]``, ``ptr [B + 1]``, every node tensor, ``adj``, the :class:`~flgraph.nn.Adjacency` of
+            ``edge_index``, ``graph_index``, which is ``index``, and every view.
+        """
+        if index is None:
+            index = torch.arange(len(self), device=self.x.device)
+        nodes, node_ptr = gather_ranges(self.node_ptr, index)
+        num_graphs, num_nodes = index.numel(), nodes.numel()
+        numbers = torch.arange(num_graphs, device=index.device)
+        batch = Batch(
+            x=None if self.one_hot is not None else _as_float(self.x.index_select(0, nodes)),
+            y=self.y.index_select(0, index),
+            batch=torch.repeat_interleave(numbers, node_ptr.diff(), output_size=num_nodes),
+            ptr=node_ptr,
+            graph_index=index,
+        )
+        for key, view in self.views.items():
+            put_off(batch, key, partial(view.batch, index, nodes, node_ptr))  # evaluation often needs none
+        if self.one_hot is not None:
+            put_off(batch, "x", OneHot(self.one_hot.index_select(0, nodes), self.num_features))
+        if self.twins is None:
+            edges, edge_ptr = gather_ranges(self.edge_ptr, index)
+            shift = torch.repeat_interleave(node_ptr[:-1], edge_ptr.diff(), output_size=edges.numel())
+            batch.edge_index = self.edge_index.index_select(1, edges).long() + shift
+            batch.adj = Adjacency.from_sorted(batch.edge_index, num_nodes, symmetric=self.undirected)
+        else:
+            edge_ptr = offsets(self.edge_ptr.index_select(0, index + 1) - self.edge_ptr.index_select(0, index))
+            batch.adj = self.twins.batch(index, nodes, node_ptr)
+            # The layers use `adj` alone, and the edges would take longer to copy than they take to train.
+            put_off(batch, "edge_index", partial(edge_index_of, batch.adj))
+        slices, increments = {"x": node_ptr, "edge_index": edge_ptr}, {"edge_index": node_ptr[:-1]}
+        slices["y"] = torch.arange(num_graphs + 1, device=index.device)
+        for key, tensor in self.node_tensors.items():
+            batch[key] = _as_float(tensor.index_select(0, nodes))
+            slices[key] = node_ptr
+        zeros = torch.zeros(num_graphs, dtype=torch.long, device=index.device)
+        batch._num_graphs = num_graphs
+        batch._slice_dict = slices  # what `to_data_list` and `batch[i]` read
+        batch._inc_dict = {key: increments.get(key, zeros) for key in slices}
+        return batch
+
+
+def sort_edges(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor) -> Tensor:
+    """Sorts the columns of ``edge_index [2, E]`` by (graph, source, target), nodes numbered within their graph."""
+    shift = torch.repeat_interleave(node_ptr[:-1], edge_ptr.diff())
+    n = max(int(node_ptr[-1]), 1)
+    keys = (edge_index[0].long() + shift) * n + edge_index[1].long() + shift
+    return edge_index[:, keys.argsort()]
+
+
+def _offsets(counts: Sequence[int]) -> Tensor:
+    ptr = torch.zeros(len(counts) + 1, dtype=torch.long)
+    ptr[1:] = torch.tensor(counts, dtype=torch.long).cumsum(0)
+    return ptr
+
+
+def _as_float(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_floating_point() else tensor.float()
+
+
+def _check_offsets(field: str, ptr: Tensor, num_graphs: int, total: int, name: str) -> None:
+    if ptr.numel() != num_graphs + 1 or int(ptr[0]) != 0 or int(ptr[-1]) != total or bool((ptr.diff() < 0).any()):
+        shown = f"{ptr.numel()} numbers from {int(ptr[0])} to {int(ptr[-1])}"
+        raise InputError(
+            f"Expected `{field}` of `{name}` to be {num_graphs + 1} numbers rising from 0 to {total} but got {shown}."
+        )
+
+
+def _check_edges(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor, name: str) -> None:
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        raise InputError(f"Expected `edge_index` of `{name}` to be of shape [2, E] but got {list(edge_index.shape)}.")
+    nodes = torch.repeat_interleave(node_ptr.diff(), edge_ptr.diff())
+    outside = ((edge_index < 0) | (edge_index >= nodes)).any(dim=0)
+    if bool(outside.any()):
+        column = int(outside.nonzero()[0])
+        graph = int(torch.searchsorted(edge_ptr, column, right=True)) - 1
+        raise InputError(
+            f"Expected the edges of graph {graph} of `{name}` to join nodes 0 to {int(nodes[column]) - 1} "
+            f"but got {edge_index[:, column].tolist()}."
+        )

@@ -1,0 +1,331 @@
+"""Graphs as Lightning datamodules: one client's, and a whole federation's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from flgraph.data.cache import cached, content_key
+from flgraph.data.graphs.batching import GraphLoader
+from flgraph.data.graphs.container import FlatGraphs
+from flgraph.data.graphs.readers import Features, read_tu
+from flgraph.data.splits import check_splits, split_of, stratified_split
+from flgraph.data.splits import shards as make_shards
+from flgraph.errors import InputError, expect
+from flgraph.nn.structure import structure_embedding
+from flgraph.tu_settings import tu_setting
+
+Graphs = FlatGraphs | Iterable[Data]
+Structure = Literal["rwse+dse", "dse", "rwse", "ones", "none"]
+
+
+class GraphDataModule(pl.LightningDataModule):
+    """One client's labelled graphs, split three ways; goes with any Trainer, federated or not.
+
+    Args:
+        graphs: a flat set or any iterable of PyG graphs with ``x``, ``edge_index`` and a scalar ``y``.
+        splits: index tensors of the training, validation and test graphs; a stratified 80 / 10 / 10 split when
+            ``None``.
+        num_classes: number of classes; largest label + 1 when ``None``.
+        batch_size: graphs per training batch.
+        eval_batch_size: graphs per batch otherwise.
+        settings: plain values that describe how the data was made; a stopped run can only be continued with the same.
+
+    Raises:
+        InputError: the data is empty or malformed, a label is not below ``num_classes``, or there is nothing to train
+            on.
+    """
+
+    def __init__(
+        self,
+        graphs: Graphs,
+        splits: tuple[Tensor, Tensor, Tensor] | None = None,
+        num_classes: int | None = None,
+        batch_size: int = 128,
+        eval_batch_size: int = 512,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.graphs = graphs if isinstance(graphs, FlatGraphs) else FlatGraphs.from_pyg(graphs)
+        self.num_classes = self.graphs.num_classes if num_classes is None else num_classes
+        if self.graphs.num_classes > self.num_classes:
+            raise InputError(
+                f"Expected the labels of `{self.graphs.name}` to be below {self.num_classes} but got "
+                f"{self.graphs.num_classes - 1}."
+            )
+        self.train, self.val, self.test = splits or stratified_split(self.graphs.y)
+        named = {"train": self.train, "val": self.val, "test": self.test}
+        check_splits(len(self.graphs), "graph", self.graphs.name, **named)
+        expect(self.train.numel() > 0, "data", f"at least one training graph in `{self.graphs.name}`", "none")
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
+        content = content_key(self.graphs.x, self.graphs.edge_index, self.graphs.y, self.train, self.val, self.test)
+        self.settings = {
+            "num_graphs": len(self.graphs), "batch_size": batch_size, "content": content[:16], **(settings or {})
+        }  # fmt: skip
+
+    @property
+    def num_train_samples(self) -> int:
+        """Number of training graphs, the client's weight in averages."""
+        return self.train.numel()
+
+    @property
+    def model_args(self) -> dict[str, Any]:
+        """Sizes that the data decides."""
+        sizes = {"in_channels": self.graphs.num_features, "num_classes": self.num_classes}
+        if "s" in self.graphs.node_tensors:
+            sizes["structure_channels"] = self.graphs.node_tensors["s"].size(1)
+        return sizes
+
+    def to(self, device: torch.device | str) -> GraphDataModule:
+        """Moves the graphs, so that batches are cut on that device."""
+        self.graphs = self.graphs.to(device)
+        self.train, self.val, self.test = (index.to(device) for index in (self.train, self.val, self.test))
+        return self
+
+    def train_dataloader(self) -> GraphLoader:
+        """Shuffled batches of the training graphs."""
+        return GraphLoader(self.graphs, self.train, self.batch_size, shuffle=True)
+
+    def val_dataloader(self) -> GraphLoader:
+        """Batches of the validation graphs."""
+        return GraphLoader(self.graphs, self.val, self.eval_batch_size)
+
+    def test_dataloader(self) -> GraphLoader:
+        """Batches of the test graphs."""
+        return GraphLoader(self.graphs, self.test, self.eval_batch_size)
+
+    def predict_dataloader(self) -> GraphLoader:
+        """Batches of all graphs, in their order in the data."""
+        index = torch.arange(len(self.graphs), device=self.graphs.x.device)
+        return GraphLoader(self.graphs, index, self.eval_batch_size)
+
+    @property
+    def prediction_rows(self) -> dict[str, list[Any]]:
+        """All graphs by their numbers in the data, and the split that each is in."""
+        count = len(self.graphs)
+        return {"graph": list(range(count)), "split": split_of(count, train=self.train, val=self.val, test=self.test)}
+
+
+class GraphFederation(pl.LightningDataModule):
+    """Any mapping of client name to graphs as the data of a federation.
+
+    Every client's graphs get a structure embedding ``s`` and a stratified split.
+
+    Args:
+        graphs: client name to a flat set or an iterable of PyG graphs.
+        num_classes: number of classes of each client, or one for all; largest label + 1 of each when ``None``.
+        name: how runs on this data are called.
+        structure: what the structure embedding ``s`` is made of; ``"none"`` leaves it out.
+        dse_dim: columns of the degree part (k1 in FedStar, Eq. 5).
+        rwse_dim: columns of the random-walk part (k2 in FedStar, Eq. 6).
+        fractions: shares of the training, validation and test graphs.
+        split_seed: seed of the splits; not the run's seed, so that runs differ in weights and batches only.
+        batch_size: graphs per training batch.
+        eval_batch_size: graphs per batch otherwise.
+        cache_dir: where computed embeddings are kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
+
+    Raises:
+        InputError: data or a setting cannot be used.
+    """
+
+    name: str  # Lightning's own may be None; the trainer needs one
+
+    def __init__(
+        self,
+        graphs: Mapping[str, Graphs],
+        num_classes: Mapping[str, int] | int | None = None,
+        name: str = "graphs",
+        structure: Structure = "rwse+dse",
+        dse_dim: int = 16,
+        rwse_dim: int = 16,
+        fractions: Sequence[float] = (0.8, 0.1, 0.1),
+        split_seed: int = 123,
+        batch_size: int = 128,
+        eval_batch_size: int = 512,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        super().__init__()
+        kinds = get_args(Structure)
+        expect(structure in kinds, "data.structure", f"one of {', '.join(kinds)}", structure)
+        expect(batch_size >= 1, "data.batch_size", "1 or more", batch_size)
+        expect(eval_batch_size >= 1, "data.eval_batch_size", "1 or more", eval_batch_size)
+        for field, dim in (("dse_dim", dse_dim), ("rwse_dim", rwse_dim)):
+            expect(dim >= 1, f"data.{field}", "1 or more", dim)
+        expect(0 <= split_seed < 2**32, "data.split_seed", "between 0 and 2^32 - 1", split_seed)
+        self.name = name
+        self.structure, self.dse_dim, self.rwse_dim = structure, dse_dim, rwse_dim
+        self.fractions, self.split_seed = tuple(fractions), split_seed
+        self.batch_size, self.eval_batch_size, self.cache_dir = batch_size, eval_batch_size, cache_dir
+        self._given, self._num_classes = graphs, num_classes
+        self._clients: dict[str, GraphDataModule] = {}
+        self._names: list[str] = []
+
+    @property
+    def clients(self) -> list[str]:
+        """Names of the clients; known after ``setup``."""
+        return list(self._names)
+
+    def client(self, name: str) -> GraphDataModule:
+        """A client's data; known after ``setup``."""
+        if name not in self._clients and name in self._names:
+            graphs, classes = self.load_client(name)
+            self._clients[name] = self._make(name, graphs, classes)
+        return self._clients[name]
+
+    def release(self, name: str) -> None:
+        """Lets go of a client's data, if it can be loaded again."""
+        if self.names():
+            self._clients.pop(name, None)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Makes every client's data ready, once; where their names are known before, each when it is asked for."""
+        if self._names:
+            return
+        self._names = self.names()
+        if not self._names:
+            self._clients = {name: self._make(name, graphs, classes) for name, graphs, classes in self.load()}
+            self._names = list(self._clients)
+
+    def names(self) -> list[str]:
+        """Names of the clients, where :meth:`load_client` can load one without the others; else none."""
+        return []
+
+    def load_client(self, name: str) -> tuple[FlatGraphs, int]:
+        """Graphs and number of classes of one client, where there are :meth:`names`."""
+        raise NotImplementedError
+
+    def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
+        """Client name, graphs and number of classes of every client, one after another."""
+        for name, given in self._given.items():
+            graphs = given if isinstance(given, FlatGraphs) else FlatGraphs.from_pyg(given, name)
+            classes = self._num_classes.get(name) if isinstance(self._num_classes, Mapping) else self._num_classes
+            yield name, self.embed(graphs), graphs.num_classes if classes is None else classes
+
+    def embed(self, graphs: FlatGraphs) -> FlatGraphs:
+        """The same graphs with the structure embedding, from the cache if it was computed before.
+
+        Graphs that bring a tensor ``s`` keep theirs.
+        """
+        if self.structure == "none" or "s" in graphs.node_tensors:
+            return graphs
+        where = (graphs.edge_index, graphs.node_ptr, graphs.edge_ptr)
+        how = (self.structure, self.dse_dim, self.rwse_dim)
+        key = content_key("structure embedding", 1, *how, *where)
+        return graphs.with_tensors(cached(key, lambda: {"s": structure_embedding(*where, *how)}, self.cache_dir))
+
+    def _make(self, name: str, graphs: FlatGraphs, num_classes: int) -> GraphDataModule:
+        fractions = self.fractions
+        expect(len(fractions) == 3, "data.fractions", "three numbers", list(fractions))
+        try:
+            splits = stratified_split(graphs.y, (fractions[0], fractions[1], fractions[2]), self.split_seed)
+        except InputError as error:
+            raise InputError(f"{str(error).removesuffix('.')} in client `{name}`.") from error
+        settings = {
+            "structure": self.structure,
+            "dse_dim": self.dse_dim,
+            "rwse_dim": self.rwse_dim,
+            "fractions": list(fractions),
+            "split_seed": self.split_seed,
+        }
+        return GraphDataModule(graphs, splits, num_classes, self.batch_size, self.eval_batch_size, settings)
+
+
+class TUFederation(GraphFederation):
+    """Data sets of the TU collection, each one client or cut into several.
+
+    Found under ``root`` as ``NAME.zip``, ``NAME/raw/NAME_A.txt`` or ``NAME/NAME_A.txt``, there or in a folder ``tu``;
+    downloaded otherwise.
+
+    Args:
+        datasets: names, for example ``[MUTAG, ENZYMES]``.
+        shards: clients per data set; with more than one they are called ``MUTAG-1``, ``MUTAG-2``, ...
+        features: ``"auto"`` takes node labels as one-hots, where there are none attributes, where there are none degree
+            one-hots; ``"labels"``, ``"attributes"``, ``"all"`` (attributes and labels), ``"degree"`` and ``"mvgrl"``
+            (attributes, where there are none labels and degrees) are the others.
+        root: where data lies; ``FLGRAPH_DATA`` when ``None``.
+        name: how runs on this data are called; when ``None``, that of the setting (:mod:`flgraph.tu_settings`) or
+            the data sets' names.
+        structure: see :class:`GraphFederation`, as for all that follow.
+        dse_dim: see there.
+        rwse_dim: see there.
+        fractions: see there.
+        split_seed: see there; decides the shards, too.
+        batch_size: see there.
+        eval_batch_size: see there.
+        cache_dir: see there.
+
+    Raises:
+        InputError: a data set cannot be had or read, or a setting cannot be used.
+    """
+
+    def __init__(
+        self,
+        datasets: list[str],
+        shards: int = 1,
+        features: Features = "auto",
+        root: str | None = None,
+        name: str | None = None,
+        structure: Structure = "rwse+dse",
+        dse_dim: int = 16,
+        rwse_dim: int = 16,
+        fractions: Sequence[float] = (0.8, 0.1, 0.1),
+        split_seed: int = 123,
+        batch_size: int = 128,
+        eval_batch_size: int = 512,
+        cache_dir: str | None = None,
+    ) -> None:
+        expect(not isinstance(datasets, str), "data.datasets", "a list of data sets", datasets)
+        expect(len(datasets) > 0, "data.datasets", "at least one data set", datasets)
+        expect(len(set(datasets)) == len(datasets), "data.datasets", "different data sets", datasets)
+        expect(shards >= 1, "data.shards", "1 or more", shards)
+        joined = "-".join(dataset.lower() for dataset in datasets[:3]) + ("-etc" if len(datasets) > 3 else "")
+        joined = (tu_setting(datasets) or joined) + (f"-{shards}" if shards > 1 else "")
+        super().__init__(
+            {},
+            None,
+            name or joined,
+            structure,
+            dse_dim,
+            rwse_dim,
+            fractions,
+            split_seed,
+            batch_size,
+            eval_batch_size,
+            cache_dir,
+        )
+        self.datasets, self.shards, self.features, self.root = list(datasets), shards, features, root
+
+        self._read: tuple[str, FlatGraphs] | None = None  # the last data set, which has further shards
+
+    def names(self) -> list[str]:
+        """Data sets, or their shards."""
+        return [name for dataset in self.datasets for name in self._shards(dataset)]
+
+    def _shards(self, dataset: str) -> list[str]:
+        return [dataset] if self.shards == 1 else [f"{dataset}-{number + 1}" for number in range(self.shards)]
+
+    def load_client(self, name: str) -> tuple[FlatGraphs, int]:
+        """Reads the client's data set, and cuts its shard from it."""
+        dataset = next(dataset for dataset in self.datasets if name in self._shards(dataset))
+        if self._read is None or self._read[0] != dataset:
+            self._read = None  # before the next one is read
+            self._read = dataset, self.embed(read_tu(dataset, self.root, self.features, self.cache_dir))
+        graphs = self._read[1]
+        if self.shards == 1:
+            self._read = None
+            return graphs, graphs.num_classes
+        enough = self.shards <= len(graphs)
+        expect(enough, "data.shards", f"at most {len(graphs)}, the number of graphs of {dataset},", self.shards)
+        index = make_shards(len(graphs), self.shards, self.split_seed)[self._shards(dataset).index(name)]
+        return graphs.select(index), graphs.num_classes
+
+    def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
+        """Reads one client after another."""
+        for name in self.names():
+            yield name, *self.load_client(name)

@@ -1,0 +1,225 @@
+"""One labelled set of graphs dealt to clients, for learning without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from flgraph.data.figures import label_figure
+from flgraph.data.graphs.batching import GraphLoader
+from flgraph.data.graphs.container import FlatGraphs
+from flgraph.data.graphs.datamodule import GraphDataModule, GraphFederation, Graphs
+from flgraph.data.graphs.diffusion import Diffusion, diffused
+from flgraph.data.graphs.partition import emd_shards, label_emd, weighted_emd
+from flgraph.data.graphs.readers import Features, read_tu
+from flgraph.errors import expect
+
+GlobalTest = Literal["first", "all", "none"]
+
+
+class ViewDataModule(GraphDataModule):
+    """One client's graphs with a second view of each; goes with any Trainer, federated or not.
+
+    Arguments not listed are those of :class:`GraphDataModule`. No training batch holds a single graph, which would have
+    no negatives: where one is left over, the batch before takes it.
+
+    Args:
+        graphs: a flat set with the view ``diffused``.
+        splits: see there.
+        num_classes: see there.
+        batch_size: see there.
+        eval_batch_size: see there.
+        settings: see there.
+        everywhere: graphs that a second test loader gives, such as those of all clients; ``None`` for none.
+
+    Raises:
+        InputError: as :class:`GraphDataModule`, and where there is a single training graph.
+    """
+
+    def __init__(
+        self,
+        graphs: FlatGraphs,
+        splits: tuple[Tensor, Tensor, Tensor] | None = None,
+        num_classes: int | None = None,
+        batch_size: int = 128,
+        eval_batch_size: int = 512,
+        settings: Mapping[str, Any] | None = None,
+        everywhere: FlatGraphs | None = None,
+    ) -> None:
+        super().__init__(graphs, splits, num_classes, batch_size, eval_batch_size, settings)
+        enough = self.train.numel() > 1
+        expect(enough, "data", f"two training graphs or more in `{graphs.name}`, the negatives of each other,", "one")
+        expect(batch_size > 1, "data.batch_size", "2 or more: a batch of one graph has no negatives", batch_size)
+        self.everywhere = everywhere
+
+    def to(self, device: torch.device | str) -> ViewDataModule:
+        """Moves the graphs, so that batches are cut on that device."""
+        super().to(device)
+        self.everywhere = None if self.everywhere is None else self.everywhere.to(device)
+        return self
+
+    def train_dataloader(self) -> GraphLoader:
+        """Shuffled batches of the training graphs."""
+        return GraphLoader(self.graphs, self.train, self.batch_size, shuffle=True, min_batch=2)
+
+    def val_dataloader(self) -> GraphLoader:
+        """Batches of the validation graphs."""
+        return GraphLoader(self.graphs, self.val, self.eval_batch_size, min_batch=2)
+
+    def test_dataloader(self) -> GraphLoader | list[GraphLoader]:  # type: ignore[override]
+        """Batches of the test graphs and, where there are any, of the graphs of everywhere (``global_test``)."""
+        local = super().test_dataloader()
+        if self.everywhere is None:
+            return local
+        index = torch.arange(len(self.everywhere), device=self.everywhere.x.device)
+        everywhere = GraphLoader(self.everywhere, index, self.eval_batch_size, stage="global_test")
+        return [local, everywhere] if len(local) else everywhere
+
+
+class DealtGraphFederation(GraphFederation):
+    """One set of graphs dealt to clients of equal size that differ in their labels by a wanted amount.
+
+    Clients are called ``client-1``, ``client-2`` and so on. Each has its graphs, all of them for training unless
+    ``fractions`` says otherwise, and their diffusion as a second view. Defaults are those of FCLG (Li et al., 2023).
+
+    Args:
+        dataset: name of a TU data set, or any graphs (see :meth:`FlatGraphs.from_pyg`).
+        num_clients: number of clients.
+        emd: wanted weighted mean distance of the clients' label distributions from the overall one, see
+            :func:`~flgraph.data.emd_shards`; ``None`` for equal shares (IID).
+        tolerance: how far the reached distance may lie from ``emd``.
+        partition_seed: of the partition; not the run's seed, so that runs differ in weights and batches only.
+        diffusion: how the second view is made.
+        global_test: who tests on the graphs of all clients together: the ``first`` client, which is enough where all
+            use the same model, ``all`` clients, or nobody (``none``). Those that clients train on are among them:
+            without labels it judges what was learned from them, with labels it would be no test.
+        features: see :class:`TUFederation`.
+        root: where data lies; ``FLGRAPH_DATA`` when ``None``.
+        fractions: shares of the training, validation and test graphs of each client.
+        split_seed: of these.
+        batch_size: graphs per training batch.
+        eval_batch_size: graphs per batch otherwise.
+        cache_dir: where parsed data and diffusions are kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
+        name: how runs on this data are called; data set and distance when ``None``.
+
+    Raises:
+        InputError: data cannot be had, a setting cannot be used, or the distance cannot be reached.
+    """
+
+    def __init__(
+        self,
+        dataset: str | Graphs,
+        num_clients: int = 6,
+        emd: float | None = None,
+        tolerance: float = 0.005,
+        partition_seed: int = 123,
+        diffusion: Diffusion = Diffusion(),  # noqa: B008 - frozen
+        global_test: GlobalTest = "first",
+        features: Features = "auto",
+        root: str | None = None,
+        fractions: Sequence[float] = (1.0, 0.0, 0.0),
+        split_seed: int = 123,
+        batch_size: int = 128,
+        eval_batch_size: int = 512,
+        cache_dir: str | Path | None = None,
+        name: str | None = None,
+    ) -> None:
+        expect(isinstance(diffusion, Diffusion), "data.diffusion", "a Diffusion", type(diffusion).__name__)
+        if not isinstance(dataset, str | FlatGraphs):
+            dataset = FlatGraphs.from_pyg(dataset)
+        title = dataset if isinstance(dataset, str) else dataset.name
+        name = name or f"{title}-{'iid' if emd is None else f'emd{emd:g}'}".lower()
+        super().__init__(
+            {},
+            name=name,
+            structure="none",
+            fractions=fractions,
+            split_seed=split_seed,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            cache_dir=cache_dir,
+        )
+        expect(global_test in get_args(GlobalTest), "data.global_test", "first, all or none", global_test)
+        expect(num_clients >= 1, "data.num_clients", "1 or more", num_clients)
+        expect(emd is None or 0 <= emd <= 2, "data.emd", "from 0 to 2, or null for equal shares", emd)
+        self.dataset, self.root, self.features = dataset, root, features
+        self.partition_args: dict[str, Any] = {
+            "num_clients": num_clients,
+            "emd": emd,
+            "tolerance": tolerance,
+            "partition_seed": partition_seed,
+        }
+        self.diffusion, self.global_test = diffusion, global_test
+        self._everywhere: FlatGraphs | None = None
+        self._statistics: dict[str, Any] = {}
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """What the partition looks like; known after ``setup``.
+
+        ``emd`` is the reached distance, ``wanted_emd`` the wanted one; ``clients`` has by name ``graphs``, ``train``,
+        ``val``, ``test``, ``train_labels`` (training graphs per class) and ``emd``. They go to ``results.json`` and
+        TensorBoard: this class deals graphs that one hand holds, for simulations.
+        """
+        return self._statistics
+
+    def figures(self) -> dict[str, Any]:
+        """Tag to matplotlib figure of the partition, for TensorBoard; known after ``setup``."""
+        return {"partition/labels": label_figure(self._statistics, unit="graphs")}
+
+    def setup(self, stage: str | None = None) -> None:
+        """Reads the graphs, diffuses and deals them, once."""
+        if not self._clients:
+            super().setup(stage)
+            self._statistics = self._describe()
+
+    def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
+        """Client name, graphs and number of classes of every client."""
+        graphs = self.dataset
+        if isinstance(graphs, str):
+            graphs = read_tu(graphs, self.root, self.features, self.cache_dir)
+        graphs = graphs.with_views({"diffused": diffused(graphs, self.diffusion, self.cache_dir)})
+        self._everywhere = graphs
+        args = self.partition_args
+        dealt = emd_shards(
+            graphs.y, args["num_clients"], args["emd"], args["partition_seed"], args["tolerance"], min_size=2
+        )
+        for number, index in enumerate(dealt, start=1):
+            yield f"client-{number}", graphs.select(index), graphs.num_classes
+
+    def _make(self, name: str, graphs: FlatGraphs, num_classes: int) -> ViewDataModule:
+        plain = super()._make(name, graphs, num_classes)
+        settings = {**self.partition_args, "diffusion": asdict(self.diffusion), "global_test": self.global_test}
+        tests = self.global_test == "all" or (self.global_test == "first" and name == "client-1")
+        return ViewDataModule(
+            graphs,
+            (plain.train, plain.val, plain.test),
+            num_classes,
+            self.batch_size,
+            self.eval_batch_size,
+            {**plain.settings, **settings},
+            self._everywhere if tests else None,
+        )
+
+    def _describe(self) -> dict[str, Any]:
+        own = self._clients.items()
+        classes = next(iter(self._clients.values())).num_classes
+        counts = torch.stack([torch.bincount(data.graphs.y, minlength=classes) for _, data in own])
+        overall = counts.sum(0) / counts.sum()
+        clients = {
+            name: {
+                "graphs": len(data.graphs),
+                "train": data.train.numel(),
+                "val": data.val.numel(),
+                "test": data.test.numel(),
+                "train_labels": torch.bincount(data.graphs.y[data.train], minlength=classes).tolist(),
+                "emd": label_emd(row / row.sum(), overall),
+            }
+            for (name, data), row in zip(own, counts, strict=True)
+        }
+        return {"emd": weighted_emd(counts), "wanted_emd": self.partition_args["emd"], "clients": clients}

@@ -1,0 +1,1 @@
+"""One graph with a class on every node."""

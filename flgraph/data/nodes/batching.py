@@ -1,0 +1,238 @@
+"""Ego-graphs of a fixed shape, as tensors of node numbers: a sampled tree of neighbours around each center."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from flgraph.data.graphs.batching import visited
+from flgraph.data.nodes.container import NodeGraph
+from flgraph.errors import expect
+from flgraph.nn.sparse.csr import take_rows
+
+Isolated = Literal["self", "none"]
+
+_RANGE = 2**62
+"""Random whole numbers are drawn below this; their remainders are even to within degree / 2^62."""
+
+
+def hop_offsets(fanouts: Sequence[int]) -> list[int]:
+    """Where the hops of an ego-graph begin, and its number of positions: ``(6, 6)`` gives ``[0, 1, 7, 43]``.
+
+    Raises:
+        InputError: a fanout is below 1.
+    """
+    ends, width = [0, 1], 1
+    for k in fanouts:
+        expect(isinstance(k, int) and k >= 1, "fanouts", "whole numbers of 1 or more", list(fanouts))
+        width *= k
+        ends.append(ends[-1] + width)
+    return ends
+
+
+def check_isolated(isolated: str) -> None:
+    """Raises :class:`~flgraph.errors.InputError` for what is no :data:`Isolated`."""
+    expect(isolated in get_args(Isolated), "data.isolated", f"one of {', '.join(get_args(Isolated))}", isolated)
+
+
+def sample_egos(
+    rowptr: Tensor,
+    col: Tensor,
+    centers: Tensor,
+    fanouts: Sequence[int] = (6, 6),
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Samples an ego-graph around every center: ``fanouts[h]`` neighbours, with replacement, of each node of hop ``h``.
+
+    Positions of an ego-graph are its hops one after another, hop 0 being the center. The children of the ``j``-th node
+    of hop ``h`` are the positions ``hop_offsets(fanouts)[h + 1] + j * k`` up to, not including, ``... + (j + 1) * k``,
+    where ``k = fanouts[h]``: every tree has the same shape, so layers reshape instead of scattering. A node without
+    neighbours is its own neighbour. (FedEgo, Zhang et al., 2022, Section 4.1.)
+
+    Args:
+        rowptr: ``[N + 1]``; the neighbours of node ``i`` are ``col[rowptr[i]:rowptr[i + 1]]``.
+        col: ``[E]``.
+        centers: node numbers ``[B]``; repeats are allowed.
+        fanouts: neighbours per node, for each hop.
+        generator: of the random numbers; torch's default one on the CPU when ``None``, on every device alike.
+
+    Returns:
+        Node numbers ``[B, P]``, int64; ``P = 1 + 6 + 36`` with the default fanouts.
+
+    Raises:
+        InputError: a fanout is below 1.
+    """
+    hop_offsets(fanouts)  # checks them
+    hop = centers.long().unsqueeze(1)
+    hops = [hop]
+    for k in fanouts:
+        parents = hop.unsqueeze(2)
+        if col.numel() == 0:
+            hop = parents.expand(*hop.shape, k).flatten(1)
+        else:
+            start = rowptr[parents]
+            degree = rowptr[parents + 1] - start
+            # Drawn on the CPU unless told otherwise, so that a seed means the same ego-graphs on every device.
+            where = "cpu" if generator is None else generator.device
+            draw = torch.randint(_RANGE, (*hop.shape, k), generator=generator, device=where).to(col.device)
+            # The clamps make a harmless gather for nodes without neighbours, whose result is then replaced.
+            child = col[(start + draw % degree.clamp(min=1)).clamp(max=col.numel() - 1)]
+            hop = torch.where(degree == 0, parents, child).flatten(1)
+        hops.append(hop)
+    return torch.cat(hops, dim=1)
+
+
+@dataclass
+class EgoBatch:
+    """Ego-graphs of the same shape.
+
+    Attributes:
+        x: features of the batch's distinct nodes ``[n, F]`` float32, sparse CSR where the graph's are.
+        index: position in ``x`` of every node of every ego-graph ``[B, P]``, int64; column 0 holds the centers. See
+            :func:`sample_egos` for the order of positions.
+        y: classes of the centers ``[B]``.
+        labels: classes of all positions ``[B, P]``.
+        fanouts: neighbours per node, for each hop.
+        childless: positions of all hops but the last whose children are not to count ``[B, P']``, bool; ``None`` where
+            all do.
+        known: positions of nodes whose classes the client learns from ``[B, P]``, bool; ``None`` where it is not told.
+    """
+
+    x: Tensor
+    index: Tensor
+    y: Tensor
+    labels: Tensor
+    fanouts: tuple[int, ...]
+    childless: Tensor | None = None
+    known: Tensor | None = None
+
+    @classmethod
+    def gather(cls, x: Tensor, y: Tensor, egos: Tensor, fanouts: Sequence[int]) -> EgoBatch:
+        """The batch of ``egos [B, P]``, node numbers of a graph with features ``x [N, F]`` and classes ``y [N]``."""
+        nodes, index = egos.unique(return_inverse=True)
+        labels = y[egos]
+        return cls(take_rows(x, nodes), index, labels[:, 0], labels, tuple(fanouts))
+
+    @property
+    def num_egos(self) -> int:
+        """B."""
+        return self.y.numel()
+
+    def to(self, device: torch.device | str) -> EgoBatch:
+        """The same batch on another device."""
+        x, index, y, labels = (part.to(device) for part in (self.x, self.index, self.y, self.labels))
+        childless, known = (None if part is None else part.to(device) for part in (self.childless, self.known))
+        return replace(self, x=x, index=index, y=y, labels=labels, childless=childless, known=known)
+
+
+class EgoLoader:
+    """Iterates over some nodes of a graph in batches of their ego-graphs.
+
+    Shuffling and sampling draw from torch's default generator, so ``torch.manual_seed`` decides them, on every device
+    alike; not so where ``fixed``.
+
+    Args:
+        graph: the graph.
+        index: centers ``[n]``, node numbers of ``graph``.
+        batch_size: ego-graphs per batch; the last may be smaller.
+        fanouts: neighbours per node, for each hop.
+        shuffle: whether to draw a new order for each pass.
+        fraction: share of the centers that a pass visits, drawn anew for each (rounded, and at least one); FedEgo's
+            published code trains a local epoch on 0.2.
+        fixed: whether to sample the ego-graphs once, from ``seed``, and use them in every pass, as evaluation should.
+        seed: see ``fixed``.
+        full: whether a remainder goes into the other batches, so that none is smaller than ``batch_size`` (unless there
+            are fewer centers); what is averaged over a batch then never stands for a few.
+        isolated: what stands for the neighbours of a node without any: the node itself (``"self"``), or nothing
+            (``"none"``), so that their mean is zero.
+        known: nodes whose classes the client learns from ``[N]``, bool; batches then tell which positions are of these.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    def __init__(
+        self,
+        graph: NodeGraph,
+        index: Tensor,
+        batch_size: int = 32,
+        fanouts: Sequence[int] = (6, 6),
+        shuffle: bool = False,
+        fraction: float = 1.0,
+        fixed: bool = False,
+        seed: int = 0,
+        full: bool = False,
+        isolated: Isolated = "self",
+        known: Tensor | None = None,
+    ) -> None:
+        expect(batch_size >= 1, "data.batch_size", "1 or more", batch_size)
+        expect(0 < fraction <= 1, "data.epoch_fraction", "above 0 and at most 1", fraction)
+        check_isolated(isolated)
+        self._inner = hop_offsets(fanouts)[-2]  # positions that have children
+        # Clients' parts of a graph mostly have no such nodes; then layers need not look for them in every batch.
+        self._some_alone = isolated == "none" and bool((graph.rowptr.diff() == 0).any())
+        self.graph, self.index, self.batch_size, self.fanouts = graph, index, batch_size, tuple(fanouts)
+        self.shuffle, self.fraction, self.fixed, self.seed, self.full = shuffle, fraction, fixed, seed, full
+        self.known = known
+        self._egos: Tensor | None = None
+
+    @property
+    def num_visited(self) -> int:
+        """Centers that one pass visits."""
+        return visited(self.index.numel(), self.fraction)
+
+    def __len__(self) -> int:
+        if self.full:
+            return min(self.num_visited, max(1, self.num_visited // self.batch_size))
+        return -(-self.num_visited // self.batch_size)
+
+    def __iter__(self) -> Iterator[EgoBatch]:
+        order = self._order()
+        for chosen in order.tensor_split(max(1, len(self))) if self.full else order.split(self.batch_size):
+            if chosen.numel():
+                egos = self._sample(chosen)
+                batch = EgoBatch.gather(self.graph.x, self.graph.y, egos, self.fanouts)
+                batch.childless = self._childless(egos)
+                batch.known = None if self.known is None else self.known[egos]
+                yield batch
+
+    def _order(self) -> Tensor:
+        """Positions in ``index`` that this pass visits."""
+        n, count = self.index.numel(), self.num_visited
+        order = torch.randperm(n)[:count] if self.shuffle or count < n else torch.arange(n)
+        return (order if self.shuffle else order.sort().values).to(self.index.device)
+
+    def _childless(self, egos: Tensor) -> Tensor | None:
+        if not self._some_alone:
+            return None
+        return self.graph.rowptr.diff()[egos[:, : self._inner]] == 0
+
+    def _sample(self, chosen: Tensor) -> Tensor:
+        rowptr, col = self.graph.rowptr, self.graph.col
+        if not self.fixed:
+            return sample_egos(rowptr, col, self.index[chosen], self.fanouts)
+        if self._egos is None:
+            self._egos = self._shared_egos() if self._of_all else self._fixed_egos()
+        return self._egos[chosen]
+
+    @property
+    def _of_all(self) -> bool:
+        n = self.graph.num_nodes
+        return self.index.numel() == n and torch.equal(self.index, torch.arange(n, device=self.index.device))
+
+    def _shared_egos(self) -> Tensor:
+        """Those of all nodes, kept with the graph: a thousand clients may be tested on the same one."""
+        known: dict[Any, Tensor] = self.graph.adj.derived.setdefault("egos", {})
+        key = (self.fanouts, self.seed)
+        if key not in known:
+            known[key] = self._fixed_egos()
+        return known[key]
+
+    def _fixed_egos(self) -> Tensor:
+        # All at once, so that they do not depend on the batch size.
+        generator = torch.Generator().manual_seed(self.seed)
+        return sample_egos(self.graph.rowptr, self.graph.col, self.index, self.fanouts, generator)

@@ -1,0 +1,307 @@
+"""One graph with a label on every node, and subgraphs cut from it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from flgraph.data.cache import content_key
+from flgraph.errors import InputError, expect
+from flgraph.nn.sparse.adjacency import Adjacency, lasting, offsets
+from flgraph.nn.sparse.csr import csr, take_rows
+
+
+class NodeGraph:
+    """A graph for node classification.
+
+    Bags of words stay sparse: no method makes a dense ``[N, F]`` of a sparse ``x``.
+
+    Args:
+        x: features ``[N, F]`` float32, dense or sparse CSR.
+        edge_index: ``[2, E]`` int64, sources and targets, sorted by (source, target), without self-loops and repeats;
+            :meth:`from_pyg` and :func:`sorted_edges` put any edges into this form.
+        y: class of each node ``[N]``, int64.
+        num_classes: number of classes; largest label + 1 when ``None``.
+        name: what error messages call this graph.
+        nodes: numbers of the nodes in the graph that this one was first cut from, ``[N]`` int64; 0 to N - 1 when
+            ``None``.
+        undirected: whether every edge is there in both directions.
+        validate: whether to check all of this.
+
+    Raises:
+        InputError: shapes do not agree, an edge or a label is out of range, edges are not in the form above, or a
+            feature is not a number.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        y: Tensor,
+        num_classes: int | None = None,
+        name: str = "graph",
+        nodes: Tensor | None = None,
+        undirected: bool = True,
+        validate: bool = True,
+    ) -> None:
+        self.x, self.edge_index, self.y, self.name, self.undirected = x, edge_index, y, name, undirected
+        if num_classes is None:
+            num_classes = int(y.max()) + 1 if y.numel() else 0
+        self.num_classes = num_classes
+        self.nodes = torch.arange(y.size(0), device=y.device) if nodes is None else nodes
+        self._adj: Adjacency | None = None
+        if validate:
+            self._validate()
+
+    @classmethod
+    def from_pyg(
+        cls, data: Data, name: str = "graph", num_classes: int | None = None, undirected: bool = True
+    ) -> NodeGraph:
+        """From any :class:`~torch_geometric.data.Data` with ``x``, ``edge_index`` and one class per node in ``y``.
+
+        Self-loops and repeated edges are left out. Dense features that are zero in three of four places become sparse.
+
+        Args:
+            data: the graph; ``x`` may be dense or any sparse tensor.
+            name: what error messages call this graph.
+            num_classes: see the class.
+            undirected: whether to add the reverse of every edge; otherwise edges keep their direction, and a node's
+                neighbours are those that send to it.
+
+        Raises:
+            InputError: ``data`` lacks a field or holds values that cannot be used.
+        """
+        expect(hasattr(data, "get"), name, "a torch_geometric.data.Data", type(data).__name__)
+        for field in ("x", "edge_index", "y"):
+            if data.get(field) is None:
+                raise InputError(f"Expected graph `{name}` to have `{field}` but it has none.")
+            value = data.get(field)
+            expect(isinstance(value, Tensor), f"{name}.{field}", "a tensor", type(value).__name__)
+            expect(not value.is_complex(), f"{name}.{field}", "of real numbers", value.dtype)
+        expect(num_classes is None or num_classes >= 1, "num_classes", "1 or more, or None", num_classes)
+        x, y, edge_index = data.x, data.y, data.edge_index
+        if y.dim() == 2 and y.size(1) == 1:
+            y = y[:, 0]
+        expect(y.dim() == 1, f"{name}.y", "of shape [N], one class per node,", list(y.shape))
+        if y.is_floating_point() and not bool((y == y.round()).all() and y.isfinite().all()):
+            raise InputError(f"Expected `{name}.y` to be whole numbers but got {y.tolist()[:5]} ...")
+        expect(y.size(0) == x.size(0), f"{name}.y", f"of shape [{x.size(0)}], one class per node,", list(y.shape))
+        shape = list(edge_index.shape)
+        expect(len(shape) == 2 and shape[0] == 2, f"{name}.edge_index", "of shape [2, E]", shape)
+        whole = not edge_index.is_floating_point()
+        expect(whole, f"{name}.edge_index", "node numbers, of an integer type", edge_index.dtype)
+        edge_index = edge_index.long()
+        _check_range(edge_index, y.size(0), name)
+        return cls(
+            sparse_rows(x.unsqueeze(1) if x.dim() == 1 else x),
+            sorted_edges(edge_index, y.size(0), undirected),
+            y.long(),
+            num_classes,
+            name,
+            undirected=undirected,
+        )
+
+    def _validate(self) -> None:
+        name, n = self.name, self.y.numel()
+        _expect(self.y.dim() == 1 and self.y.dtype == torch.long, f"{name}.y", "of shape [N] and int64", _form(self.y))
+        _expect(n > 0, f"{name}.y", "the classes of at least one node", "none")
+        sound = self.x.dim() == 2 and self.x.size(0) == n and self.x.dtype == torch.float32
+        _expect(sound, f"{name}.x", f"of shape [{n}, F] and float32", _form(self.x))
+        layouts = (torch.strided, torch.sparse_csr)
+        expect(self.x.layout in layouts, f"{name}.x", "dense or sparse CSR", self.x.layout)
+        values = self.x.values() if self.is_sparse else self.x
+        if not bool(torch.isfinite(values).all()):
+            raise InputError(f"Expected `{name}.x` to be finite but got NaN or infinity.")
+        low, high = int(self.y.min()), int(self.y.max())
+        sound = low >= 0 and high < self.num_classes
+        expect(sound, f"{name}.y", f"between 0 and {self.num_classes - 1}", low if low < 0 else high)
+        sound = self.nodes.shape == self.y.shape and self.nodes.dtype == torch.long
+        _expect(sound, f"{name}.nodes", f"of shape [{n}] and int64", _form(self.nodes))
+        edges = self.edge_index
+        sound = edges.dim() == 2 and edges.size(0) == 2 and edges.dtype == torch.long
+        _expect(sound, f"{name}.edge_index", "of shape [2, E] and int64", _form(edges))
+        _check_range(edges, n, name)
+        keys = edges[0] * n + edges[1]
+        sound = bool((keys.diff() > 0).all() and (edges[0] != edges[1]).all())
+        wanted = "sorted by source and target, without self-loops and repeats"
+        _expect(sound, f"{name}.edge_index", wanted, "edges that are not")
+        if self.undirected:
+            both = torch.equal(keys, (edges[1] * n + edges[0]).sort().values)
+            _expect(both, f"{name}.edge_index", "undirected, every edge in both directions,", "edges in one direction")
+
+    # ------------------------------------------------------------------------------------------------ properties
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.name}: {self.num_nodes} nodes, {self.edge_index.size(1)} edges, "
+            f"{self.num_features} features, {self.num_classes} classes)"
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return self.y.numel()
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return self.x.size(1)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether ``x`` is sparse CSR."""
+        return self.x.layout == torch.sparse_csr
+
+    @property
+    def adj(self) -> Adjacency:
+        """The adjacency in compressed rows, made when first read; row ``i`` lists the nodes that send to ``i``."""
+        if self._adj is None:
+            with lasting():
+                self._adj = Adjacency.from_sorted(self.edge_index, self.num_nodes, symmetric=self.undirected)
+        return self._adj
+
+    @property
+    def rowptr(self) -> Tensor:
+        """``[N + 1]``; the neighbours of node ``i`` are ``col[rowptr[i]:rowptr[i + 1]]``."""
+        return self.adj.rowptr
+
+    @property
+    def col(self) -> Tensor:
+        """Neighbours of all nodes, one after another, ``[E]``."""
+        return self.adj.col
+
+    @property
+    def degree(self) -> Tensor:
+        """Number of neighbours of each node ``[N]``, int64."""
+        return self.rowptr.diff()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors held, except for what :attr:`adj` has worked out."""
+        return sum(part.numel() * part.element_size() for part in self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """All tensors held, dense ones only: a sparse ``x`` in its three parts."""
+        parts = {"edge_index": self.edge_index, "y": self.y, "nodes": self.nodes}
+        if self.is_sparse:
+            return parts | {
+                "x_rowptr": self.x.crow_indices(),
+                "x_col": self.x.col_indices(),
+                "x_value": self.x.values(),
+            }
+        return parts | {"x": self.x}
+
+    @property
+    def content(self) -> str:
+        """A digest of all that the graph holds, 64 hexadecimal digits."""
+        return content_key("node graph", self.num_features, self.num_classes, self.undirected, self.parts)
+
+    # --------------------------------------------------------------------------------------------------- subsets
+    def rows(self, index: Tensor) -> Tensor:
+        """Rows ``index [n]`` of ``x`` (repeats are allowed) in the layout of ``x``, ``[n, F]``."""
+        return take_rows(self.x, index)
+
+    def subgraph(self, index: Tensor, name: str | None = None) -> NodeGraph:
+        """The graph of the nodes ``index`` (in that order, or a mask ``[N]``) and of all edges between them.
+
+        Raises:
+            InputError: a node is there twice, or there is none.
+        """
+        name = name or self.name
+        if index.dtype == torch.bool:
+            index = index.nonzero()[:, 0]
+        _expect(index.numel() > 0, f"{name}.nodes", "at least one node", "none")
+        _expect(index.unique().numel() == index.numel(), f"{name}.nodes", "different nodes", "one of them twice")
+        number = torch.full((self.num_nodes,), -1, dtype=torch.long, device=index.device)
+        number[index] = torch.arange(index.numel(), device=index.device)
+        edges = number[self.edge_index]
+        edges = edges[:, (edges >= 0).all(dim=0)]
+        if not bool((index.diff() > 0).all()):
+            edges = edges[:, (edges[0] * index.numel() + edges[1]).argsort()]
+        return NodeGraph(
+            self.rows(index),
+            edges,
+            self.y[index],
+            self.num_classes,
+            name,
+            self.nodes[index],
+            self.undirected,
+            validate=False,
+        )
+
+    def normalized(self) -> NodeGraph:
+        """The same graph with every node's features divided by their sum, where that is not 0."""
+        x = normalize_rows(self.x)
+        where = (self.edge_index, self.y, self.num_classes, self.name, self.nodes, self.undirected)
+        return NodeGraph(x, *where, validate=False)
+
+    def to(self, device: torch.device | str) -> NodeGraph:
+        """The same graph on another device (``self`` when it is there already)."""
+        if self.y.device == torch.device(device):
+            return self
+        moved = NodeGraph(
+            self.x.to(device),
+            self.edge_index.to(device),
+            self.y.to(device),
+            self.num_classes,
+            self.name,
+            self.nodes.to(device),
+            self.undirected,
+            validate=False,
+        )
+        moved._adj = None if self._adj is None else self._adj.to(device)
+        return moved
+
+
+def sorted_edges(edge_index: Tensor, num_nodes: int, undirected: bool = True) -> Tensor:
+    """``[2, E]`` sorted by (source, target), without self-loops and repeats; with reverses where undirected."""
+    source, target = edge_index[:, edge_index[0] != edge_index[1]].long()
+    keys = source * num_nodes + target
+    if undirected:
+        keys = torch.cat([keys, target * num_nodes + source])
+    keys = keys.unique()
+    return torch.stack([keys.div(max(num_nodes, 1), rounding_mode="floor"), keys % max(num_nodes, 1)])
+
+
+def normalize_rows(x: Tensor) -> Tensor:
+    """Rows of ``x [N, F]``, dense or sparse CSR, divided by their sums; those that sum to 0 are left as they are."""
+    if x.layout != torch.sparse_csr:
+        total = x.sum(dim=1, keepdim=True)
+        return x / torch.where(total == 0, 1.0, total)
+    row = torch.repeat_interleave(x.crow_indices().diff())
+    total = x.values().new_zeros(x.size(0)).index_add_(0, row, x.values())
+    return csr(x.crow_indices(), x.col_indices(), x.values() / torch.where(total == 0, 1.0, total)[row], x.size(1))
+
+
+def sparse_rows(x: Tensor) -> Tensor:
+    """Features ``[N, F]`` as float32: sparse CSR where at most a quarter of them are not zero, dense otherwise."""
+    if x.layout == torch.strided:
+        # A sparse row takes two numbers for each that is not zero, and its product is slower than a dense one's.
+        if x.numel() == 0 or 4 * int(x.count_nonzero()) > x.numel():
+            return x.float()
+        where = x.nonzero()
+        counts = torch.bincount(where[:, 0], minlength=x.size(0))
+        return csr(offsets(counts), where[:, 1], x[where[:, 0], where[:, 1]].float(), x.size(1))
+    if x.layout == torch.sparse_csr:
+        return csr(x.crow_indices(), x.col_indices(), x.values().float(), x.size(1))
+    coo = (x if x.layout == torch.sparse_coo else x.to_sparse_coo()).coalesce()
+    (row, col), value = coo.indices(), coo.values()
+    return csr(offsets(torch.bincount(row, minlength=x.size(0))), col, value.float(), x.size(1))
+
+
+def _check_range(edge_index: Tensor, num_nodes: int, name: str) -> None:
+    outside = ((edge_index < 0) | (edge_index >= num_nodes)).any(dim=0)
+    if bool(outside.any()):
+        edge = edge_index[:, outside][:, 0].tolist()
+        expect(False, f"{name}.edge_index", f"edges between nodes 0 to {num_nodes - 1}", edge)
+
+
+def _expect(condition: bool, field: str, expected: str, got: str) -> None:
+    """As :func:`~flgraph.errors.expect`, for what is told in words and not quoted."""
+    if not condition:
+        raise InputError(f"Expected `{field}` to be {expected} but got {got}.")
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)}, {str(tensor.dtype).removeprefix('torch.')}"

@@ -1,0 +1,112 @@
+"""Graphs for node classification from files of one's own, and from any data set of PyG."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import numpy as np
+import torch
+import torch_geometric.datasets
+from torch_geometric.data import Data, Dataset
+
+from flgraph.data.cache import cache_folder, content_key
+from flgraph.data.nodes.container import NodeGraph
+from flgraph.errors import InputError, expect, first_line
+
+FILES = (".npz", ".pt")
+"""Endings of files that :func:`read_node_file` reads."""
+
+
+def read_node_file(path: str | Path) -> NodeGraph:
+    """A graph from arrays or tensors ``x [N, F]``, ``edge_index [2, E]`` and ``y [N]``, undirected.
+
+    ``num_classes`` may be there, too: classes that others have and this graph has not are counted nowhere else. Nothing
+    in a file is executed.
+
+    Args:
+        path: an ``.npz`` of arrays, as :func:`numpy.savez` writes it, or a ``.pt`` of a dictionary of tensors, as
+            ``torch.save(data.to_dict(), path)`` does. The graph is called like the file.
+
+    Raises:
+        InputError: the file cannot be read, or holds no such graph.
+    """
+    path = Path(path).expanduser()
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                content: Any = {key: torch.from_numpy(file[key]) for key in file.files}
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # an archive may be damaged in as many ways as there are
+        told = "more than tensors" if isinstance(error, UnpicklingError) else first_line(error)
+        raise InputError(
+            f"Expected `data.dataset` to be a file of `x`, `edge_index` and `y` but got {str(path)!r}, which cannot be "
+            f"read ({told})."
+        ) from error
+    sound = isinstance(content, dict) and all(isinstance(key, str) for key in content)
+    expect(sound, "data.dataset", "a file of `x`, `edge_index` and `y`", f"{path} of a {type(content).__name__}")
+    classes = content.get("num_classes")
+    return NodeGraph.from_pyg(Data(**content), path.stem, None if classes is None else int(classes))
+
+
+def names_pyg(name: str) -> bool:
+    """Whether it is that of a data set of PyG: ``CLASS``, or ``CLASS:NAME``."""
+    kind = getattr(torch_geometric.datasets, name.partition(":")[0], None)
+    return isinstance(kind, type) and issubclass(kind, Dataset)
+
+
+def read_pyg_nodes(name: str, root: str | Path | None = None, cache_dir: str | Path | None = None) -> NodeGraph:
+    """The only graph of a data set of :mod:`torch_geometric.datasets`, undirected.
+
+    Args:
+        name: ``CLASS``, or ``CLASS:NAME`` for classes that take a name, for example ``Amazon:Photo``.
+        root: a folder with PyG's raw files in ``CLASS``, as PyG lays them out; ``$FLGRAPH_DATA`` when ``None``. What it
+            lacks is downloaded by PyG.
+        cache_dir: where PyG has its folder, with copies of these files, see :func:`~flgraph.data.cache.cache_folder`;
+            files that were changed since are copied again.
+
+    Raises:
+        InputError: PyG cannot read the data set, it has several graphs, or lacks features or classes of nodes.
+    """
+    kind, _, variant = name.partition(":")
+    make = getattr(torch_geometric.datasets, kind)
+    arguments = {"name": variant} if variant else {}
+    chosen = root or os.environ.get("FLGRAPH_DATA")
+    found = None if not chosen else Path(chosen).expanduser() / kind
+    target = _target(cache_folder(cache_dir) / "pyg", name.replace(":", "-"), found)
+    try:
+        if not target.is_dir():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # A folder of its own until all is there: an interrupted download must not pass for the data set.
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as folder:
+                new = Path(folder) / "data"
+                if found is not None and found.is_dir():
+                    shutil.copytree(found, new, ignore=shutil.ignore_patterns("processed"))
+                make(str(new), **arguments)
+                if not target.is_dir():  # another process may have been faster
+                    new.rename(target)
+        dataset = make(str(target), **arguments)
+    except Exception as error:  # what PyG raises depends on the class, on its files and on the network
+        raise InputError(
+            f"Expected `data.dataset` to be a data set that PyG finds in {Path(chosen or '.') / kind} or downloads but "
+            f"got {name!r} ({type(error).__name__}: {first_line(error)})."
+        ) from error
+    expect(len(dataset) == 1, "data.dataset", "of a single graph", f"{name}, which has {len(dataset)}")
+    return NodeGraph.from_pyg(dataset[0], name)
+
+
+def _target(cache: Path, name: str, raw: Path | None) -> Path:
+    """PyG's folder for the files that there are, by their names, sizes and times; without any, the newest there is."""
+    files = {} if raw is None else {file.relative_to(raw): file.stat() for file in raw.rglob("*") if file.is_file()}
+    own = {file: told for file, told in sorted(files.items()) if "processed" not in file.parts}  # not what PyG made
+    if own:
+        stamp = [(str(file), told.st_size, told.st_mtime_ns) for file, told in own.items()]
+        return cache / f"{name}-{content_key(stamp)[:16]}"
+    known = [path for path in cache.glob(f"{name}*") if re.fullmatch(r"(-[0-9a-f]{16})?", path.name[len(name) :])]
+    return max(known, key=lambda path: path.stat().st_mtime_ns, default=cache / name)

@@ -1,0 +1,185 @@
+"""Citation and hyperlink graphs with a class on every node, read by PyG from files that are there or downloaded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.datasets import CitationFull, Planetoid, WikiCS
+
+from flgraph.data.cache import cache_folder, cached, content_key
+from flgraph.data.nodes.container import NodeGraph
+from flgraph.data.nodes.files import FILES, names_pyg, read_node_file, read_pyg_nodes
+from flgraph.errors import InputError, expect, first_line
+from flgraph.nn.sparse.csr import csr
+
+_READER_VERSION = 1
+"""Part of the cache's key; raise it when the parsed tensors change."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a data set comes from.
+
+    Attributes:
+        make: PyG's data set, given its root folder.
+        raw: folder of the raw files below that root.
+        files: names of the raw files.
+        beside: further folders below the data folder that may hold them.
+    """
+
+    make: Callable[[str], Any]
+    raw: str
+    files: tuple[str, ...]
+    beside: tuple[str, ...]
+
+
+def _planetoid(name: str) -> _Source:
+    parts = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
+    files = tuple(f"ind.{name.lower()}.{part}" for part in parts)
+    return _Source(partial(Planetoid, name=name), f"{name}/raw", files, ("planetoid", f"planetoid/{name}/raw"))
+
+
+def _citation_full(name: str) -> _Source:
+    make = partial(CitationFull, name=name)
+    return _Source(make, f"{name}/raw", (f"{name}.npz",), ("citation_full", f"citation_full/{name}/raw"))
+
+
+_SOURCES = {
+    "Cora": _planetoid("Cora"),
+    "CiteSeer": _planetoid("CiteSeer"),
+    "PubMed": _planetoid("PubMed"),
+    "DBLP": _citation_full("dblp"),
+    "CoraFull": _citation_full("cora"),
+    "WikiCS": _Source(partial(WikiCS, is_undirected=True), "raw", ("data.json",), ("wikics", "wikics/raw")),
+}
+
+
+def read_nodes(
+    name: str, root: str | Path | None = None, cache_dir: str | Path | None = None, normalize: bool = False
+) -> NodeGraph:
+    """Reads a graph for node classification, undirected, with the nodes, edges, features and labels of PyG's class.
+
+    ==========  ==========================================  ======  =============  ========  =======
+    name        PyG's class                                  nodes  directed edges  features  classes
+    ==========  ==========================================  ======  =============  ========  =======
+    Cora        ``Planetoid``                                 2708          10556      1433        7
+    CiteSeer    ``Planetoid``                                 3327           9104      3703        6
+    PubMed      ``Planetoid``                                19717          88648       500        3
+    DBLP        ``CitationFull``; what FedEgo calls "Wiki"   17716         105734      1639        4
+    CoraFull    ``CitationFull("Cora")``                     19793         126842      8710       70
+    WikiCS      ``WikiCS``                                   11701         431206       300       10
+    ==========  ==========================================  ======  =============  ========  =======
+
+    The raw files are looked for under ``root`` and then in the cache folder: in the folder itself, in ``planetoid/`` or
+    ``citation_full/``, and where PyG keeps them (``Cora/raw``); files found in none are downloaded by PyG to the cache
+    folder. PyG reads all of them, once; Planetoid's are pickles, so take them from a source you trust.
+
+    Others are data sets of PyG by their class, as ``Reddit`` or ``Amazon:Photo`` (:func:`read_pyg_nodes`), and files of
+    one's own, as ``accounts.npz`` (:func:`read_node_file`).
+
+    Args:
+        name: of the data set, those of the table in any case; or a file ``NAME.npz`` or ``NAME.pt``.
+        root: folder of the data; ``$FLGRAPH_DATA`` when ``None``.
+        cache_dir: where parsed and downloaded files are kept, see :func:`flgraph.data.cache.cache_folder`.
+        normalize: whether to divide each node's features by their sum. Bags of words are left as they are by default,
+            since FedEgo's paper says nothing else.
+
+    Raises:
+        InputError: the data set is unknown, neither found nor obtainable, or a file is damaged.
+    """
+    known = {own.lower(): own for own in _SOURCES}
+    if name.endswith(FILES):
+        graph = read_node_file(name)
+    elif name.lower() in known:
+        graph = _read_known(known[name.lower()], root, cache_dir)
+    else:
+        wanted = f"one of {', '.join(_SOURCES)}, a data set of PyG such as Amazon:Photo, or a file NAME.npz or NAME.pt,"
+        expect(names_pyg(name), "data.dataset", wanted, name)
+        graph = read_pyg_nodes(name, root, cache_dir)
+    return graph.normalized() if normalize else graph
+
+
+def _read_known(name: str, root: str | Path | None, cache_dir: str | Path | None) -> NodeGraph:
+    """One of the table."""
+    source = _SOURCES[name]
+    folder = _locate(name, source, root, cache_dir)
+    key = content_key("nodes", _READER_VERSION, name, [(folder / file).read_bytes() for file in source.files])
+    parsed = cached(key, lambda: _parse(name, source, folder), cache_dir)
+    classes = int(parsed["num_classes"])
+    # The reader has checked all of it, and the cache its checksum.
+    return NodeGraph(_features(parsed), parsed["edge_index"], parsed["y"], classes, name, validate=False)
+
+
+def _locate(name: str, source: _Source, root: str | Path | None, cache_dir: str | Path | None) -> Path:
+    """The folder of the raw files."""
+    chosen = root or os.environ.get("FLGRAPH_DATA")
+    places = [Path(chosen).expanduser()] if chosen else []
+    for place in (*places, cache_folder(cache_dir)):
+        for folder in ("", *source.beside, source.raw, f"{name}/raw"):
+            if all((place / folder / file).is_file() for file in source.files):
+                return place / folder
+    return _download(name, source, [*places, cache_folder(cache_dir)])
+
+
+def _download(name: str, source: _Source, places: list[Path]) -> Path:
+    """Lets PyG download the raw files, into ``NAME/raw`` of the cache folder."""
+    target = places[-1] / name / "raw"
+    try:
+        places[-1].mkdir(parents=True, exist_ok=True)
+        # A folder of its own until all is there: an interrupted download must not pass for the data set.
+        with tempfile.TemporaryDirectory(dir=places[-1], prefix=".download-") as folder:
+            source.make(folder)
+            target.mkdir(parents=True, exist_ok=True)
+            for file in source.files:
+                os.replace(Path(folder) / source.raw / file, target / file)
+    except Exception as error:  # what PyG's downloads raise depends on the protocol and on its libraries
+        raise InputError(
+            f"Expected `root` to be a folder with {source.files[0]}{' and its companions' * (len(source.files) > 1)} "
+            f"for {name} but got {places[0]}, which has none, and the download failed ({first_line(error)})."
+        ) from error
+    return target
+
+
+def _parse(name: str, source: _Source, folder: Path) -> dict[str, Tensor]:
+    """All that :func:`read_nodes` needs, as PyG reads it from the raw files in ``folder``."""
+    # PyG wants a folder that it can write to, and leaves a copy there that is larger than ours: dense features.
+    with tempfile.TemporaryDirectory(prefix="flgraph-") as root, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the format that Planetoid's pickles were written in
+        raw = Path(root) / source.raw
+        raw.mkdir(parents=True)
+        for file in source.files:
+            _link(folder / file, raw / file)
+        try:
+            data = source.make(root)[0]
+        except Exception as error:  # a pickle, an archive or a JSON file may be damaged in as many ways as there are
+            raise InputError(
+                f"Expected the files of {name} in {folder} to be intact but got: {first_line(error)}"
+            ) from error
+    graph = NodeGraph.from_pyg(data, name)
+    return graph.parts | {
+        "num_classes": torch.tensor(graph.num_classes),
+        "num_features": torch.tensor(graph.num_features),
+    }
+
+
+def _link(file: Path, to: Path) -> None:
+    try:
+        to.symlink_to(file.resolve())
+    except OSError:  # a file system or a user that may not have links
+        shutil.copyfile(file, to)
+
+
+def _features(parsed: dict[str, Tensor]) -> Tensor:
+    if "x" in parsed:
+        return parsed["x"]
+    return csr(parsed["x_rowptr"], parsed["x_col"], parsed["x_value"], int(parsed["num_features"]))

@@ -1,0 +1,1 @@
+"""Clients on several processes of one owner, over torch.distributed."""

@@ -1,0 +1,1 @@
+"""Classifiers of the nodes of one graph."""

@@ -1,0 +1,1 @@
+"""Models that learn an embedding per graph without labels."""

@@ -1,0 +1,1 @@
+"""Sparse matrices and sorted edges, and sums over them."""

@@ -1,0 +1,1 @@
+"""FedEgo's tables and figures, and habits of its published code."""

@@ -1,0 +1,1 @@
+"""FedHGN's tables and figures, and habits of its published code."""

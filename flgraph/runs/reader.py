@@ -1,0 +1,313 @@
+"""Finds run folders and reads what they hold, whole or cut short."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flgraph.errors import InputError, expect
+from flgraph.runs.history import mean_metrics, version_of
+
+Metrics = dict[str, dict[str, float]]
+"""Client to metric to value; NaN where a run wrote null."""
+
+FILES = ("results.json", "history.jsonl")
+"""A folder with one of these is a run."""
+
+_LOWER = re.compile(r"loss|error|perplexity|\b(mae|mse|rmse)\b")
+
+
+@dataclass(frozen=True)
+class Round:
+    """A line of ``history.jsonl``.
+
+    Args:
+        number: counts from 1.
+        seconds: wall-clock time; NaN if not told.
+        up: bytes of all uploads.
+        down: bytes of all downloads.
+        clients: metrics per client; empty in a round without evaluation.
+        mean: metrics as means over clients.
+        server: what else the server wrote down.
+    """
+
+    number: int
+    seconds: float
+    up: float
+    down: float
+    clients: Metrics
+    mean: dict[str, float]
+    server: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run folder holds.
+
+    Args:
+        folder: where it lies.
+        place: position of the argument it was found by.
+        seed: of the run, where it is known.
+        config: nested settings; empty if none were written.
+        rounds: the history; empty if there is none.
+        results: ``results.json``; empty if the run has not come to its end.
+    """
+
+    folder: Path
+    place: int = 0
+    seed: int | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    rounds: tuple[Round, ...] = ()
+    results: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the results are there, and of the last round: a continued run's are not until it ends again."""
+        return bool(self.results) and not (self.rounds and self.rounds[-1].number > self.count_in_results)
+
+    @property
+    def count_in_results(self) -> int:
+        """Rounds as ``results.json`` tells."""
+        count = number(self.results.get("rounds"))
+        return int(count) if math.isfinite(count) else 0
+
+    @property
+    def done(self) -> int:
+        """Rounds so far."""
+        return self.count_in_results if self.finished else self.rounds[-1].number if self.rounds else 0
+
+    @property
+    def planned(self) -> int | None:
+        """Rounds it was told to do."""
+        count = number(mapping(self.config.get("trainer")).get("rounds", self.config.get("rounds")))
+        return int(count) if math.isfinite(count) else None
+
+    @property
+    def monitor(self) -> tuple[str, str]:
+        """The metric that decides its best round, and ``max`` or ``min``."""
+        trainer = mapping(self.config.get("trainer")) or self.config
+        return str(trainer.get("monitor") or "val/accuracy"), str(trainer.get("monitor_mode") or "max")
+
+    @property
+    def name(self) -> str:
+        """The run's name without its seed: ``FedStar`` of ``FedStar-seed1/version_0``."""
+        folder = self.folder.resolve()
+        name = folder.parent.name if version_of(folder) is not None else folder.name
+        return re.sub(r"[-_. ]*seed[-_=]?\d+", "", name) or name
+
+    @cached_property
+    def clients(self) -> list[str]:
+        """Every client that reported a metric."""
+        known = dict.fromkeys(self.protocol("final")[1])
+        for record in self.rounds:
+            known.update(dict.fromkeys(record.clients))
+        return list(known)
+
+    @property
+    def metrics(self) -> set[str]:
+        """Names of all that was measured."""
+        return {name for record in self.rounds for name in record.mean} | set(self.protocol("final")[0])
+
+    def protocol(self, name: str) -> tuple[dict[str, float], Metrics]:
+        """Means and per-client metrics of ``final`` or ``best_val``; empty if nothing was evaluated yet."""
+        return self._protocols[name]
+
+    @cached_property
+    def _protocols(self) -> dict[str, tuple[dict[str, float], Metrics]]:
+        """Read once: there may be thousands of clients, and each is asked for."""
+        return {name: self._protocol(name) for name in ("final", "best_val")}
+
+    def _protocol(self, name: str) -> tuple[dict[str, float], Metrics]:
+        if self.finished:
+            part = mapping(self.results.get(name))
+            clients = _metrics(mapping(part.get("clients")))
+            return _numbers(mapping(part.get("mean"))) or mean_metrics(clients), clients
+        evaluated = [record for record in self.rounds if record.mean]
+        if name == "best_val":
+            metric, mode = self.monitor
+            known = [record for record in evaluated if math.isfinite(record.mean.get(metric, math.nan))]
+            sign = -1 if mode == "min" else 1
+            evaluated = [max(known, key=lambda record: sign * record.mean[metric])] if known else []
+        return (evaluated[-1].mean, evaluated[-1].clients) if evaluated else ({}, {})
+
+    def curve(self, metric: str) -> list[float]:
+        """The mean over clients in every round from the first; NaN in rounds without it."""
+        return self._over_rounds({record.number: record.mean.get(metric, math.nan) for record in self.rounds})
+
+    def server_curve(self, key: str) -> list[float]:
+        """A record of the server in every round from the first."""
+        return self._over_rounds({record.number: record.server.get(key, math.nan) for record in self.rounds})
+
+    def _over_rounds(self, values: Mapping[int, float]) -> list[float]:
+        return [values.get(number, math.nan) for number in range(1, max(values, default=0) + 1)]
+
+    def per_round(self, what: str) -> float:
+        """Mean per round of ``seconds``, ``up`` or ``down`` (bytes)."""
+        if self.finished:
+            bytes_ = mapping(self.results.get("bytes_per_round"))
+            told = number(self.results.get("seconds_per_round") if what == "seconds" else bytes_.get(what))
+            if math.isfinite(told):
+                return told
+        known = [value for record in self.rounds if math.isfinite(value := getattr(record, what))]
+        return math.fsum(known) / len(known) if known else math.nan
+
+
+def find_runs(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Run], list[Path]]:
+    """Reads every run at or below some folders.
+
+    Args:
+        places: run folders, or folders above them.
+
+    Returns:
+        The runs, and the folders of those that are left out because they have not finished a round.
+
+    Raises:
+        InputError: a place holds no run, or a file in a run cannot be read.
+    """
+    runs: dict[Path, Run] = {}
+    waiting: list[Path] = []
+    for position, given in enumerate(places):
+        place = Path(given)
+        expect(place.is_dir(), "RUN", "a run folder or a folder above run folders", str(given))
+        folders = list(_run_folders(place))
+        expect(bool(folders), "RUN", f"a folder with {' or '.join(FILES)} in it or below", str(given))
+        for folder in folders:
+            if folder.resolve() in runs:
+                continue
+            run = read_run(folder, position)
+            if run.done == 0:
+                if len(folders) == 1:
+                    raise InputError(f"Expected `{folder}` to be a run with at least one round but got 0 rounds.")
+                waiting.append(folder)
+                continue
+            runs[folder.resolve()] = run
+    if not runs:
+        raise InputError(
+            f"Expected `RUN` to hold a run with at least one round but got 0 rounds in {len(waiting)} runs."
+        )
+    return list(runs.values()), waiting
+
+
+def read_run(folder: Path, place: int = 0) -> Run:
+    """Reads one run folder.
+
+    Raises:
+        InputError: a file in it is not what a run writes.
+    """
+    results = read_results(folder / "results.json")
+    rounds = _read_history(folder / "history.jsonl")
+    config = mapping(results.get("config")) or _read_config(folder / "config.yaml")
+    seed = number(results.get("seed", config.get("seed_everything", config.get("seed"))))
+    if math.isnan(seed):
+        found = re.search(r"seed[-_=]?(\d+)", folder.resolve().parent.name)
+        seed = float(found[1]) if found else math.nan
+    return Run(folder, place, None if math.isnan(seed) else int(seed), config, tuple(rounds), results)
+
+
+def read_results(file: Path) -> dict[str, Any]:
+    """The content of a ``results.json``; empty if there is none.
+
+    Raises:
+        InputError: the file is not what a run writes.
+    """
+    text = _read_text(file)
+    if text is None:
+        return {}
+    try:
+        results = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"Expected `{file}` to be JSON but got: {error}.") from error
+    expect(isinstance(results, dict) and bool(results), str(file), "a run's results", type(results).__name__)
+    return mapping(results)
+
+
+def number(value: Any) -> float:
+    """As a float; NaN for null and whatever is none."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a metric's name says that less of it is better, as in ``test/loss``."""
+    return bool(_LOWER.search(metric))
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """The value if it is a dictionary, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def _run_folders(place: Path) -> Iterable[Path]:
+    """In natural order: version_2 before version_10."""
+    for here, below, files in os.walk(place):
+        if any(name in files for name in FILES):
+            below.clear()  # checkpoints are not runs
+            yield Path(here)
+        below.sort(key=natural)
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """Sorts numbers in names by their value."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"([0-9]+)", name.lower())]
+
+
+def _read_text(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"Expected `{file}` to be a readable text file but got: {error}.") from error
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    text = _read_text(file)
+    try:
+        return mapping(yaml.safe_load(text or ""))
+    except yaml.YAMLError as error:
+        raise InputError(f"Expected `{file}` to be YAML but got: {' '.join(str(error).split())}.") from error
+
+
+def _read_history(file: Path) -> list[Round]:
+    lines = [line for line in (_read_text(file) or "").splitlines() if line.strip()]
+    rounds = []
+    for position, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            if position == len(lines):
+                break  # the run was stopped while it wrote, or is writing now
+            message = f"Expected line {position} of `{file}` to be JSON but got: {error}."
+            raise InputError(message) from error
+        count = number(mapping(record).get("round"))
+        good = math.isfinite(count) and count >= 1
+        expect(good, str(file), "a round per line", f"{line[:60]!r} in line {position}")
+        clients = _metrics(mapping(record.get("metrics")))
+        rounds.append(
+            Round(
+                int(count),
+                number(record.get("seconds")),
+                number(record.get("bytes_up")),
+                number(record.get("bytes_down")),
+                clients,
+                _numbers(mapping(record.get("mean"))) or mean_metrics(clients),
+                {key: value for key, value in _numbers(mapping(record.get("server"))).items() if math.isfinite(value)},
+            )
+        )
+    return sorted(rounds, key=lambda record: record.number)
+
+
+def _metrics(given: Mapping[str, Any]) -> Metrics:
+    return {client: _numbers(mapping(values)) for client, values in given.items()}
+
+
+def _numbers(given: Mapping[str, Any]) -> dict[str, float]:
+    return {name: number(value) for name, value in given.items()}

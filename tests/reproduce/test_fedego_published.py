@@ -1,0 +1,153 @@
+"""FedEgo's clients as its authors drew them: what they are, and that they are the ones of the paper."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from flgraph.data import NodeFederation, NodeGraph, authors_label_skew, read_nodes
+from flgraph.errors import InputError
+from flgraph.reproduce import load_study
+from flgraph.reproduce.fedego.published import _connected
+
+SEEDS = (1027, 1107, 2333, 9973)
+SMALL: dict[str, Any] = {"num_test": 10, "major_labels": 2}
+
+
+def graph(nodes: int = 300, edges: int = 900, classes: int = 5, alone: int = 20) -> NodeGraph:
+    """A random graph; the last ``alone`` nodes have no edges."""
+    network = nx.gnm_random_graph(nodes - alone, edges, seed=1)
+    index = torch.tensor(list(network.edges)).t()
+    y = torch.arange(nodes) % classes
+    return NodeGraph.from_pyg(Data(x=torch.ones(nodes, 1), edge_index=index, y=y), "toy", classes)
+
+
+def neighbours(g: NodeGraph) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {node: set() for node in range(g.num_nodes)}
+    for a, b in g.edge_index.t().tolist():
+        found[a].add(b)
+        found[b].add(a)
+    return found
+
+
+def test_rules_of_the_partition() -> None:
+    g, beside = graph(), neighbours(graph())
+    dealt = authors_label_skew(g, 3, 0.25, seed=7, **SMALL)
+    with_edges = sum(bool(others) for others in beside.values())
+    assert dealt.global_test.numel() == int(0.3 * with_edges)
+    gone = set(dealt.global_test.tolist())
+    for client in dealt.clients:
+        nodes = set(client.nodes.tolist())
+        train, val, test = (set(part.tolist()) for part in (client.train, client.val, client.test))
+        assert not nodes & gone
+        assert all(beside[node] & nodes for node in nodes)
+        assert (train | val | test, len(train) + len(val) + len(test)) == (nodes, len(nodes))
+        assert (len(test), len(val)) == (10, int(0.2 * len(nodes)))
+        assert len(nodes) <= int(0.25 * with_edges)
+        frequent = torch.bincount(g.y[client.nodes], minlength=5).sort(descending=True).values
+        assert int(frequent[:2].sum()) >= 0.7 * len(nodes)
+        gone |= test
+
+
+def test_the_seed_decides_and_global_generators_do_not() -> None:
+    def draws(seed: int) -> list[list[int]]:
+        np.random.seed(0)
+        before = np.random.get_state(legacy=False)["state"]["key"].tolist()
+        random.seed(0)
+        python = random.getstate()
+        dealt = authors_label_skew(graph(), 3, 0.4, seed=seed, **SMALL)
+        assert np.random.get_state(legacy=False)["state"]["key"].tolist() == before
+        assert random.getstate() == python
+        return [dealt.global_test.tolist(), *(client.train.tolist() for client in dealt.clients)]
+
+    assert draws(7) == draws(7)
+    assert draws(7) != draws(8)
+
+
+def test_nodes_enter_the_set_pair_by_pair() -> None:
+    """In the order of a loop over all pairs, on which the order of the set may depend."""
+    beside = neighbours(graph())
+    drawn = np.random.RandomState(3).permutation(280)[:120].tolist()
+    expected: set[int] = set()
+    for one in drawn:
+        for other in drawn:
+            if other in beside[one]:
+                expected.add(one)
+                expected.add(other)
+    assert _connected(drawn, [sorted(beside[node]) for node in range(280)]) == list(expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"local_fraction": 0}, "`data.local_fraction` to be above 0"),
+        ({"local_fraction": 0.001}, "`data.local_fraction` to be large enough for client `client-1` to have an edge"),
+        ({"major_labels": 6}, "`data.major_labels` to be between 1 and the 5 labels of toy but got 6"),
+        ({"num_test": 300}, "`data.num_test` to be below"),
+        ({"num_query": -1}, "`data.num_query` to be 0 or more"),
+        ({"val_fraction": 0.999}, "`data.val_fraction` to be small enough for client `client-1`"),
+        ({"num_clients": 0}, "`data.num_clients` to be 1 or more"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"^Expected {message}"):
+        authors_label_skew(graph(), **{"num_clients": 2, **SMALL, **arguments})
+
+
+def test_a_graph_without_edges() -> None:
+    g = NodeGraph(torch.ones(4, 1), torch.empty(2, 0, dtype=torch.long), torch.arange(4) % 2, 2, "dust")
+    with pytest.raises(InputError, match=r"`data\.dataset` to be a graph with edges but got 'dust'"):
+        authors_label_skew(g, 2)
+
+
+def test_as_a_federation() -> None:
+    data = NodeFederation(
+        graph(), num_clients=3, partition="authors_label_skew", partition_seed=7, num_train=20, **SMALL
+    )
+    data.setup()
+    expected = authors_label_skew(graph(), 3, num_train=20, seed=7, **SMALL)
+    assert [data.client(name).train.numel() for name in data.clients] == [20, 20, 20]
+    for name, client in zip(data.clients, expected.clients, strict=True):
+        assert torch.equal(client.nodes[data.client(name).train], client.train)
+
+
+@pytest.mark.parametrize(
+    ("name", "megabytes"),
+    [
+        ("Cora", {8: 8872, 16: 5856, 32: 4346, 64: 3591, 128: 3226}),
+        ("CiteSeer", {8: 14129, 16: 10711, 32: 9003, 64: 8133, 128: 7705}),
+    ],
+)
+def test_megabytes_of_the_papers_table_7(name: str, megabytes: dict[int, int], data_root: Path) -> None:
+    """What the authors' clients sent in 200 rounds, the mean over their four seeds, counts their batches.
+
+    Per client and round the reduction layer in float32, and for each batch a mashed ego-graph of 43 positions: 512
+    columns and the classes in float32, a byte for whether it is a center, and 42 edges in int64.
+    """
+    g = read_nodes(name, data_root)
+    dealt = [authors_label_skew(g, 5, 0.5, num_test=200, seed=seed) for seed in SEEDS]
+    layer = 4 * 512 * (g.num_features + 1)
+    ego = 43 * (4 * (512 + g.num_classes) + 1) + 2 * 42 * 8
+    for batch, told in megabytes.items():
+        batches = [sum(math.ceil(one.train.numel() / batch) for one in part.clients) for part in dealt]
+        sent = 200 * (5 * layer + ego * sum(batches) / len(SEEDS)) / 2**20
+        assert sent == pytest.approx(told, abs=1)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_as_many_clients_as_the_paper_has(seed: int, data_root: Path) -> None:
+    """The arguments of the study of FedEgo's Table 8, for the most clients."""
+    study = load_study("fedego/table8")
+    args = [arg for arg in study.run("35", "FedEgo", seed).args if arg.startswith("--data.")]
+    given = {key.removeprefix("--data."): int(value) for key, _, value in (arg.partition("=") for arg in args)}
+    assert given == {"partition_seed": seed, "num_clients": 35, "num_test": 100}
+    dealt = authors_label_skew(read_nodes("DBLP", data_root), 35, 0.2, num_test=100, seed=seed)
+    assert min(client.train.numel() for client in dealt.clients) > 900

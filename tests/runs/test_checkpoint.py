@@ -1,0 +1,407 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flgraph.callbacks import FedAvg, Local
+from flgraph.errors import InputError
+from flgraph.runs import checkpoint
+from flgraph.runs.checkpoint import (
+    CheckpointStore,
+    check_settings,
+    find_checkpoint,
+    link_or_copy,
+    load_file,
+    read_manifest,
+    save_file,
+)
+from flgraph.federation.data import sealed
+
+SETTINGS = {"seed": 0, "trainer": {"local_epochs": 1}}
+
+
+def write_clients(folder: Path, previous: Path | None) -> None:
+    for name in "AB":
+        save_file({"name": name, "w": torch.arange(3)}, folder / f"{name}.ckpt")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "name" / "version_0" / "checkpoints", keep=2)
+
+
+def save(store: CheckpointStore, *rounds: int, best: int | None = None) -> None:
+    for round in rounds:
+        store.save(round, f"server {round}".encode(), write_clients, SETTINGS, best)
+
+
+# -------------------------------------------------------------------------------------------------------- what stays
+def test_keeps_the_newest_and_the_best(store: CheckpointStore) -> None:
+    save(store, 1, 2, 3, 4, best=1)
+    assert store.rounds() == [1, 3, 4]
+    save(store, 5, best=5)  # the old best goes
+    assert store.rounds() == [4, 5]
+
+
+def test_links_to_last_and_best(store: CheckpointStore) -> None:
+    save(store, 1, 2, 3, best=1)
+    assert (store.folder / "last").resolve() == store.path(3).resolve()
+    assert (store.folder / "best").resolve() == store.path(1).resolve()
+    assert not Path(os.readlink(store.folder / "last")).is_absolute(), "a run folder can be moved"
+
+
+def test_a_round_holds_what_the_documentation_says(store: CheckpointStore) -> None:
+    save(store, 37)
+    files = sorted(str(path.relative_to(store.folder)) for path in store.folder.rglob("*") if path.is_file())
+    names = ("clients/A.ckpt", "clients/B.ckpt", "manifest.json", "server.safetensors")
+    assert [file for file in files if not file.startswith("last")] == [f"round-00037/{name}" for name in names]
+    manifest = read_manifest(store.path(37))
+    assert manifest["round"] == 37
+    assert manifest["settings"] == SETTINGS
+    assert sorted(manifest["files"]) == ["clients/A.ckpt", "clients/B.ckpt", "server.safetensors"]
+
+
+def test_folders_of_other_names_are_left_alone(store: CheckpointStore) -> None:
+    save(store, 1, 2)
+    others = [store.folder / f"round-{name}" for name in ("00050-keep", "x", "7", "000050", "0005\u0661")]
+    for other in others:
+        shutil.copytree(store.path(2), other)
+    (store.folder / "round-00099").touch()  # no folder
+    save(store, 3)
+    assert store.rounds() == [2, 3]
+    assert find_checkpoint("last", store.folder.parent.parent) == store.path(3).resolve()
+    store.discard_after(2)
+    assert find_checkpoint("last", store.folder.parent.parent) == store.path(2).resolve()
+    assert all(other.is_dir() for other in others)
+    save(store, 123_456)
+    assert store.rounds() == [2, 123_456]
+
+
+# --------------------------------------------------------------------------------------------------------- atomicity
+@pytest.mark.parametrize("error", [RuntimeError("bug"), KeyboardInterrupt(), OSError(errno.EIO, "broken")])
+def test_an_error_while_writing_leaves_whole_checkpoints_only(store: CheckpointStore, error: BaseException) -> None:
+    def fail(folder: Path, previous: Path | None) -> None:
+        write_clients(folder, previous)
+        raise error
+
+    save(store, 1)
+    before = {path.name: path.read_bytes() for path in store.path(1).rglob("*") if path.is_file()}
+    with pytest.raises((type(error), InputError)):
+        store.save(2, b"server", fail, SETTINGS)
+    assert store.rounds() == [1]
+    assert store.last() == store.path(1)
+    assert find_checkpoint("last", store.folder.parent.parent) == store.path(1).resolve()
+    read_manifest(store.path(1))
+    assert {path.name: path.read_bytes() for path in store.path(1).rglob("*") if path.is_file()} == before
+    save(store, 2)  # over whatever was left
+    read_manifest(store.path(2))
+    assert sorted(path.name for path in store.folder.iterdir()) == ["last", "round-00001", "round-00002"]
+
+
+def test_a_kill_between_any_two_steps_leaves_a_whole_last(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stops the writer before each of its calls that change the disk, one after another."""
+
+    class Killed(BaseException):
+        pass
+
+    save(store, 1)
+    steps = 0
+    while True:
+        left = steps
+
+        def step(real: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                nonlocal left
+                if left == 0:
+                    raise Killed
+                left -= 1
+                return real(*args, **kwargs)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in ("replace", "fsync", "symlink", "mkdir", "rmdir", "unlink"):
+                patch.setattr(os, name, step(getattr(os, name)))
+            with suppress(Killed):
+                save(store, 2)
+                break
+        last = find_checkpoint("last", store.folder.parent.parent)
+        assert read_manifest(last)["round"] in (1, 2)
+        for round in store.rounds():
+            read_manifest(store.path(round))
+        steps += 1
+    assert steps > 8
+    assert read_manifest(find_checkpoint("last", store.folder.parent.parent))["round"] == 2
+
+
+def test_a_full_disk_is_one_sentence(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(store, 1)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    with pytest.raises(
+        InputError, match=r"^Expected `.*checkpoints` to take the checkpoint of round 2 but got:? No space"
+    ):
+        save(store, 2)
+    assert sorted(path.name for path in store.folder.iterdir()) == ["last", "round-00001"]
+    read_manifest(store.path(1))
+
+
+@pytest.mark.parametrize("numbers", [10, 1_000_000])
+def test_a_file_that_does_not_fit_is_an_os_error(numbers: int) -> None:
+    """torch.save raises RuntimeError when the disk is full, which is not what the store looks for."""
+    with pytest.raises(OSError, match="No space left"):
+        save_file({"w": torch.zeros(numbers)}, Path("/dev/full"))
+
+
+def test_a_file_over_the_limit_is_an_os_error(tmp_path: Path) -> None:
+    """The same where the file closes without complaint after the write failed."""
+    resource, signal = pytest.importorskip("resource"), pytest.importorskip("signal")
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        with pytest.raises(OSError, match="too large"):
+            save_file({"w": torch.zeros(1_000_000)}, tmp_path / "file")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+# -------------------------------------------------------------------------------------------------------- inspection
+@pytest.mark.parametrize("name", ["clients/A.ckpt", "server.safetensors"])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), r"to be whole \(\d+ bytes\) but got \d+ bytes;"),
+        (lambda file: file.write_bytes(b"?" + file.read_bytes()[1:]), "but got .* bytes of other content"),
+        (lambda file: file.unlink(), "but it is missing"),
+    ],
+    ids=["cut", "altered", "missing"],
+)
+def test_the_manifest_detects_damage(
+    store: CheckpointStore, name: str, damage: Callable[[Path], Any], message: str
+) -> None:
+    save(store, 1, 2)
+    damage(store.path(2) / name)
+    with pytest.raises(InputError, match=message) as caught:
+        read_manifest(store.path(2))
+    assert name in str(caught.value)
+    assert f"an older checkpoint is there: continue with --ckpt_path {store.path(1)}" in str(caught.value)
+    read_manifest(store.path(1))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"files": 3}'])
+def test_a_broken_manifest_is_an_input_error(store: CheckpointStore, text: str) -> None:
+    save(store, 1)
+    (store.path(1) / "manifest.json").write_text(text)
+    with pytest.raises(InputError, match="to be a whole manifest"):
+        read_manifest(store.path(1))
+
+
+def test_client_files_are_read_as_tensors_and_plain_values(tmp_path: Path) -> None:
+    torch.save({"w": Path("anything")}, tmp_path / "A.ckpt")
+    with pytest.raises(InputError, match="to be a client's checkpoint but got UnpicklingError"):
+        load_file(tmp_path / "A.ckpt")
+    (tmp_path / "B.ckpt").write_bytes(b"nonsense")
+    with pytest.raises(InputError, match="to be a client's checkpoint"):
+        load_file(tmp_path / "B.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("current", "message"),
+    [
+        ({"seed": 1, "trainer": {"local_epochs": 1}}, r"`seed` to be 0 as in checkpoint .* but got 1"),
+        ({"seed": 0, "trainer": {"local_epochs": 2}}, r"`trainer\.local_epochs` to be 1 .* but got 2"),
+        ({"seed": 0, "trainer": {"local_epochs": 1, "mu": 0.5}}, r"`trainer\.mu` to be None .* but got 0\.5"),
+        ({"seed": 0, "trainer": {}}, r"`trainer"),
+    ],
+)
+def test_settings_that_differ_are_named(current: dict[str, Any], message: str, tmp_path: Path) -> None:
+    check_settings(SETTINGS, SETTINGS, tmp_path)
+    with pytest.raises(InputError, match=message):
+        check_settings(SETTINGS, current, tmp_path)
+
+
+def test_tuples_equal_the_lists_they_are_saved_as(tmp_path: Path) -> None:
+    saved = json.loads(json.dumps({"base": ("convs.*",)}))
+    check_settings(saved, {"base": ("convs.*",)}, tmp_path)
+
+
+def test_settings_that_older_checkpoints_lack_are_what_older_versions_did(tmp_path: Path) -> None:
+    check_settings(SETTINGS, {**SETTINGS, "trainer": {"local_epochs": 1, "initial_weights": "first"}}, tmp_path)
+    with pytest.raises(InputError, match=r"`trainer\.initial_weights` to be None as in checkpoint .* but got 'mean'"):
+        check_settings(SETTINGS, {**SETTINGS, "trainer": {"local_epochs": 1, "initial_weights": "mean"}}, tmp_path)
+    before = {**SETTINGS, "trainer": {"aggregator": {"class": "FedEgo", "server_accelerator": "gpu"}}}
+    check_settings(before, {**SETTINGS, "trainer": {"aggregator": {"class": "FedEgo", "labels": "all"}}}, tmp_path)
+
+
+def test_sealed_settings_equal_those_that_they_stand_for(tmp_path: Path) -> None:
+    """A run goes from sites, who tell a digest of their data's settings, to one process, and back."""
+    settings = {"num_train_samples": 3, "num_nodes": (2, 4), "predicted": [("film", "by", "person")]}
+    read = json.loads(json.dumps(settings))  # as a manifest has them
+    assert sealed(read) == sealed(settings) == sealed(sealed(settings))
+    assert "film" not in json.dumps(sealed(settings))
+    here, there = {"data": {"A": settings}}, {"data": {"A": sealed(settings)}}
+    check_settings(there, here, tmp_path)
+    check_settings({"data": {"A": read}}, there, tmp_path)
+    assert sealed({**settings, "alpha": 1}) == sealed({**settings, "alpha": 1.0}) != sealed({**settings, "alpha": 1.5})
+    check_settings(
+        {"data": {"A": {**read, "trainer": {"a": 1}}}},
+        {"data": {"A": {**sealed(settings), "trainer": {"a": 1}}}},
+        tmp_path,
+    )
+    other = {"data": {"A": {**settings, "num_nodes": (2, 5)}}}
+    with pytest.raises(
+        InputError, match=r"`data` of client `A` to be as in checkpoint .* \(its site tells a digest of them only\)"
+    ):
+        check_settings(there, other, tmp_path)
+    with pytest.raises(InputError, match=r"`data\.A\.trainer` to be there as in checkpoint"):
+        check_settings({"data": {"A": {**sealed(settings), "trainer": {"precision": 16}}}}, here, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------- finding, discarding
+def test_finds_a_checkpoint_by_any_of_its_names(store: CheckpointStore) -> None:
+    save(store, 1, 2, best=1)
+    run, runs = store.folder.parent, store.folder.parent.parent
+    (runs / "version_1").mkdir()  # a run that was stopped before its first checkpoint
+    (runs / "version_x").mkdir()
+    for name in ("last", str(run), str(store.folder), str(store.path(2)), str(store.folder / "last")):
+        assert find_checkpoint(name, runs) == store.path(2).resolve(), name
+    for name in ("best", str(store.folder / "best"), str(store.path(1))):
+        assert find_checkpoint(name, runs) == store.path(1).resolve(), name
+    newer = CheckpointStore(runs / "version_10" / "checkpoints")
+    save(newer, 1)
+    assert find_checkpoint("last", runs) == newer.path(1).resolve()
+
+
+def test_a_run_without_validation_has_no_best_checkpoint(store: CheckpointStore) -> None:
+    save(store, 1)
+    with pytest.raises(
+        InputError, match=r"but there is none \(a run has none without validation, or where its clients"
+    ):
+        find_checkpoint("best", store.folder.parent.parent)
+
+
+def test_the_best_of_an_older_run_is_not_that_of_the_newest(store: CheckpointStore) -> None:
+    save(store, 1, best=1)
+    runs = store.folder.parent.parent
+    newer = CheckpointStore(runs / "version_1" / "checkpoints")
+    newer.folder.mkdir(parents=True)
+    assert find_checkpoint("best", runs) == store.path(1).resolve()  # the newer one has no checkpoint at all
+    save(newer, 1)
+    with pytest.raises(InputError, match=r"`ckpt_path` 'best' to find .* \(a run has none without validation"):
+        find_checkpoint("best", runs)
+    save(newer, 2, best=2)
+    assert find_checkpoint("best", runs) == newer.path(2).resolve()
+
+
+@pytest.mark.parametrize("name", ["last", "best"])
+def test_finds_nothing_where_there_is_no_run(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"`ckpt_path` '{name}' to find a checkpoint under .* but there is none"):
+        find_checkpoint(name, tmp_path)
+
+
+def test_says_what_it_found_instead(tmp_path: Path) -> None:
+    (tmp_path / "file.ckpt").touch()
+    for path, found in (("nowhere", "nothing"), ("file.ckpt", "a file"), (".", "a folder without one")):
+        with pytest.raises(InputError, match=f"is {found}"):
+            find_checkpoint(str(tmp_path / path), tmp_path)
+
+
+def test_discard_after_removes_later_rounds(store: CheckpointStore) -> None:
+    """A run that goes on from an earlier round writes the later ones again, and is found by `last` meanwhile."""
+    store.keep = 5
+    save(store, 1, 2, 3, 4, best=3)
+    store.discard_after(2)
+    assert store.rounds() == [1, 2]
+    assert find_checkpoint("last", store.folder.parent.parent) == store.path(2).resolve()
+    assert find_checkpoint(str(store.folder.parent), store.folder) == store.path(2).resolve()
+    save(store, 3, best=1)
+    assert find_checkpoint("best", store.folder.parent.parent) == store.path(1).resolve()
+
+
+# ------------------------------------------------------------------------------------------------------------- links
+def test_link_or_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "source"
+    assert not link_or_copy(source, tmp_path / "target")
+    source.write_text("content")
+    assert link_or_copy(source, tmp_path / "link")
+    assert (tmp_path / "link").samefile(source)
+
+    def refuse(*args: Any) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert link_or_copy(source, tmp_path / "copy")
+    assert (tmp_path / "copy").read_text() == "content"
+    assert not (tmp_path / "copy").samefile(source)
+
+
+def test_a_file_system_without_links(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = store.folder.parent.parent
+    save(store, 1, 2, best=1)
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    save(store, 3, best=1)
+    for name, number in (("last", 3), ("best", 1)):
+        assert (store.folder / name).read_text() == f"round-{number:05d}"
+        assert find_checkpoint(name, runs) == store.path(number).resolve()
+    save(store, 4, best=4)
+    store.discard_after(3)  # the best round's goes
+    assert find_checkpoint("last", runs) == store.path(3).resolve()
+    assert sorted(path.name for path in store.folder.iterdir()) == ["last", "round-00003"]
+    save(store, 4, best=3)
+    assert find_checkpoint("best", runs) == store.path(3).resolve()
+    save(store, 5)
+    with pytest.raises(InputError, match="'best' to find a checkpoint"):
+        find_checkpoint("best", runs)
+
+
+@pytest.mark.parametrize("step", ["_link", "_prune"])
+def test_what_follows_a_checkpoint_is_one_sentence_too(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    save(store, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, step, refuse)
+        with pytest.raises(
+            InputError, match="to take the checkpoint of round 2 but got: Read-only file system; earlier"
+        ):
+            save(store, 2)
+    assert read_manifest(find_checkpoint("last", store.folder.parent.parent))["round"] == 2
+
+
+@pytest.mark.parametrize("aggregator", [Local(), FedAvg()], ids=["local", "fedavg"])
+def test_unchanged_clients_are_links(
+    aggregator: Any, toy_federation: Callable[..., Any], toy_module: Any, federate: Callable[..., Any]
+) -> None:
+    """With 1,000 clients of which ten take part, a checkpoint costs ten files. With any evaluation in between all
+    clients change, since each gets the new aggregate."""
+    trainer = federate(aggregator, rounds=5, client_fraction=0.34, evaluate_every=5, keep_checkpoints=5)
+    trainer.fit(toy_module(), toy_federation(4, 4, 4))
+    folders = [trainer.run_dir / "checkpoints" / f"round-{round:05d}" / "clients" for round in range(1, 6)]
+    for round in range(2, 5):
+        participants = trainer.server.participants(round)
+        assert len(participants) == 1
+        for name in "ABC":
+            linked = (folders[round - 1] / f"{name}.ckpt").samefile(folders[round - 2] / f"{name}.ckpt")
+            assert linked == (name not in participants), (round, name)
