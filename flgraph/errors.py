@@ -1,4 +1,4 @@
-"""Errors that a user can act on, and the sentences they are made of."""
+"""Errors that a user can act on, each one sentence of the same mould."""
 
 from __future__ import annotations
 
@@ -8,9 +8,28 @@ from typing import Any
 class InputError(ValueError):
     """Something the user gave cannot be used.
 
-    The message is one sentence that names the field, what was expected and what came. The command line prints it
-    without a traceback and exits with code 2.
+    Its text is one sentence: ``Expected `field` to be expected but got got.`` The command line prints it without a
+    traceback and exits with code 2.
+
+    Args:
+        field: the name under which the user knows the value, for example ``trainer.rounds``.
+        expected: the rest of "to be ...", for example ``a positive integer``.
+        got: the value that came; strings that are values are quoted by :func:`expect`.
+        where: where it was, for example ``client `north` ``; see :meth:`within`.
     """
+
+    def __init__(self, field: str, expected: str = "", got: Any = "", where: str = "") -> None:
+        super().__init__(field, expected, got, where)
+        self.field, self.expected, self.got, self.where = field, expected, got, where
+
+    def __str__(self) -> str:
+        if not self.expected:
+            return self.field
+        return f"Expected `{self.field}` to be {self.expected} but got {self.got}{self.where and f' in {self.where}'}."
+
+    def within(self, where: str) -> InputError:
+        """The same error, told with where it was, in front of which ``in`` is put."""
+        return type(self)(self.field, self.expected, self.got, f"{where}{self.where and f', {self.where}'}")
 
 
 class EngineError(RuntimeError):
@@ -22,16 +41,15 @@ def expect(condition: bool, field: str, expected: str, got: Any) -> None:
 
     Args:
         condition: what must be true.
-        field: the name under which the user knows the value, for example ``trainer.rounds``.
-        expected: the rest of "to be ...", for example ``a positive integer``.
+        field: see :class:`InputError`.
+        expected: see there.
         got: the value that came; strings are quoted in the message.
 
     Raises:
-        InputError: ``Expected `field` to be expected but got got.``
+        InputError: ``condition`` does not hold.
     """
     if not condition:
-        shown = repr(got) if isinstance(got, str) else got
-        raise InputError(f"Expected `{field}` to be {expected} but got {shown}.")
+        raise InputError(field, expected, repr(got) if isinstance(got, str) else got)
 
 
 def first_line(error: BaseException) -> str:
