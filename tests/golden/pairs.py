@@ -24,6 +24,7 @@ LABEL_SKEW = "-c configs/data/cora_label_skew.yaml --data.num_clients 3 --data.l
 CITESEER = "-c configs/data/citeseer_label_skew.yaml --data.num_clients 3 --data.local_fraction 0.1 --data.num_test 60"
 PUBLISHED = "-c configs/data/citeseer_published.yaml --data.partition_seed 1027"
 CORA_PUBLISHED = "-c configs/data/cora_published.yaml --data.partition_seed 2333"
+DBLP = "-c configs/data/dblp_label_skew.yaml --data.num_clients 2 --data.local_fraction 0.04 --data.num_test 30"
 DIRICHLET = "-c configs/data/cora_label_skew.yaml --data.num_clients 3 --data.partition dirichlet"
 LOUVAIN = "-c configs/data/cora_label_skew.yaml --data.num_clients 3 --data.partition louvain"
 METIS = "-c configs/data/cora_label_skew.yaml --data.num_clients 3 --data.partition metis"
@@ -67,12 +68,17 @@ _LINES: dict[str, tuple[str, ...]] = {
         *(_method("fedavg"), SHARDS, GIN, "--model.conv gcn --model.pool mean --model.optimizer sgd"),
         _aggregator(weighting="uniform", optimizer_state="reset"),
     ),
+    "fedavg-max/shards": (
+        *(_method("fedavg"), SHARDS, "--data.features degree", GIN, "--model.pool max"),
+        "--trainer.gradient_clip_val 0.5 --trainer.accumulate_grad_batches 2",
+    ),
     "fedprox/tu": (_method("fedprox"), TU, GIN, _aggregator(mu=0.5)),
     "fedper/tu": (_method("fedper"), TU, GIN),
     "fedsage/tu": (_method("fedsage"), TU, GIN),
     "fedstar/tu": (_method("fedstar"), TU, GIN),
     "fedstar/synthetic": (SYNTHETIC, GIN),
     "fedstar-local/synthetic": (SYNTHETIC, _method("fedstar_local"), GIN, "--data.structure dse"),
+    "fedstar-sage/synthetic": (SYNTHETIC, GIN, "--data.structure rwse --model.structure_conv sage"),
     "fedavg-half/synthetic": (
         *(SYNTHETIC, _method("fedavg"), GIN),
         "--trainer.client_fraction 0.5 --trainer.evaluate_every 2 --trainer.rounds 4",
@@ -107,6 +113,16 @@ _LINES: dict[str, tuple[str, ...]] = {
         _aggregator(reduction_at="start", labels="all", mixup="false"),
     ),
     "fedego-centers/label-skew": (LABEL_SKEW, _method("fedego"), EGO, "--model.ego false", _aggregator(labels="all")),
+    "fedego-own-reduction/exclusive": (
+        *(
+            LABEL_SKEW,
+            "--data.local_fraction 0.2 --data.exclusive_test true --data.local_of pool",
+            _method("fedego"),
+            EGO,
+        ),
+        _aggregator(average_reduction="false", server_epochs=2, server_lr=0.02),
+    ),
+    "ego-local/dblp": (DBLP, _method("ego_local"), EGO),
     "ego-local/louvain": (LOUVAIN, _method("ego_local"), EGO),
     "ego-fedavg/metis": (METIS, _method("ego_fedavg"), EGO, "--data.normalize true"),
     "ego-fedavg-published/published": (PUBLISHED, _method("ego_fedavg_published"), EGO),
@@ -122,6 +138,10 @@ _LINES: dict[str, tuple[str, ...]] = {
     "dfedgnn-metropolis/label-skew": (
         *(LABEL_SKEW, _method("dfedgnn_published"), EGO, "--data.num_clients 4"),
         _aggregator(topology="star", weights="metropolis"),
+    ),
+    "dfedgnn-regular/dirichlet": (
+        *(DIRICHLET, _method("dfedgnn"), EGO, "--data.num_clients 4"),
+        _aggregator(topology="random_regular"),
     ),
     "graphfl/label-skew": (LABEL_SKEW, _method("graphfl"), EGO, _aggregator(num_nodes=20)),
     "graphfl-adam/dirichlet": (
@@ -151,6 +171,10 @@ _LINES: dict[str, tuple[str, ...]] = {
     "infograph/dealt": (DEALT, _method("infograph_fedavg"), WIDE),
     "infograph-fedprox/dealt": (DEALT, _method("infograph_fedprox"), WIDE),
     "mvgrl/dealt": (DEALT, _method("mvgrl_fedavg"), WIDE, "--data.features mvgrl"),
+    "fclg/heat": (
+        *(DEALT, "--data.diffusion.kind heat --data.diffusion.sparsify topk --data.global_test all"),
+        *(_method("fclg"), WIDE, "--trainer.local_epochs 2 --model.embedding log"),
+    ),
     # ------------------------------------------------------------------------------------------ heterogeneous graphs
     "fedhgn/aifb-re-published": (_data("aifb_re3"), _method("fedhgn"), RGCN),
     "fedhgn/aifb-ret-published": (_data("aifb_ret3"), _method("fedhgn"), RGCN),
@@ -163,6 +187,11 @@ _LINES: dict[str, tuple[str, ...]] = {
         _method("fedhgn_links"),
         "--data.task links --data.num_others 10",
         RGCN,
+    ),
+    "fedhgn-links-gat/aifb-ret": (
+        *(_data("aifb_ret_own"), "--data.task links --data.num_others 10"),
+        *(_method("fedhgn_links"), RGCN, "--model.encoder gat --model.decoder dot --trainer.aggregator.bases"),
+        "[convs.*.bases,convs.*.bias,convs.*.attention]",
     ),
     "schema-fedavg/aifb-ret": (_data("aifb_ret_own"), _method("schema_fedavg"), WIDE),
     "schema-fedavg-published/aifb-ret": (_data("aifb_ret_own"), _method("schema_fedavg_published"), WIDE),

@@ -53,8 +53,8 @@ def test_same_bits(
         request.getfixturevalue("data_root")
     wanted, found = Outcome(**recorded["pairs"][name]), run(PAIRS[name], tmp_path / "runs")
     assert found.norms == pytest.approx(wanted.norms, rel=1e-2)
-    if exact:
-        assert not _differences(wanted, found), f"recorded with {recorded['versions']}, here {versions()}"
+    told = _differences(wanted, found) if exact else []
+    assert not told, "; ".join([*told, f"recorded with {recorded['versions']}, here {versions()}"])
 
 
 def _differences(wanted: Outcome, found: Outcome) -> list[str]:
