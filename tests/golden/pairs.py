@@ -36,6 +36,7 @@ DEALT = (
 # ---------------------------------------------------------------------------------------------------- sizes
 GIN = "--model.hidden_channels 8 --model.num_layers 2"
 EGO = "--model.hidden_channels 8 --data.fanouts [3,3] --data.batch_size 64"
+FEDEGO = f"{EGO} --trainer.aggregator.server_accelerator cpu"
 WIDE = "--model.hidden_channels 8"
 RGCN = "--model.hidden_channels 8 --model.num_bases 3"
 
@@ -97,22 +98,25 @@ _LINES: dict[str, tuple[str, ...]] = {
         _aggregator(eps1=100, eps2=0, warmup=0, sequence_length=2),
     ),
     # ------------------------------------------------------------------------------------------- node classification
-    "fedego/label-skew": (LABEL_SKEW, _method("fedego"), EGO),
-    "fedego/citeseer": (CITESEER, _method("fedego"), EGO),
-    "fedego-published/published": (PUBLISHED, _method("fedego_published"), EGO),
+    "fedego/label-skew": (LABEL_SKEW, _method("fedego"), FEDEGO),
+    "fedego/citeseer": (CITESEER, _method("fedego"), FEDEGO),
+    "fedego-published/published": (PUBLISHED, _method("fedego_published"), FEDEGO),
     "fedego-noise/dirichlet": (
-        *(DIRICHLET, _method("fedego"), EGO, "--data.isolated none"),
+        *(DIRICHLET, _method("fedego"), FEDEGO, "--data.isolated none"),
         _aggregator(noise=0.1, mixing=0.3),
     ),
     "fedego-linear/dirichlet": (
-        *(DIRICHLET, _method("fedego"), EGO, "--data.isolated self --model.linear true --model.num_reduction_layers 2"),
+        *(DIRICHLET, _method("fedego"), FEDEGO, "--model.linear true --model.num_reduction_layers 2"),
         _aggregator(trees="largest"),
     ),
     "fedego-reduction/cora-published": (
-        *(CORA_PUBLISHED, _method("fedego"), EGO),
+        *(CORA_PUBLISHED, _method("fedego"), FEDEGO),
         _aggregator(reduction_at="start", labels="all", mixup="false"),
     ),
-    "fedego-centers/label-skew": (LABEL_SKEW, _method("fedego"), EGO, "--model.ego false", _aggregator(labels="all")),
+    "fedego-centers/label-skew": (
+        *(LABEL_SKEW, _method("fedego"), FEDEGO, "--model.ego false"),
+        _aggregator(labels="all"),
+    ),
     "fedego-own-reduction/exclusive": (
         *(
             LABEL_SKEW,
