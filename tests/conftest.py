@@ -38,7 +38,7 @@ PASSING = {
 }
 
 
-LONG = ("flare", "parity", "reproduce", "faults", "examples")
+LONG = ("flare", "parity", "reproduce", "faults", "golden", "examples")
 """Folders whose tests take long, most of them because they start processes."""
 
 
