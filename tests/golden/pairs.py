@@ -38,6 +38,7 @@ GIN = "--model.hidden_channels 8 --model.num_layers 2"
 EGO = "--model.hidden_channels 8 --data.fanouts [3,3] --data.batch_size 64"
 FEDEGO = f"{EGO} --trainer.aggregator.server_accelerator cpu"
 WIDE = "--model.hidden_channels 8"
+LIKE_PUBLISHED = "--model.lr 3e-4 --model.dropout 0.0"
 RGCN = "--model.hidden_channels 8 --model.num_bases 3"
 
 
@@ -51,6 +52,10 @@ def _data(name: str) -> str:
 
 def _aggregator(**options: object) -> str:
     return " ".join(f"--trainer.aggregator.{name} {value}" for name, value in options.items())
+
+
+def _class(name: str, **options: object) -> str:
+    return f"--trainer.aggregator flgraph.reproduce.fedego.algorithms.{name} {_aggregator(**options)}"
 
 
 def _stopping(scope: str) -> str:
@@ -86,7 +91,7 @@ _LINES: dict[str, tuple[str, ...]] = {
     ),
     "fedavg-mean/synthetic": (
         *(SYNTHETIC, _method("fedavg"), GIN),
-        "--trainer.initial_weights mean --trainer.evaluate_model trained",
+        _class("PublishedFedAvg"),
     ),
     "fedavg-stopped/synthetic": (SYNTHETIC, _method("fedavg"), GIN, _stopping("federation")),
     "gcfl/synthetic": (
@@ -100,22 +105,22 @@ _LINES: dict[str, tuple[str, ...]] = {
     # ------------------------------------------------------------------------------------------- node classification
     "fedego/label-skew": (LABEL_SKEW, _method("fedego"), FEDEGO),
     "fedego/citeseer": (CITESEER, _method("fedego"), FEDEGO),
-    "fedego-published/published": (PUBLISHED, _method("fedego_published"), FEDEGO),
+    "fedego-published/published": (PUBLISHED, _method("fedego"), FEDEGO, _class("PublishedFedEgo"), "--model.lr 3e-4"),
     "fedego-noise/dirichlet": (
         *(DIRICHLET, _method("fedego"), FEDEGO, "--data.isolated none"),
         _aggregator(noise=0.1, mixing=0.3),
     ),
     "fedego-linear/dirichlet": (
         *(DIRICHLET, _method("fedego"), FEDEGO, "--model.linear true --model.num_reduction_layers 2"),
-        _aggregator(trees="largest"),
+        _class("PublishedFedEgo", soft_labels="training", install_at="end", initial_weights="first"),
     ),
     "fedego-reduction/cora-published": (
         *(CORA_PUBLISHED, _method("fedego"), FEDEGO),
-        _aggregator(reduction_at="start", labels="all", mixup="false"),
+        _class("PublishedFedEgo", edges="all", initial_weights="first", mixup="false"),
     ),
     "fedego-centers/label-skew": (
         *(LABEL_SKEW, _method("fedego"), FEDEGO, "--model.ego false"),
-        _aggregator(labels="all"),
+        _class("PublishedFedEgo", edges="all", install_at="end", initial_weights="first"),
     ),
     "fedego-own-reduction/exclusive": (
         *(
@@ -129,19 +134,25 @@ _LINES: dict[str, tuple[str, ...]] = {
     "ego-local/dblp": (DBLP, _method("ego_local"), EGO),
     "ego-local/louvain": (LOUVAIN, _method("ego_local"), EGO),
     "ego-fedavg/metis": (METIS, _method("ego_fedavg"), EGO, "--data.normalize true"),
-    "ego-fedavg-published/published": (PUBLISHED, _method("ego_fedavg_published"), EGO),
+    "ego-fedavg-published/published": (
+        PUBLISHED,
+        _method("ego_fedavg"),
+        EGO,
+        LIKE_PUBLISHED,
+        _class("PublishedFedAvg"),
+    ),
     "fedprox-adaptive/dirichlet": (
         *(DIRICHLET, _method("fedprox_adaptive"), EGO, "--trainer.rounds 3"),
         _aggregator(patience=1),
     ),
     "fedprox-adaptive-published/label-skew": (
-        *(LABEL_SKEW, _method("fedprox_adaptive_published"), EGO),
-        _aggregator(mu=0.001),
+        *(LABEL_SKEW, _method("fedprox_adaptive"), EGO, LIKE_PUBLISHED),
+        _class("PublishedFedProx", rule="ratio", mu=0.001),
     ),
     "dfedgnn/louvain": (LOUVAIN, _method("dfedgnn"), EGO),
     "dfedgnn-metropolis/label-skew": (
-        *(LABEL_SKEW, _method("dfedgnn_published"), EGO, "--data.num_clients 4"),
-        _aggregator(topology="star", weights="metropolis"),
+        *(LABEL_SKEW, _method("dfedgnn"), EGO, LIKE_PUBLISHED, "--data.num_clients 4"),
+        _class("PublishedDFedGNN", topology="star", weights="metropolis"),
     ),
     "dfedgnn-regular/dirichlet": (
         *(DIRICHLET, _method("dfedgnn"), EGO, "--data.num_clients 4"),
@@ -152,14 +163,20 @@ _LINES: dict[str, tuple[str, ...]] = {
         *(DIRICHLET, _method("graphfl"), EGO),
         _aggregator(num_nodes=20, inner_steps=2, meta_optimizer="adam"),
     ),
-    "graphfl-first-order/metis": (METIS, _method("graphfl_first_order"), EGO, _aggregator(num_nodes=20)),
+    "graphfl-first-order/metis": (
+        *(METIS, _method("graphfl"), EGO, LIKE_PUBLISHED),
+        _class("GraphFLFromMean", num_nodes=20, first_order="true", meta_lr=1.0),
+    ),
     "graphfl-published/published": (
         *(PUBLISHED, "--data.num_train 80 --data.num_query 16"),
-        *(_method("graphfl_published"), EGO),
+        *(_method("graphfl"), EGO, LIKE_PUBLISHED, _class("PublishedGraphFL", num_nodes=80, meta_lr=1.0)),
     ),
     "fedgcn/label-skew": (LABEL_SKEW, _method("fedgcn"), WIDE),
     "fedgcn-two-hops/metis": (METIS, _method("fedgcn"), WIDE, _aggregator(num_hops=2)),
-    "fedgcn-published/published": (PUBLISHED, _method("fedgcn_published"), WIDE),
+    "fedgcn-published/published": (
+        *(PUBLISHED, _method("fedgcn"), WIDE, "--data.cross_edges false --model.lr 3e-4"),
+        _class("PublishedFedGCN", weighting="uniform"),
+    ),
     "fedsage-nodes/louvain": (LOUVAIN, _method("fedsage_nodes"), WIDE),
     "fedsageplus/label-skew": (
         *(LABEL_SKEW, _method("fedsageplus"), WIDE),
@@ -198,7 +215,10 @@ _LINES: dict[str, tuple[str, ...]] = {
         "[convs.*.bases,convs.*.bias,convs.*.attention]",
     ),
     "schema-fedavg/aifb-ret": (_data("aifb_ret_own"), _method("schema_fedavg"), WIDE),
-    "schema-fedavg-published/aifb-ret": (_data("aifb_ret_own"), _method("schema_fedavg_published"), WIDE),
+    "schema-fedavg-published/aifb-ret": (
+        *(_data("aifb_ret_own"), _method("schema_fedavg"), WIDE),
+        "--trainer.aggregator flgraph.reproduce.fedhgn.algorithms.PublishedSchemaFedAvg",
+    ),
     "schema-fedprox/aifb-re": (_data("aifb_re_own"), _method("schema_fedprox"), WIDE),
     "rgcn-local-stopped/aifb-re": (_data("aifb_re_own"), _method("rgcn_local"), WIDE, _stopping("clients")),
     "rgcn-central/aifb": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from flgraph.callbacks import DFedGNN, FedAvg, FedEgo, FedGCN, FedProxAdaptive, 
 from flgraph.errors import expect
 from flgraph.federation import Client, Payload
 from flgraph.models.nodes.fedego import FedEgo as FedEgoNet
-from flgraph.models.nodes.fedego import MashedEgos
+from flgraph.models.nodes.fedego import Labels, MashedEgos
 
 
 class PublishedFedAvg(FedAvg):
@@ -87,18 +87,39 @@ class PublishedFedEgo(FedEgo):
     nodes are numbered from 0; the others are centers alone.
 
     Args:
+        edges: which mashed ego-graphs have edges at the server: ``"largest"`` as above, or ``"all"``.
+        soft_labels: whose classes are averaged: ``"all"`` nodes' as above, or those of ``"training"`` nodes.
+        install_at: when reduction layers are taken over: at the ``"start"`` of a round as above, or at its ``"end"``.
+        initial_weights: see :class:`~flgraph.federation.Aggregator`.
         kwargs: see :class:`~flgraph.callbacks.FedEgo`.
     """
 
-    initial_weights = "mean"
     client_attributes = (*FedEgo.client_attributes, "_waiting")
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        edges: Literal["largest", "all"] = "largest",
+        soft_labels: Labels = "all",
+        install_at: Literal["start", "end"] = "start",
+        initial_weights: Literal["mean", "first"] = "mean",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
+        expect(edges in ("largest", "all"), "aggregator.edges", "largest or all", edges)
+        expect(soft_labels in get_args(Labels), "aggregator.soft_labels", "training or all", soft_labels)
+        expect(install_at in ("start", "end"), "aggregator.install_at", "start or end", install_at)
+        self.edges, self.soft_labels, self.install_at, self.initial_weights = (
+            edges,
+            soft_labels,
+            install_at,
+            initial_weights,
+        )
         self._waiting: Mapping[str, Tensor] = {}  # reduction layers for the next round
 
     def collect(self, uploads: Mapping[str, Payload]) -> MashedEgos:
         ego_graphs = super().collect(uploads)
+        if self.edges == "all":
+            return ego_graphs
         most = max(upload.tensors["ego_graphs/label"].size(0) for upload in uploads.values())
         bare = torch.arange(ego_graphs.label.size(0)) >= most
         inner = ego_graphs.label.size(1) - prod(ego_graphs.fanouts) if ego_graphs.fanouts else 0
@@ -107,11 +128,16 @@ class PublishedFedEgo(FedEgo):
 
     def install_reduction(self, client: Client, layers: Mapping[str, Tensor]) -> None:
         self._waiting = layers
+        if self.install_at == "end":
+            self._install_waiting(client)
 
-    def local_update(self, client: Client, round: int, exchange: str) -> None:
+    def _install_waiting(self, client: Client) -> None:
         client.load_shared(self._waiting)
         self._waiting = {}
+
+    def local_update(self, client: Client, round: int, exchange: str) -> None:
+        self._install_waiting(client)
         super().local_update(client, round, exchange)
 
     def mash(self, module: FedEgoNet, batch: Any) -> MashedEgos:
-        return module.mash(batch, self.mixup, "all")
+        return module.mash(batch, self.mixup, self.soft_labels)
