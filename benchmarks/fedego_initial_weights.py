@@ -20,11 +20,11 @@ import yaml
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
-from flgraph.callbacks import FedAvg
 from flgraph.configs import find_config
 from flgraph.data import NodeFederation
 from flgraph.federation import FederatedTrainer
 from flgraph.models import FedEgo
+from flgraph.reproduce.fedego.algorithms import PublishedFedAvg
 from flgraph.runs.history import read_records
 
 GLOBAL, LOCAL = "global_test/accuracy", "test/accuracy"
@@ -102,11 +102,9 @@ def run(setting: str, seed: int, draw: int | None, rounds: int, folder: str) -> 
     if draw is None:
         weights = published_weights(seed, len(clients), sizes["in_channels"], sizes["num_classes"])
     trainer = FederatedTrainer(
-        FedAvg(weighting="uniform"),
+        PublishedFedAvg(weighting="uniform"),
         rounds=rounds,
         local_epochs=5,
-        evaluate_model="trained",
-        initial_weights="mean",
         seed=seed if draw is None else draw,
         default_root_dir=folder,
         logger=False,
