@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.callback import FederatedCallback
-from flgraph.runs.history import writing
+from flgraph.runs.files import writing
 
 if TYPE_CHECKING:
     from flgraph.federation.trainer import FederatedTrainer

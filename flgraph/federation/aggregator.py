@@ -12,7 +12,7 @@ from flgraph.errors import expect
 from flgraph.federation.callback import FederatedCallback
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route
-from flgraph.runs.history import plain_values
+from flgraph.runs.compatibility import plain_values
 
 if TYPE_CHECKING:
     from flgraph.federation.client import Client

@@ -16,14 +16,14 @@ from torch import Tensor
 from flgraph.errors import InputError, expect
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.callback import acts_in_clients
-from flgraph.federation.data import ClientData, Movable, sealed
+from flgraph.federation.data import ClientData, Movable
 from flgraph.federation.payload import Payload
 from flgraph.federation.refit import OptimizerStates, fit_more, lasting_trainer, load_loop
 from flgraph.federation.resident import ResidentStrategy
 from flgraph.federation.routes import RouteKind, RoutingTable
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.runs.checkpoint import readable
-from flgraph.runs.history import plain_values
+from flgraph.runs.compatibility import plain_values, sealed
 
 DESCRIBE, AGREE, EVALUATE, KEEP, SWAP = "describe", "agree", "evaluate", "keep", "swap"
 """Exchanges that belong to the loop rather than to an algorithm."""
@@ -191,7 +191,7 @@ class Client:
         Which tensors are personal by the agreement among clients is known after it only; before, the routes decide.
 
         Names of relations, sizes of a schema, classes and the like are settings of the data; see
-        :func:`~flgraph.federation.data.sealed`.
+        :func:`~flgraph.runs.compatibility.sealed`.
         """
         about = self.about
         return {

@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 from flgraph.errors import InputError
 from flgraph.federation.data import ClientData
 from flgraph.federation.seeding import derive_seed, seed_all
-from flgraph.runs.history import plain_values
+from flgraph.runs.compatibility import plain_values
 
 Model = pl.LightningModule | Callable[[ClientData], pl.LightningModule]
 """A template, or a function from a client's data to its model."""

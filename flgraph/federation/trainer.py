@@ -36,26 +36,11 @@ from flgraph.federation.run_log import RunLog
 from flgraph.federation.server import EvaluatedModel, InitialWeights, Server
 from flgraph.federation.signals import stop_on_signals
 from flgraph.federation.template import Model, client_module, model_settings
-from flgraph.runs.checkpoint import (
-    CLIENTS,
-    SERVER,
-    CheckpointStore,
-    check_settings,
-    find_checkpoint,
-    read_manifest,
-)
-from flgraph.runs.history import (
-    History,
-    Metrics,
-    RoundRecord,
-    discard_results,
-    new_version,
-    truncate_records,
-    versions,
-    write_json,
-    write_text,
-    writing,
-)
+from flgraph.runs.checkpoint import CLIENTS, SERVER, CheckpointStore, find_checkpoint, read_manifest
+from flgraph.runs.compatibility import check_settings, default_arguments
+from flgraph.runs.files import write_json, write_text, writing
+from flgraph.runs.history import History, Metrics, RoundRecord, truncate_records
+from flgraph.runs.results import discard_results, new_version, versions
 
 SPLITS = ("train", "val", "test")
 
@@ -404,7 +389,9 @@ class FederatedTrainer(pl.Trainer):
         if checkpoint is None or manifest is None:
             self.run_dir = runs
         else:
-            check_settings(manifest["settings"], self._settings, checkpoint)
+            defaults = default_arguments(type(self), "trainer")
+            defaults |= default_arguments(type(self.aggregator), "trainer.aggregator")
+            check_settings(manifest["settings"], self._settings, defaults, checkpoint)
             self.run_dir = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
             behind = self.engine.load(checkpoint / CLIENTS)
             saved = server.load_state((checkpoint / SERVER).read_bytes())
