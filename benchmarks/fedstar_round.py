@@ -33,7 +33,7 @@ from flgraph.federation import FederatedCallback, FederatedTrainer
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.template import client_module
 from flgraph.models.classifier import epoch_metrics
-from flgraph.runs.history import versions
+from flgraph.runs.results import versions
 from flgraph.tu_settings import TU_SETTINGS
 
 Metrics = dict[str, dict[str, float]]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.callback import FederatedCallback, Run
-from flgraph.runs.history import writing
+from flgraph.runs.files import writing
 
 
 class EmbeddingPictures(FederatedCallback):

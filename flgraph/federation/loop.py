@@ -29,18 +29,11 @@ from flgraph.federation.run_log import RunLog
 from flgraph.federation.server import Server
 from flgraph.federation.settings import describe
 from flgraph.federation.template import Model, client_module
-from flgraph.runs.checkpoint import CLIENTS, SERVER, CheckpointStore, check_settings, find_checkpoint, read_manifest
-from flgraph.runs.history import (
-    History,
-    RoundRecord,
-    discard_results,
-    new_version,
-    truncate_records,
-    versions,
-    write_json,
-    write_text,
-    writing,
-)
+from flgraph.runs.checkpoint import CLIENTS, SERVER, CheckpointStore, find_checkpoint, read_manifest
+from flgraph.runs.compatibility import check_settings, flatten
+from flgraph.runs.files import write_json, write_text, writing
+from flgraph.runs.history import History, RoundRecord, truncate_records
+from flgraph.runs.results import discard_results, new_version, versions
 
 SPLITS = ("train", "val", "test")
 
@@ -147,7 +140,7 @@ class FederatedLoop(pl.Trainer):
         if checkpoint is None or manifest is None:
             self.run_dir = runs
         else:
-            check_settings(manifest["settings"], self._settings, checkpoint)
+            check_settings(manifest["settings"], self._settings, flatten(self._defaults), checkpoint)
             self.run_dir = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
             behind = self.engine.load(checkpoint / CLIENTS)
             saved = server.load_state((checkpoint / SERVER).read_bytes())

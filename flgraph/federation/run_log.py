@@ -11,7 +11,8 @@ from typing import Any
 from pytorch_lightning.loggers import Logger, TensorBoardLogger
 
 from flgraph.federation.display import routes_markdown
-from flgraph.runs.history import RoundRecord, add_evaluation, append_record, samples_of, writing
+from flgraph.runs.files import writing
+from flgraph.runs.history import RoundRecord, add_evaluation, append_record, samples_of
 
 
 class RunLog:

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.core.mixins.hparams_mixin import HyperparametersMixin
 
 from flgraph.federation.callback import FederatedCallback, defaults
-from flgraph.runs.history import plain_values
+from flgraph.runs.compatibility import plain_values
 
 
 def describe(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:

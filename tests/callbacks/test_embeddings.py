@@ -77,7 +77,7 @@ def test_a_full_disk_is_told(federate: Federate, data: DealtGraphFederation, mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(EmbeddingPictures, "_write", full)
-    with pytest.raises(InputError, match="to take the run's files but got: No space left on device"):
+    with pytest.raises(InputError, match="to be writable but got No space left on device"):
         run(federate, data, callbacks=[EmbeddingPictures([1])])
 
 
