@@ -147,7 +147,7 @@ class FederatedLoop(pl.Trainer):
         if checkpoint is None or manifest is None:
             self.run_dir = runs
         else:
-            check_settings(manifest["settings"], self._settings, checkpoint)
+            check_settings(*_both(manifest["settings"], self._settings), checkpoint)
             self.run_dir = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
             behind = self.engine.load(checkpoint / CLIENTS)
             saved = server.load_state((checkpoint / SERVER).read_bytes())
@@ -212,7 +212,9 @@ class FederatedLoop(pl.Trainer):
         settings["callbacks"], self._defaults["callbacks"] = {}, {}
         for callback in self.given_callbacks:
             own, usual = describe(callback)
-            settings["callbacks"][own["class"]], self._defaults["callbacks"][own["class"]] = own, usual
+            same = sum(other["class"] == own["class"] for other in settings["callbacks"].values())
+            name = f"{own['class']} {same + 1}" if same else own["class"]
+            settings["callbacks"][name], self._defaults["callbacks"][name] = own, usual
         settings["model"], self._defaults["model"] = describe(model)
         settings["datamodule"], self._defaults["datamodule"] = describe(datamodule)
         settings["data"] = {name: about["data"] for name, about in self.engine.about().items()}
@@ -374,6 +376,15 @@ class FederatedLoop(pl.Trainer):
     def _call(self, hook: str, *args: Any) -> None:
         for callback in self.round_callbacks:
             getattr(callback, hook)(self, *args)
+
+
+def _both(saved: dict[str, Any], current: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of two runs with those callbacks that both have: others may come and go, and tests need none of them."""
+    then, now = saved.get("callbacks", {}), current["callbacks"]
+    return (
+        {**saved, "callbacks": {name: own for name, own in then.items() if name in now}},
+        {**current, "callbacks": {name: own for name, own in now.items() if name in then}},
+    )
 
 
 @contextmanager

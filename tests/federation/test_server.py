@@ -36,9 +36,9 @@ def fit(
 def turns(trainer: Any) -> list[tuple[str, int, str]]:
     """Client, round and exchange of everything that was asked of a client but for the beginning's formalities."""
     return [
-        (name, turn.round, turn.exchange)
+        (name, turn.round, turn.name)
         for name, turn, _ in trainer.engine.crossed
-        if turn.exchange not in ("describe", "agree", "evaluate")
+        if turn.name not in ("describe", "agree", "evaluate")
     ]
 
 
@@ -131,10 +131,10 @@ def test_all_clients_begin_with_the_first_holders_weights(fit: Fit, toy_module: 
 def test_nothing_is_sent_twice(fit: Fit) -> None:
     """An evaluation brings the aggregate; the next round's training need not bring it again."""
     trainer: Any = fit(FedAvg(), rounds=3)
-    received = [(name, turn.round, turn.exchange) for name, turn, _ in trainer.engine.downloads()]
+    received = [(name, turn.round, turn.name) for name, turn, _ in trainer.engine.downloads()]
     assert received == [(name, round, "evaluate") for round in range(4) for name in "ABC"]
     seldom: Any = fit(FedAvg(), rounds=3, evaluate_every=3, engine=type(trainer.engine)())
-    received = [(name, turn.round, turn.exchange) for name, turn, _ in seldom.engine.downloads()]
+    received = [(name, turn.round, turn.name) for name, turn, _ in seldom.engine.downloads()]
     expected = [(0, "evaluate"), (2, "train"), (3, "train"), (3, "evaluate")]
     assert received == [(name, *when) for when in expected for name in "ABC"]
 
@@ -342,7 +342,7 @@ def test_holders_share_what_only_some_have(
 
     class Holders(FedAvg):
         def routes(self) -> list[Route]:
-            return [*shared("norm.*", mismatch="holders"), *shared("*")]
+            return [*shared("norm.*", on_mismatch="owners"), *shared("*")]
 
         def download(self, client: str, round: int, exchange: str) -> Payload | None:
             names = [name for name in self._weights if client != "C" or not name.startswith("norm.")]

@@ -132,7 +132,7 @@ def test_hyperparameters_are_what_json_can_hold(federate: Make, graph_federation
     class Rules(FedAvg):
         def __init__(self) -> None:
             super().__init__()
-            self.rules, self.table = shared("*", mismatch="personal"), {"a": 1}
+            self.rules, self.table = shared("*", on_mismatch="personal"), {"a": 1}
 
     assert Rules().hyperparameters() == {"optimizer_state": "keep", "weighting": "samples", "table": {"a": 1}}
     assert federate(Rules(), rounds=1).fit(model(), graph_federation())["rounds"] == 1
@@ -141,7 +141,7 @@ def test_hyperparameters_are_what_json_can_hold(federate: Make, graph_federation
 def test_a_personal_route_after_a_shared_one_stops_the_run(federate: Make, graph_federation: Make) -> None:
     class Mistaken(FedAvg):
         def routes(self) -> Any:
-            return [*shared("*", mismatch="personal"), *personal("readout.*")]
+            return [*shared("*", on_mismatch="personal"), *personal("readout.*")]
 
     with pytest.raises(InputError, match="routes before it cover all"):
         federate(Mistaken(), rounds=1).fit(model(), graph_federation())

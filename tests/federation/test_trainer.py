@@ -286,7 +286,7 @@ def test_clients_need_names_that_are_file_names(
 
 
 # --------------------------------------------------------------------------------------------- precision and clipping
-def test_mixed_precision_on_the_cpu(fit: Fit, federate: Any, graph_federation: Any, recorder: Any) -> None:
+def test_mixed_precision_the_cpu(fit: Fit, federate: Any, graph_federation: Any, recorder: Any) -> None:
     """Products in bfloat16, weights in float32, on both sides."""
     trainer = federate(FedAvg(), rounds=2, precision="bf16-mixed", engine=recorder)
     trainer.fit(GNN(hidden_channels=8, num_layers=1, dropout=0.0), graph_federation())
