@@ -222,3 +222,52 @@ def test_describe_tells_owners_from_the_others() -> None:
     other.agree(name for name in MODEL if name != "head.weight")
     rows = [row for row in describe_routes([one.lines, other.lines]) if row[0] == "head.weight"]
     assert rows == [("head.weight", "2x3 float32", "shared"), ("head.weight", "2x3 float32", "personal")]
+
+
+def test_describe_lists_all_that_may_leave() -> None:
+    """Extra tensors with what they are, scalars and metrics: what is not in the table does not leave."""
+    routes = RoutingTable(
+        personal("*"),
+        {"w": torch.zeros(2)},
+        extra={"ego_graphs/*": "data"},
+        scalars=("head", "fanouts"),
+        metrics=("mixing/*",),
+    )
+    assert describe_routes([routes.lines, routes.lines]) == [
+        ("w", "2 float32", "personal"),
+        ("ego_graphs/*", "data", "extra tensor"),
+        ("head", "", "scalar"),
+        ("fanouts", "", "scalar"),
+        ("what the model logs", "", "metric"),
+        ("mixing/*", "", "metric"),
+    ]
+
+
+# ------------------------------------------------------------------------------------------- what a site keeps besides
+def tightened(routes: Sequence[Route], first: Sequence[str]) -> RoutingTable:
+    return RoutingTable(routes, MODEL, first=first, client="A")
+
+
+def test_first_patterns_only_tighten() -> None:
+    """They make shared and collected tensors personal, all of a route's included, and open nothing."""
+    rules = [*personal("head.*"), *collected("norm.*"), *shared("*")]
+    routes = tightened(rules, ["norm.*", "convs.1.*"])
+    assert routes.shared == ["convs.0.weight", "convs.0.bias"]
+    assert routes.kind("norm.num_batches_tracked") == RouteKind.PERSONAL
+    assert set(tightened(rules, ["head.*"]).shared) == set(tightened(rules, []).shared)
+    assert tightened(rules, ["*"]).shared == []
+
+
+def test_a_first_pattern_that_matches_nothing_is_an_error() -> None:
+    with pytest.raises(InputError, match=r"`route `\*batch_norm\*` to be that of a tensor of client `A`"):
+        tightened(shared("*"), ["*batch_norm*"])
+
+
+def test_what_only_some_have_may_be_kept_by_all() -> None:
+    """Then nobody has what the route expects of some; which is no mistake in it."""
+    routes = [*shared("head.*", on_mismatch="owners"), *shared("*")]
+    signatures = {name: tightened(routes, ["head*"]).signature() for name in "AB"}
+    names = [name for name in MODEL if name != "head.weight"]
+    assert agree(signatures, routes, ["head*"]) == {"A": names, "B": names}
+    with pytest.raises(InputError, match=r"`route `head\.\*` to be that of a shared tensor of some client"):
+        agree(signatures, routes)
