@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from flgraph.errors import InputError, expect
+from flgraph.errors import expect
 from flgraph.federation.aggregation import Combine, WeightedMean
 from flgraph.federation.callback import FederatedCallback
 from flgraph.federation.client import Client
@@ -146,18 +146,14 @@ class Aggregator(FederatedCallback):
         Raises:
             InputError: they are no mapping of tensors, or not of the names and shapes of those that are shared.
         """
-        field = f"{type(self).__name__}.aggregate"
-        wanted = "a method that returns the new shared tensors by name"
-        expect(isinstance(tensors, Mapping), field, wanted, f"one that returns {type(tensors).__name__}")
+        field = f"result of {type(self).__name__}.aggregate"
+        expect(isinstance(tensors, Mapping), field, "the new shared tensors by name", type(tensors).__name__)
         agreed = {name for names in self.owners.values() for name in names}
         for name, tensor in tensors.items():
-            expect(isinstance(tensor, Tensor), field, wanted, f"{type(tensor).__name__} for `{name}`")
-            if name not in agreed:
-                raise InputError(field, "one that returns tensors that clients share", f"`{name}`")
+            expect(name in agreed, field, "of tensors that clients share", name)
+            expect(isinstance(tensor, Tensor), field, f"a tensor for `{name}`", type(tensor).__name__)
             shape = self.shared.get(name, tensor).shape
-            expect(
-                tensor.shape == shape, field, f"one that keeps the shape {list(shape)} of `{name}`", list(tensor.shape)
-            )
+            expect(tensor.shape == shape, field, f"of shape {list(shape)} for `{name}`", list(tensor.shape))
         self.shared = {**self.shared, **tensors}
         self._payloads = {}
 

@@ -68,7 +68,7 @@ class FederatedCallback(pl.Callback):
 
     What ``state_dict`` of the object on the server returns is kept in checkpoints and comes back through
     ``load_state_dict``; it may hold what JSON can. The copies' states are kept as well, by Lightning's rules. A run
-    goes on only with the same arguments of the constructor.
+    that goes on may have other callbacks, but none of the same class with other arguments of the constructor.
     """
 
     arguments: Mapping[str, Any]

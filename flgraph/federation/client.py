@@ -12,7 +12,7 @@ import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from flgraph.errors import expect
+from flgraph.errors import InputError, expect
 from flgraph.federation.callback import acts_in_clients
 from flgraph.federation.data import ClientData, Movable
 from flgraph.federation.lightning import KeepOnDevice, OptimizerStates, fit_more, load_loop, persistent_trainer
@@ -213,10 +213,10 @@ class Client:
         shared = set(self.routing.shared)
         field = f"download` of client `{self.name}"
         for name, tensor in tensors.items():
-            expect(name in shared, field, "of its shared tensors", f"`{name}`, which is not shared")
-            own = self._tensor(name)
-            fits = own.shape == tensor.shape
-            expect(fits, field, f"`{name}` of shape {list(own.shape)}", f"one of {list(tensor.shape)}")
+            if name not in shared:
+                raise InputError(field, "one of tensors that it shares", f"`{name}`, which it does not")
+            own, found = self._tensor(name), list(tensor.shape)
+            expect(own.shape == tensor.shape, field, f"one with `{name}` of shape {list(own.shape)}", found)
             own.copy_(tensor)
 
     def _tensor(self, name: str) -> Tensor:

@@ -140,7 +140,8 @@ class FederatedLoop(pl.Trainer):
         if checkpoint is None or manifest is None:
             self.run_dir = runs
         else:
-            check_settings(manifest["settings"], self._settings, flatten(self._defaults), checkpoint)
+            settings = _comparable(manifest["settings"], self._settings)
+            check_settings(*settings, flatten(self._defaults), checkpoint)
             self.run_dir = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
             behind = self.engine.load(checkpoint / CLIENTS)
             saved = server.load_state((checkpoint / SERVER).read_bytes())
@@ -205,7 +206,9 @@ class FederatedLoop(pl.Trainer):
         settings["callbacks"], self._defaults["callbacks"] = {}, {}
         for callback in self.given_callbacks:
             own, usual = describe(callback)
-            settings["callbacks"][own["class"]], self._defaults["callbacks"][own["class"]] = own, usual
+            same = sum(other["class"] == own["class"] for other in settings["callbacks"].values())
+            name = f"{own['class']} {same + 1}" if same else own["class"]
+            settings["callbacks"][name], self._defaults["callbacks"][name] = own, usual
         settings["model"], self._defaults["model"] = describe(model)
         settings["datamodule"], self._defaults["datamodule"] = describe(datamodule)
         settings["data"] = {name: about["data"] for name, about in self.engine.about().items()}
@@ -367,6 +370,22 @@ class FederatedLoop(pl.Trainer):
     def _call(self, hook: str, *args: Any) -> None:
         for callback in self.round_callbacks:
             getattr(callback, hook)(self, *args)
+
+
+def _comparable(saved: dict[str, Any], current: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of two runs with what both have: callbacks may come and go, and sites have a datamodule of their own."""
+    then, now = saved.get("callbacks", {}), current["callbacks"]
+    left_out = set()
+    if saved.get("datamodule", {}).get("class") != current["datamodule"]["class"]:
+        left_out.add("datamodule")  # what clients' data is made of is compared all the same
+    return (
+        {**_without(saved, left_out), "callbacks": {name: own for name, own in then.items() if name in now}},
+        {**_without(current, left_out), "callbacks": {name: own for name, own in now.items() if name in then}},
+    )
+
+
+def _without(settings: dict[str, Any], left_out: set[str]) -> dict[str, Any]:
+    return {name: own for name, own in settings.items() if name not in left_out}
 
 
 @contextmanager

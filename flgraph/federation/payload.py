@@ -118,20 +118,29 @@ class Payload:
 def pack(value: Any) -> Payload:
     """Nested dictionaries (with names as keys) and lists of tensors and plain values as a payload; for checkpoints.
 
+    Raises:
+        InputError: something in it is of another kind.
+
     >>> unpack(pack({"models": [{"w": torch.ones(1)}], "rounds": 3}))
     {'models': [{'w': tensor([1.])}], 'rounds': 3}
     """
     tensors: dict[str, Tensor] = {}
 
-    def plain(part: Any) -> Any:
+    def plain(part: Any, place: str) -> Any:
         if isinstance(part, Tensor):
             tensors[str(len(tensors))] = part
             return {_TENSOR: str(len(tensors) - 1)}
         if isinstance(part, Mapping):
-            return {key: plain(inner) for key, inner in part.items()}
-        return [plain(inner) for inner in part] if isinstance(part, list | tuple) else part
+            for key in part:  # JSON would make names of numbers
+                expect(isinstance(key, str), place, "a dictionary with names as keys", f"the key {key!r}")
+            return {key: plain(inner, f"{place}.{key}") for key, inner in part.items()}
+        if isinstance(part, list | tuple):
+            return [plain(inner, f"{place}[{number}]") for number, inner in enumerate(part)]
+        plain_value = part is None or isinstance(part, Scalar)
+        expect(plain_value, place, "a tensor, a plain value, or dictionaries and lists of these", type(part).__name__)
+        return part
 
-    return Payload(tensors, {_TENSOR: json.dumps(plain(value))})
+    return Payload(tensors, {_TENSOR: json.dumps(plain(value, "state"))})
 
 
 def unpack(payload: Payload) -> Any:

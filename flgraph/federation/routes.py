@@ -114,8 +114,9 @@ class RoutingTable:
         matched: set[str] = set()
         for name, tensor in tensors.items():
             hits = [route for route in routes if fnmatchcase(name, route.pattern)]
-            uncovered = f"those of every tensor of client `{client}`"
-            expect(bool(hits), "routes", uncovered, f"{[route.pattern for route in routes]} without `{name}`")
+            if not hits:
+                found = f"{[route.pattern for route in routes]}, none of which matches `{name}`"
+                raise InputError("routes", f"those of every tensor of client `{client}`", found)
             matched.add(hits[0].pattern)
             dtype = str(tensor.dtype).removeprefix("torch.")
             self.rows[name] = RoutedTensor(name, tuple(tensor.shape), dtype, hits[0])
@@ -166,8 +167,9 @@ class RoutingTable:
         for tie in self._ties:
             kinds = {name: self.kind(name) for name in tie}
             found = " and ".join(f"`{name}` {kind}" for name, kind in kinds.items())
-            one = len(set(kinds.values())) == 1
-            expect(one, f"routes` of client `{self.client}", "the same for tied tensors, which are one,", f"({found})")
+            if len(set(kinds.values())) > 1:
+                field = f"routes` of client `{self.client}"
+                raise InputError(field, "the same for tied tensors, which are one,", found)
 
     def check_upload(self, payload: Payload) -> None:
         """Refuses a payload that holds anything the routes do not name.
@@ -177,24 +179,27 @@ class RoutingTable:
         """
         field = f"upload` of client `{self.client}"
         for name, tensor in payload.tensors.items():
-            if name in self.rows:
-                shape, personal = list(self.rows[name].shape), self.kind(name) == RouteKind.PERSONAL
-                expect(not personal, field, "without personal tensors", f"`{name}`, whose route is personal")
-                fits = list(tensor.shape) == shape
-                expect(fits, field, f"`{name}` of shape {shape}", f"one of {list(tensor.shape)}")
-            else:
-                named = any(fnmatchcase(name, pattern) for pattern in self.extra)
-                expect(named, field, "of what the routes name", f"`{name}`, which no route names")
+            if name not in self.rows:
+                if not any(fnmatchcase(name, pattern) for pattern in self.extra):
+                    raise InputError(field, "of what the routes name", f"`{name}`, which no route names")
+                continue
+            if self.kind(name) == RouteKind.PERSONAL:
+                raise InputError(field, "without personal tensors", f"`{name}`, whose route is personal")
+            shape = self.rows[name].shape
+            expect(tensor.shape == shape, field, f"one with `{name}` of shape {list(shape)}", list(tensor.shape))
         for name in payload.scalars:
-            expect(name in self.scalars, field, f"of the scalars {list(self.scalars)}", f"`{name}`")
+            expect(name in self.scalars, field, f"one with scalars among {list(self.scalars)}", name)
 
 
-def agree(signatures: Mapping[str, Mapping[str, str]], routes: Sequence[Route]) -> dict[str, list[str]]:
+def agree(
+    signatures: Mapping[str, Mapping[str, str]], routes: Sequence[Route], first: Sequence[str] = ()
+) -> dict[str, list[str]]:
     """Which tensors each client shares, from what all of them told of their models.
 
     Args:
         signatures: client to :meth:`RoutingTable.signature`.
         routes: the same rules that the clients applied.
+        first: patterns that the clients made personal whatever the rules say.
 
     Returns:
         Client to the names that it shares.
@@ -206,7 +211,8 @@ def agree(signatures: Mapping[str, Mapping[str, str]], routes: Sequence[Route]) 
     agreed: dict[str, list[str]] = {client: [] for client in signatures}
     names = {name: None for signature in signatures.values() for name in signature}
     for route in routes:
-        if route.may_lack and not any(fnmatchcase(name, route.pattern) for name in names):
+        made_personal = any(fnmatchcase(route.pattern, pattern) for pattern in first)
+        if route.may_lack and not made_personal and not any(fnmatchcase(name, route.pattern) for name in names):
             raise InputError(
                 f"route `{route.pattern}", "that of a shared tensor of some client", _some(names) or "none"
             )

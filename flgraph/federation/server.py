@@ -12,7 +12,7 @@ from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.engines import Engine
 from flgraph.federation.messages import Request, Turn
 from flgraph.federation.payload import Payload, pack, unpack
-from flgraph.federation.routes import agree, personal
+from flgraph.federation.routes import agree
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.runs.history import Metrics, RoundRecord
 
@@ -58,7 +58,7 @@ class Server:
         signatures = {
             name: {key: str(form) for key, form in answer.scalars.items()} for name, answer in answers.items()
         }
-        agreed = agree(signatures, [*personal(*self.personal), *self.aggregator.routes()])
+        agreed = agree(signatures, self.aggregator.routes(), self.personal)
         self.aggregator.owners = agreed
         asked: set[str] = set()
         turns = {}

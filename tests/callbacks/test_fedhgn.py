@@ -243,16 +243,14 @@ def test_sampled_clients(federate: Federate, recorder: Any) -> None:
     sent: dict[str, Tensor] = {}
     silent = set()
     for number in range(1, 7):
-        ups = {
-            name: Payload.from_bytes(a) for name, t, a in recorder.crossed if (t.round, t.exchange) == (number, "train")
-        }
+        ups = {name: Payload.from_bytes(a) for name, t, a in recorder.crossed if (t.round, t.name) == (number, "train")}
         assert len(ups) == 2
         for name, upload in ups.items():
             sent[name] = upload.tensors["rows.convs.1"]
         counts = {name: float(upload.scalars["num_samples"]) for name, upload in ups.items()}
         mean = sum(ups[name].tensors["convs.1.bases"] * count for name, count in counts.items()) / sum(counts.values())
         # What the aggregation gave is installed with the evaluation that follows it.
-        downs = {name: p for name, t, p in recorder.downloads() if (t.round, t.exchange) == (number, "evaluate")}
+        downs = {name: p for name, t, p in recorder.downloads() if (t.round, t.name) == (number, "evaluate")}
         assert set(downs) == set(trainer.engine.clients)
         for name, down in downs.items():
             torch.testing.assert_close(down.tensors["convs.1.bases"], mean)

@@ -259,7 +259,7 @@ def test_two_exchanges_and_what_crosses(federate: Federate, recorder: Any) -> No
     total = sum(upload.scalars["num_samples"] for upload in first.values())
     down = [(turn, payload) for name, turn, payload in recorder.downloads() if name == "A" and turn.round <= 1]
     (start,) = [payload for turn, payload in down if turn.round == 0]
-    (stepped,) = [payload for turn, payload in down if turn.exchange == "train"]
+    (stepped,) = [payload for turn, payload in down if turn.name == "train"]
     for name, weight in start.tensors.items():
         mean = sum(u.tensors[name].double() * u.scalars["num_samples"] for u in first.values()) / total
         torch.testing.assert_close(stepped.tensors[name], (weight - 0.01 * mean).float())
