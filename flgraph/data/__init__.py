@@ -10,8 +10,8 @@ from flgraph.data.graphs.readers import read_tu
 from flgraph.data.graphs.synthetic import SyntheticFederation
 from flgraph.data.graphs.weighted import WeightedEdges
 from flgraph.data.hetero.container import HeteroGraph
-from flgraph.data.hetero.datamodule import HeteroBatch, HeteroClients, HeteroDataModule, HeteroFederation, HeteroLoader
-from flgraph.data.hetero.links import HeteroLinkDataModule, LinkBatch, LinkLoader
+from flgraph.data.hetero.datamodule import HeteroClients, HeteroDataModule, HeteroFederation, HeteroLoader
+from flgraph.data.hetero.links import HeteroLinkDataModule, LinkLoader
 from flgraph.data.hetero.partition import (
     HeteroPartition,
     hetero_statistics,
@@ -20,7 +20,7 @@ from flgraph.data.hetero.partition import (
     random_edges,
 )
 from flgraph.data.hetero.readers import read_hetero, read_hetero_clients
-from flgraph.data.nodes.batching import EgoBatch, EgoLoader, sample_egos
+from flgraph.data.nodes.batching import EgoLoader, sample_ego_graphs
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.datamodule import NodeDataModule, NodeFederation
 from flgraph.data.nodes.partition import (
@@ -33,8 +33,9 @@ from flgraph.data.nodes.partition import (
     partition_statistics,
 )
 from flgraph.data.nodes.readers import read_nodes
-from flgraph.data.nodes.whole_graph import WholeGraph, WholeGraphDataModule, WholeGraphFederation, WholeGraphLoader
+from flgraph.data.nodes.whole_graph import WholeGraphDataModule, WholeGraphFederation, WholeGraphLoader
 from flgraph.data.splits import dirichlet_shards, shards, stratified_split
+from flgraph.nn.batches import EgoBatch, HeteroBatch, LinkBatch, WholeGraph
 from flgraph.reproduce.fedego.published import authors_label_skew
 from flgraph.reproduce.fedhgn.published import authors_partition
 
@@ -89,7 +90,7 @@ __all__ = [
     "read_hetero_clients",
     "read_nodes",
     "read_tu",
-    "sample_egos",
+    "sample_ego_graphs",
     "shards",
     "stratified_split",
     "weighted_emd",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,7 +16,7 @@ from flgraph.data.hetero.partition import HeteroPartition, hetero_statistics, ra
 from flgraph.data.hetero.readers import read_hetero
 from flgraph.data.splits import split_of
 from flgraph.errors import expect
-from flgraph.nn.sparse.relations import Relations
+from flgraph.nn.batches import HeteroBatch
 from flgraph.reproduce.fedhgn.published import authors_partition
 
 HeteroPartitionName = Literal["random_edges", "random_edge_types", "authors", "none"]
@@ -25,31 +24,6 @@ HeteroTask = Literal["nodes", "links"]
 """Classes of nodes, or links, are predicted."""
 
 _PARTITIONERS = {"random_edges": random_edges, "random_edge_types": random_edge_types}
-
-
-@dataclass  # not frozen: Lightning copies batches to convert them
-class HeteroBatch:
-    """A heterogeneous graph, and the nodes of it that a step is about.
-
-    Args:
-        x: features of each node type, ``None`` where it has none.
-        relations: all edges.
-        last: the edges into ``index``, for a last layer that needs no others.
-        index: the nodes to classify ``[n]``.
-        y: their classes ``[n]``, -1 where unknown.
-    """
-
-    x: tuple[Tensor | None, ...]
-    relations: Relations
-    last: Relations
-    index: Tensor
-    y: Tensor
-
-    def to(self, device: torch.device | str) -> HeteroBatch:
-        """The same batch on another device."""
-        x = tuple(None if part is None else part.to(device) for part in self.x)
-        last, index, y = self.last.to(device), self.index.to(device), self.y.to(device)
-        return HeteroBatch(x, self.relations.to(device), last, index, y)
 
 
 class HeteroLoader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytorch_lightning as pl
@@ -12,44 +12,8 @@ from torch import Tensor
 
 from flgraph.data.hetero.container import EdgeType, HeteroGraph
 from flgraph.errors import expect
+from flgraph.nn.batches import LinkBatch
 from flgraph.nn.sparse.adjacency import offsets
-from flgraph.nn.sparse.relations import Relations
-
-
-@dataclass  # not frozen: Lightning copies batches to convert them
-class LinkBatch:
-    """A heterogeneous graph, and links to be told from others.
-
-    Args:
-        x: features of each node type, ``None`` where it has none.
-        relations: the edges that messages take; held-back links are not among them.
-        source: ``[P]``.
-        target: ``[P]``.
-        row: which weight the relation of each link has ``[P]``.
-        first: number of the first node of the type of each target ``[P]``.
-        count: how many nodes of that type there are ``[P]``.
-        others: targets that each link competes with ``[P, k]``; ``None`` where they are to be drawn.
-    """
-
-    x: tuple[Tensor | None, ...]
-    relations: Relations
-    source: Tensor
-    target: Tensor
-    row: Tensor
-    first: Tensor
-    count: Tensor
-    others: Tensor | None = None
-
-    def to(self, device: torch.device | str) -> LinkBatch:
-        """The same batch on another device."""
-        moved = {name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)}
-        x = tuple(None if part is None else part.to(device) for part in self.x)
-        return replace(self, **moved, x=x, relations=self.relations.to(device))
-
-    def draw(self, k: int) -> Tensor:
-        """Random nodes of the targets' types, ``[P, k]``; a link's own target may be among them."""
-        draws = torch.rand(self.target.numel(), k, device=self.target.device, dtype=torch.float64)
-        return self.first.unsqueeze(1) + (draws * self.count.unsqueeze(1)).long()
 
 
 class LinkLoader:
@@ -125,7 +89,7 @@ class HeteroLinkDataModule(pl.LightningDataModule):
         for split in ("val", "test"):
             batch = self._links[split]
             self._links[split] = replace(
-                batch, others=_others(whole, batch, num_others, self._row_of(whole), generator)
+                batch, negatives=_negatives(whole, batch, num_others, self._row_of(whole), generator)
             )
         self.settings = {
             "num_nodes": graph.num_nodes,
@@ -271,7 +235,7 @@ def _subgraph(graph: HeteroGraph, kept: Tensor) -> HeteroGraph:
     return graph._like(edge_index=graph.edge_index[:, kept], edge_ptr=offsets(counts))
 
 
-def _others(graph: HeteroGraph, batch: LinkBatch, k: int, row_of: Tensor, generator: torch.Generator) -> Tensor:
+def _negatives(graph: HeteroGraph, batch: LinkBatch, k: int, row_of: Tensor, generator: torch.Generator) -> Tensor:
     """Nodes of the targets' types that the sources do not join in the links' relations ``[P, k]``.
 
     After 100 draws a node stays even if it is joined: a source may be joined to all.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from flgraph.data.graphs.batching import visited
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.errors import expect
-from flgraph.nn.sparse.csr import take_rows
+from flgraph.nn.batches import EgoBatch
 
 Isolated = Literal["self", "none"]
 
@@ -39,7 +38,7 @@ def check_isolated(isolated: str) -> None:
     expect(isolated in get_args(Isolated), "data.isolated", f"one of {', '.join(get_args(Isolated))}", isolated)
 
 
-def sample_egos(
+def sample_ego_graphs(
     rowptr: Tensor,
     col: Tensor,
     centers: Tensor,
@@ -84,49 +83,6 @@ def sample_egos(
             hop = torch.where(degree == 0, parents, child).flatten(1)
         hops.append(hop)
     return torch.cat(hops, dim=1)
-
-
-@dataclass
-class EgoBatch:
-    """Ego-graphs of the same shape.
-
-    Attributes:
-        x: features of the batch's distinct nodes ``[n, F]`` float32, sparse CSR where the graph's are.
-        index: position in ``x`` of every node of every ego-graph ``[B, P]``, int64; column 0 holds the centers. See
-            :func:`sample_egos` for the order of positions.
-        y: classes of the centers ``[B]``.
-        labels: classes of all positions ``[B, P]``.
-        fanouts: neighbours per node, for each hop.
-        childless: positions of all hops but the last whose children are not to count ``[B, P']``, bool; ``None`` where
-            all do.
-        known: positions of nodes whose classes the client learns from ``[B, P]``, bool; ``None`` where it is not told.
-    """
-
-    x: Tensor
-    index: Tensor
-    y: Tensor
-    labels: Tensor
-    fanouts: tuple[int, ...]
-    childless: Tensor | None = None
-    known: Tensor | None = None
-
-    @classmethod
-    def gather(cls, x: Tensor, y: Tensor, egos: Tensor, fanouts: Sequence[int]) -> EgoBatch:
-        """The batch of ``egos [B, P]``, node numbers of a graph with features ``x [N, F]`` and classes ``y [N]``."""
-        nodes, index = egos.unique(return_inverse=True)
-        labels = y[egos]
-        return cls(take_rows(x, nodes), index, labels[:, 0], labels, tuple(fanouts))
-
-    @property
-    def num_egos(self) -> int:
-        """B."""
-        return self.y.numel()
-
-    def to(self, device: torch.device | str) -> EgoBatch:
-        """The same batch on another device."""
-        x, index, y, labels = (part.to(device) for part in (self.x, self.index, self.y, self.labels))
-        childless, known = (None if part is None else part.to(device) for part in (self.childless, self.known))
-        return replace(self, x=x, index=index, y=y, labels=labels, childless=childless, known=known)
 
 
 class EgoLoader:
@@ -197,7 +153,7 @@ class EgoLoader:
                 egos = self._sample(chosen)
                 batch = EgoBatch.gather(self.graph.x, self.graph.y, egos, self.fanouts)
                 batch.childless = self._childless(egos)
-                batch.known = None if self.known is None else self.known[egos]
+                batch.trained = None if self.known is None else self.known[egos]
                 yield batch
 
     def _order(self) -> Tensor:
@@ -214,7 +170,7 @@ class EgoLoader:
     def _sample(self, chosen: Tensor) -> Tensor:
         rowptr, col = self.graph.rowptr, self.graph.col
         if not self.fixed:
-            return sample_egos(rowptr, col, self.index[chosen], self.fanouts)
+            return sample_ego_graphs(rowptr, col, self.index[chosen], self.fanouts)
         if self._egos is None:
             self._egos = self._shared_egos() if self._of_all else self._fixed_egos()
         return self._egos[chosen]
@@ -235,4 +191,4 @@ class EgoLoader:
     def _fixed_egos(self) -> Tensor:
         # All at once, so that they do not depend on the batch size.
         generator = torch.Generator().manual_seed(self.seed)
-        return sample_egos(self.graph.rowptr, self.graph.col, self.index, self.fanouts, generator)
+        return sample_ego_graphs(self.graph.rowptr, self.graph.col, self.index, self.fanouts, generator)

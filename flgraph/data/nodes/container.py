@@ -8,6 +8,7 @@ from torch_geometric.data import Data
 
 from flgraph.data.cache import content_key
 from flgraph.errors import InputError, expect
+from flgraph.nn.batches import WholeGraph
 from flgraph.nn.sparse.adjacency import Adjacency, lasting, offsets
 from flgraph.nn.sparse.csr import csr, take_rows
 
@@ -229,6 +230,10 @@ class NodeGraph:
             self.undirected,
             validate=False,
         )
+
+    def batch(self, index: Tensor) -> WholeGraph:
+        """The whole graph with the nodes ``index [n]`` to classify."""
+        return WholeGraph(self.x, self.adj, self.nodes, index, self.y[index])
 
     def normalized(self) -> NodeGraph:
         """The same graph with every node's features divided by their sum, where that is not 0."""

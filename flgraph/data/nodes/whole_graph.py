@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,36 +13,7 @@ from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.datamodule import NodeDataModule, NodeFederation
 from flgraph.data.nodes.partition import NodePartition
 from flgraph.errors import expect
-from flgraph.nn.sparse.adjacency import Adjacency
-
-
-@dataclass  # not frozen: Lightning copies batches to convert them
-class WholeGraph:
-    """A graph, and the nodes of it that a step is about.
-
-    Args:
-        x: features of all nodes ``[N, F]``, dense or sparse CSR.
-        adj: their adjacency.
-        nodes: their numbers in the graph that this one was cut from ``[N]``.
-        index: the nodes to classify ``[n]``, numbers of this graph.
-        y: their classes ``[n]``.
-    """
-
-    x: Tensor
-    adj: Adjacency
-    nodes: Tensor
-    index: Tensor
-    y: Tensor
-
-    @classmethod
-    def of(cls, graph: NodeGraph, index: Tensor) -> WholeGraph:
-        """The batch of some nodes of a graph."""
-        return cls(graph.x, graph.adj, graph.nodes, index, graph.y[index])
-
-    def to(self, device: torch.device | str) -> WholeGraph:
-        """The same batch on another device."""
-        x, nodes, index, y = (part.to(device) for part in (self.x, self.nodes, self.index, self.y))
-        return WholeGraph(x, self.adj.to(device), nodes, index, y)
+from flgraph.nn.batches import WholeGraph
 
 
 class WholeGraphLoader:
@@ -70,7 +40,7 @@ class WholeGraphLoader:
             chosen = self.index
             if some < count:
                 chosen = chosen[torch.randperm(count)[:some].sort().values.to(chosen.device)]
-            yield WholeGraph.of(self.graph, chosen)
+            yield self.graph.batch(chosen)
 
 
 class WholeGraphDataModule(NodeDataModule):
@@ -109,7 +79,7 @@ class WholeGraphDataModule(NodeDataModule):
     def support_query(self, num_nodes: int) -> tuple[WholeGraph, WholeGraph]:
         """The whole graph with two disjoint random sets of nodes, see :class:`NodeDataModule`."""
         support, query = self.draw_support_query(num_nodes)
-        return WholeGraph.of(self.graph, support), WholeGraph.of(self.graph, query)
+        return self.graph.batch(support), self.graph.batch(query)
 
     def _all(self, graph: NodeGraph) -> WholeGraphLoader:
         return WholeGraphLoader(graph, torch.arange(graph.num_nodes, device=graph.y.device))

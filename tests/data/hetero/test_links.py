@@ -77,18 +77,19 @@ def test_no_held_back_link_is_in_the_graph_either_way() -> None:
     assert not {(row, t, s) for row, s, t in pairs(train) if row == knows} & held
     every = pairs(train) | held
     for batch in (val, test):
-        assert batch.others is not None
-        assert batch.others.shape == (batch.target.numel(), 7)
+        assert batch.negatives is not None
+        assert batch.negatives.shape == (batch.target.numel(), 7)
         for row, source, first, count, others in zip(
-            *(part.tolist() for part in (batch.row, batch.source, batch.first, batch.count, batch.others)), strict=True
+            *(part.tolist() for part in (batch.row, batch.source, batch.first, batch.count, batch.negatives)),
+            strict=True,
         ):
             assert all(first <= other < first + count for other in others)
             assert not any((row, source, other) in every for other in others)
     again = HeteroLinkDataModule(whole, val_fraction=0.2, test_fraction=0.1, num_others=7)
     (other,) = again.val_dataloader()
     assert torch.equal(other.target, val.target)
-    assert torch.equal(other.others, val.others)
-    assert val.to("cpu").others is val.others
+    assert torch.equal(other.negatives, val.negatives)
+    assert val.to("cpu").negatives is val.negatives
 
 
 def test_some_relations_may_be_predicted_alone() -> None:
@@ -97,7 +98,7 @@ def test_some_relations_may_be_predicted_alone() -> None:
         (batch,) = loader
         assert set(batch.row.tolist()) == {data.weight_rows.index(("user", "likes", "film"))}
     (train,) = data.train_dataloader()
-    draws = train.draw(40)
+    draws = train.draw_negatives(40)
     assert draws.min() >= 40
     assert draws.max() < 70
     assert len(draws.unique()) == 30
@@ -139,7 +140,9 @@ def test_scores_loss_and_metrics_link_by_link(
 
         ends = list(zip(batch.source.tolist(), batch.row.tolist(), strict=True))
         links = [score(*end, target) for end, target in zip(ends, batch.target.tolist(), strict=True)]
-        others = [[score(*end, other) for other in row] for end, row in zip(ends, batch.others.tolist(), strict=True)]
+        others = [
+            [score(*end, other) for other in row] for end, row in zip(ends, batch.negatives.tolist(), strict=True)
+        ]
         torch.testing.assert_close(net(batch), torch.tensor(links), rtol=1e-4, atol=1e-4)
     flat = [(own, other) for own, row in zip(links, others, strict=True) for other in row]
     wins = [(own > other) + (own == other) / 2 for own in links for row in others for other in row]

@@ -149,8 +149,8 @@ def test_classes_that_a_client_does_not_learn_from_are_not_told() -> None:
     """Where they are validation and test nodes'; where no ego-graph has a training node nothing is told."""
     model, batch = make().eval(), ego_batch()
     everything = model.mash(batch, labels="all").label
-    batch.known = torch.zeros(6, 7, dtype=torch.bool)
-    batch.known[:, 0] = batch.known[2:4, 1] = True
+    batch.trained = torch.zeros(6, 7, dtype=torch.bool)
+    batch.trained[:, 0] = batch.trained[2:4, 1] = True
     told = model.mash(batch).label[0]
     torch.testing.assert_close(told[0], everything[0, 0])
     torch.testing.assert_close(told[1], F.one_hot(batch.labels[2:4, 1], 3).float().mean(0))
