@@ -1,15 +1,23 @@
-"""The clients that FedEgo's authors had, drawn again from the whole graph and their seed."""
+"""Habits of FedEgo's published code: the authors' clients, nodes without neighbours, evaluation on new samples."""
 
 from __future__ import annotations
 
 import random
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from flgraph.data.nodes.batching import EgoLoader, hop_offsets
 from flgraph.data.nodes.container import NodeGraph
+from flgraph.data.nodes.datamodule import NodeDataModule, NodeFederation
 from flgraph.data.nodes.partition import NodePartition, check_skew, divide_nodes
+from flgraph.data.nodes.whole_graph import WholeGraphFederation
 from flgraph.errors import expect
+from flgraph.nn.batches import EgoBatch
+
+Isolated = Literal["self", "none"]
 
 
 def authors_label_skew(
@@ -57,15 +65,15 @@ def authors_label_skew(
     flat = edges.flatten().numpy()
     numbers, first = np.unique(flat, return_index=True)
     original = numbers[np.argsort(first)]
-    place = np.full(graph.num_nodes, -1)
-    place[original] = np.arange(original.size)
+    number_of = np.full(graph.num_nodes, -1)
+    number_of[original] = np.arange(original.size)
     y, count = graph.y.numpy()[original], original.size
     expect(count > 0, "data.dataset", "a graph with edges", graph.name)
     labels = np.unique(y)
     sound = 1 <= major_labels <= labels.size
     expect(sound, "data.major_labels", f"between 1 and the {labels.size} labels of {graph.name}", major_labels)
     neighbours: list[list[int]] = [[] for _ in range(count)]
-    for source, target in place[edges.numpy()].tolist():
+    for source, target in number_of[edges.numpy()].tolist():
         neighbours[source].append(target)
         neighbours[target].append(source)
 
@@ -104,3 +112,78 @@ def _connected(drawn: list[int], neighbours: list[list[int]]) -> list[int]:
             found.add(node)
             found.add(other)
     return list(found)
+
+
+class PublishedEgoLoader(EgoLoader):
+    """Ego-graphs in which a node without neighbours may have nothing below it.
+
+    Args:
+        *args: see :class:`~flgraph.data.EgoLoader`.
+        isolated: what stands for the neighbours of a node without any: the node itself (``"self"``), or nothing
+            (``"none"``), so that their mean is zero.
+        **kwargs: see there.
+    """
+
+    def __init__(self, *args: Any, isolated: Isolated = "none", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Clients' parts of a graph mostly have no such nodes; then layers need not look for them in every batch.
+        self._some_alone = isolated == "none" and bool((self.graph.degree == 0).any())
+
+    def collate(self, ego_graphs: Tensor) -> EgoBatch:
+        """The batch, which says which nodes have no neighbours."""
+        batch = super().collate(ego_graphs)
+        if self._some_alone:
+            inner = hop_offsets(self.fanouts)[-2]  # positions that have children
+            batch.childless = self.graph.degree[ego_graphs[:, :inner]] == 0
+        return batch
+
+
+class PublishedNodeDataModule(NodeDataModule):
+    """One client's graph, with ego-graphs as FedEgo's published code samples them, anew at every evaluation.
+
+    So a model has no one accuracy, and the best of many rounds is the best of as many draws, too.
+
+    Args:
+        *args: see :class:`~flgraph.data.NodeDataModule`.
+        isolated: see :class:`PublishedEgoLoader`.
+        **kwargs: see :class:`~flgraph.data.NodeDataModule`.
+    """
+
+    def __init__(self, *args: Any, isolated: Isolated = "none", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.isolated = isolated
+        self.settings["isolated"] = isolated
+
+    def make_loader(self, graph: NodeGraph, index: Tensor, batch_size: int, **kwargs: Any) -> EgoLoader:
+        """The loader of some nodes of a graph, which samples anew in each pass."""
+        sampling = {**kwargs, "fixed": False, "isolated": self.isolated}
+        return PublishedEgoLoader(graph, index, batch_size, self.fanouts, **sampling)
+
+
+class PublishedNodeFederation(NodeFederation):
+    """The clients of FedEgo's authors, evaluated as in their published code.
+
+    Args:
+        *args: see :class:`~flgraph.data.NodeFederation`; ``label_skew`` is :func:`authors_label_skew`, which has
+            neither ``local_of`` nor ``exclusive_test``.
+        isolated: see :class:`PublishedEgoLoader`. Clients of ``label_skew`` have no nodes without neighbours in an
+            undirected graph, the global test graph has.
+        **kwargs: see :class:`~flgraph.data.NodeFederation`.
+
+    Raises:
+        InputError: as there.
+    """
+
+    client_class = PublishedNodeDataModule
+    partitioners: ClassVar = {**NodeFederation.partitioners, "label_skew": authors_label_skew}
+
+    def __init__(self, *args: Any, isolated: Isolated = "none", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        expect(isolated in get_args(Isolated), "data.isolated", f"one of {', '.join(get_args(Isolated))}", isolated)
+        self.sampling["isolated"] = isolated
+
+
+class PublishedWholeGraphFederation(WholeGraphFederation):
+    """The clients of FedEgo's authors for full-batch methods, see :class:`PublishedNodeFederation`."""
+
+    partitioners: ClassVar = PublishedNodeFederation.partitioners
