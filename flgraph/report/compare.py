@@ -12,12 +12,12 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
+from flgraph.configs import tu_setting
 from flgraph.errors import InputError, expect
 from flgraph.report.charts import Spread, spread
 from flgraph.runs.compatibility import flatten
 from flgraph.runs.reader import Run, lower_is_better, mapping, natural, number
 from flgraph.runs.results import version_of
-from flgraph.tu_settings import tu_setting
 
 PERCENT = {"accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "average_precision", "precision", "recall"}
 """Metrics that are shown in percent, as papers do."""

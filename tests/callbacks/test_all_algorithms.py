@@ -13,8 +13,8 @@ import pytorch_lightning as pl
 
 from flgraph import callbacks, models
 from flgraph.federation import Aggregator
-from flgraph.reproduce.fedego import algorithms as fedego
-from flgraph.reproduce.fedhgn import algorithms as fedhgn
+from flgraph.reproduce.fedego import published as fedego
+from flgraph.reproduce.fedhgn import published as fedhgn
 from flgraph.testing import check_algorithm
 
 PARITY = Path(__file__).resolve().parents[1] / "parity"
