@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -11,11 +9,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
-
-from flgraph.configs import find_config
 from flgraph.errors import InputError, expect
 from flgraph.reproduce.check import check_study
+from flgraph.reproduce.settings import digest, read_yaml, resolve
 from flgraph.runs.reader import natural
 
 _HERE = Path(__file__).resolve().parent
@@ -63,9 +59,8 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """Tells runs apart that were made with other arguments, or with other contents of their configuration files."""
-        contents = [_contents(arg) for arg in self.args]
-        return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:8]
+        """Tells runs apart whose configuration files and arguments come to something else."""
+        return digest(resolve(self.args))
 
 
 @dataclass(frozen=True)
@@ -248,8 +243,9 @@ def load_study(name: str) -> Study:
 
 def _read(file: Path, below: tuple[Path, ...] = ()) -> tuple[dict[str, Any], bool]:
     """A study's fields, and whether some are another's."""
-    content = _parsed(file)
+    content = read_yaml(file)
     expect(isinstance(content, dict), str(file), "a YAML mapping", type(content).__name__)
+    content = dict(content)
     base = content.pop("extends", None)
     if base is None:
         return dict(content), False
@@ -259,25 +255,8 @@ def _read(file: Path, below: tuple[Path, ...] = ()) -> tuple[dict[str, Any], boo
     return {**_read(other, (*below, file))[0], **content}, True
 
 
-def _parsed(file: Path) -> Any:
-    try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        told = " ".join(str(error).split())
-        raise InputError(f"Expected `{file}` to be a YAML file but got one that cannot be read ({told}).") from error
-
-
 def _args(value: Arguments) -> list[str]:
     return ["-c", value] if isinstance(value, str) else [str(part) for part in value]
-
-
-def _contents(arg: str) -> Any:
-    """What an argument says: of a configuration file its contents, not its name."""
-    flag, equals, value = arg.partition("=")
-    file = value if equals and flag in ("-c", "--config") else arg
-    if not file.endswith((".yaml", ".yml")) or not find_config(file).is_file():
-        return arg
-    return _parsed(find_config(file))
 
 
 def _short(args: Sequence[str]) -> Iterator[str]:
