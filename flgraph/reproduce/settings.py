@@ -24,6 +24,8 @@ _CLASSES = {
 }
 """Settings that are classes with arguments of their own, and where classes without a dot in their name are."""
 
+_OF_A_CLASS = ("class_path", "init_args")
+
 _WITHOUT_EFFECT = re.compile(
     r"seed_everything|ckpt_path|data\.init_args\.(root|cache_dir|name)|trainer\.(rounds|name|default_root_dir|logger.*|"
     r"max_logged_clients|enable_checkpointing|checkpoint_every|keep_checkpoints|enable_progress_bar)"
@@ -44,15 +46,13 @@ def resolve(args: Sequence[str]) -> dict[str, Any]:
         InputError: a configuration file cannot be read.
     """
     settings: dict[str, Any] = {}
-    for option, value in _options(args):
-        if option in ("-c", "--config"):
-            given = read_yaml(find_config(value))
-        else:
-            given = _scalar(value)
-            for key in reversed(option.removeprefix("--").split(".")):
-                given = {key: given}
-        if isinstance(given, Mapping):
-            settings = _merged(settings, given)
+    rest = list(args)
+    while rest:
+        option, equals, value = rest.pop(0).partition("=")
+        if not equals and rest and not rest[0].startswith("-"):
+            value = rest.pop(0)
+        given = read_yaml(find_config(value)) if option in ("-c", "--config") else _nested(option, value)
+        settings = _merged(settings, given) if isinstance(given, Mapping) else settings
     return settings
 
 
@@ -66,7 +66,7 @@ def digest(settings: Mapping[str, Any]) -> str:
 
 
 def read_yaml(file: Path) -> Any:
-    """What a YAML file holds.
+    """What a YAML file holds; not to be changed.
 
     Raises:
         InputError: it cannot be read.
@@ -74,71 +74,60 @@ def read_yaml(file: Path) -> Any:
     try:
         return _parsed(file.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        told = " ".join(str(error).split())
-        raise InputError(str(file), "a YAML file", f"one that cannot be read ({told})") from error
+        cause = " ".join(str(error).split())
+        raise InputError(str(file), "a YAML file", f"one that cannot be read ({cause})") from error
 
 
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> Any:
-    """Shared by all who ask for it: not to be changed."""
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-def _options(args: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Every option with its value, which stands behind ``=`` or is the next argument."""
-    rest = list(args)
-    while rest:
-        option, equals, value = rest.pop(0).partition("=")
-        if not equals and rest and not rest[0].startswith("-"):
-            value = rest.pop(0)
-        yield option, value
-
-
-def _scalar(value: str) -> Any:
+def _nested(option: str, value: str) -> dict[str, Any]:
+    """An option as a configuration file would have it."""
     try:
-        return _parsed(value)
+        given = _parsed(value)
     except yaml.YAMLError:
-        return value
+        given = value
+    for key in reversed(option.removeprefix("--").split(".")):
+        given = {key: given}
+    return dict(given)
 
 
 def _merged(old: Any, new: Any, name: str = "") -> Any:
     """Settings with further ones; what is no mapping takes the place of what was there."""
-    if name in _CLASSES and not isinstance(new, list):
-        new = _as_class(name, new)
-    if name == "trainer.callbacks":  # a list of classes; fields without a class are of the last one
-        if isinstance(new, list):
-            return [_as_class(name, item) for item in new]
-        before = [] if "class_path" in new else list(old or [{}])
-        return [*before[:-1], _merged(before[-1], new) if before else new]
+    if name in _CLASSES:
+        new = [_as_class(name, item) for item in new] if isinstance(new, list) else _as_class(name, new)
+    if name == "trainer.callbacks" and isinstance(new, Mapping):  # one of a list, or arguments of the last one
+        return [new] if "class_path" in new else [*(old or [])[:-1], _merged((old or [{}])[-1], new)]
     if not isinstance(new, Mapping):
         return new
     result = dict(old) if isinstance(old, Mapping) else {}
     for key, value in new.items():
-        result[key] = _merged(result.get(key), value, f"{name}.{key}" if name else key)
+        plain, where = key.removesuffix("+"), f"{name}.{key}".strip(".+")
+        if key != plain:  # --trainer.callbacks+=CLASS
+            value = [*(result.get(plain) or []), *(value if isinstance(value, list) else [value])]
+        result[plain] = _merged(result.get(plain), value, where)
     return result
 
 
 def _as_class(name: str, given: Any) -> Any:
     """A class with its arguments, however it was given."""
-    if isinstance(given, str):
-        given = {"class_path": given}
+    given = {"class_path": given} if isinstance(given, str) else given
     if not isinstance(given, Mapping):
         return given
-    path, own = given.get("class_path"), given.get("init_args") or {}
-    own = {**own, **{key: value for key, value in given.items() if key not in ("class_path", "init_args")}}
-    whole = {} if path is None else {"class_path": path if "." in path else f"{_CLASSES[name]}.{path}"}
-    return {**whole, "init_args": own} if own else whole
+    own = {**(given.get("init_args") or {}), **{key: given[key] for key in given if key not in _OF_A_CLASS}}
+    path = given.get("class_path")
+    path = f"{_CLASSES[name]}.{path}" if path and "." not in path else path
+    return {key: value for key, value in zip(_OF_A_CLASS, (path, own), strict=True) if value}
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted names of all settings, with their values in one form."""
     if isinstance(value, Mapping | list) and value:
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, part in items:
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _flat(part, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, str) and _NUMBER.fullmatch(value):
-        yield name, repr(float(value))  # 5e-4 is text to YAML 1.1, and a number to the command line
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield name, repr(float(value))
+    elif (isinstance(value, int | float) and not isinstance(value, bool)) or _NUMBER.fullmatch(str(value)):
+        yield name, repr(float(value))  # also 5e-4, which is text to YAML 1.1 and a number to the command line
     else:
         yield name, value if isinstance(value, str | bool | None) else repr(value)

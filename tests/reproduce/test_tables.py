@@ -16,7 +16,7 @@ import yaml
 from flgraph.cli.reproduce import write_study
 from flgraph.errors import InputError
 from flgraph.reproduce import Study, collect, finished, load_study, write_tables
-from flgraph.reproduce.index import read_ledger
+from flgraph.reproduce.index import read_index
 from flgraph.reproduce.runner import run_folder
 from flgraph.reproduce.tables import Cell
 
@@ -136,7 +136,7 @@ def test_statistics_of_a_partition(
         write_study(study, tmp_path, tmp_path / "out")
     assert "| TINY | 3.5 | nan [20.5] |" in files[1].read_text()
     shutil.rmtree(folder)
-    assert finished(study, tmp_path, read_ledger(tmp_path / "out/tiny/runs.jsonl"))["TINY", "Local"][0][
+    assert finished(study, tmp_path, read_index(tmp_path / "out/tiny/runs.jsonl"))["TINY", "Local"][0][
         "partition"
     ] == {"mean": {"nodes": 3.5}}
 
@@ -217,12 +217,12 @@ def test_means_may_be_weighted_and_runs_may_stop_early(
         "metric": "accuracy",
         "rounds": 3,
         "seeds": [1],
-        "settings": {"X": ["a"]},
-        "methods": {"M": ["m"]},
+        "settings": {"X": "a"},
+        "methods": {"M": "m"},
     }
     for change, sentence in (
         ({"average": "nodes"}, "`average` to be one of clients, samples but got 'nodes'"),
-        ({"method_rounds": {"N": 3}}, "`method_rounds` to be rounds of methods among M but got 'N'"),
+        ({"method_rounds": {"N": 3}}, "`method_rounds` to be of methods among M but got 'N'"),
     ):
         bad.write_text(yaml.safe_dump({**base, **change}))
         with pytest.raises(InputError, match=sentence):
@@ -233,7 +233,7 @@ def test_how_it_was_made_makes_it(write_results: Callable[..., None], tmp_path: 
     """Rounds are given only where they are not the study's own; a study of the user's own is named by its file."""
     base = {"title": "t", "metric": "accuracy", "rounds": 2, "seeds": [1], "method_rounds": {"N": 9}}
     file = tmp_path / "own.yaml"
-    file.write_text(yaml.safe_dump({**base, "settings": {"X": ["--x"]}, "methods": {"M": ["--m"], "N": ["--n"]}}))
+    file.write_text(yaml.safe_dump({**base, "settings": {"X": "--x"}, "methods": {"M": "--m", "N": "--n"}}))
     study = load_study(str(file))
     for cut, told in ((study, ""), (study.cut(methods=["M"]), ""), (study.cut(rounds=1), " --rounds 1")):
         for run in cut.runs():
@@ -253,7 +253,7 @@ def test_runs_that_cannot_be_read(
     folder = run_folder(study, next(iter(study.runs())), tmp_path) / "version_0"
     write_results(folder, 0.5, 0.5, [0.5, 0.5])
     (folder / "history.jsonl").unlink()
-    with pytest.raises(InputError, match=r"history\.jsonl` to hold the rounds of a run but got: No such file"):
+    with pytest.raises(InputError, match=r"history\.jsonl` to be the rounds of a run but got No such file"):
         write_study(study, tmp_path, tmp_path / "out")
     (folder / "results.json").write_text('{"rounds": 2')
     with pytest.raises(InputError, match=r"results\.json` to be JSON but got: "):
