@@ -52,7 +52,7 @@ class Run:
     @property
     def name(self) -> str:
         """Setting and method, as a file may be called, such as ``CHEM-FedStar``."""
-        return "-".join(re.sub(r"[^\w.+]+", "_", part).strip("_") for part in (self.setting, self.method))
+        return "-".join(re.sub(r"[^\w.+-]+", "_", part).strip("_") for part in (self.setting, self.method))
 
     @property
     def digest(self) -> str:
@@ -152,7 +152,9 @@ class Study:
             if f"{{{name}}}" in line:
                 for key in (setting, seed):
                     value = value.get(key, value.get("other")) if isinstance(value, dict) else value
-                expect(value is not None, f"values.{name}", f"given for {setting} with seed {seed}", self.values.get(name))
+                expect(
+                    value is not None, f"values.{name}", f"given for {setting} with seed {seed}", self.values.get(name)
+                )
                 line = line.replace(f"{{{name}}}", str(value))
         return Run(setting, method, seed, tuple(_words(line)))
 
@@ -289,7 +291,9 @@ def _check(study: Study) -> None:
         expect(method in study.methods, "method_rounds", f"of methods among {', '.join(study.methods)}", method)
         expect(_whole(rounds, 1), f"method_rounds.{method}", "a positive integer", rounds)
     for name, value in study.values.items():
-        expect(not isinstance(value, list), f"values.{name}", "text, or setting to text, or setting to seed to it", value)
+        expect(
+            not isinstance(value, list), f"values.{name}", "text, or setting to text, or setting to seed to it", value
+        )
     if isinstance(study.metric, str):
         _check_paper(study, "paper", study.paper)
     else:

@@ -50,7 +50,12 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     one_by_one = threading.Lock()
 
     def call(lock: str, args: list[str], log: Path) -> int:
-        with one_by_one, open(log, "a") as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+        with (
+            one_by_one,
+            open(log, "a") as stream,
+            contextlib.redirect_stdout(stream),
+            contextlib.redirect_stderr(stream),
+        ):
             try:
                 runner.run_locked(lock, *args)
             except SystemExit as end:

@@ -38,7 +38,9 @@ def test_studies_are_whole(name: str) -> None:
 
 def test_a_line_is_read_as_a_shell_would() -> None:
     """Files need no option before them; the setting's name may stand in a method's arguments."""
-    study = Study("p/t", "t", "accuracy", 1, [1, 2], {"X": "a.yaml --x={seed}"}, {"M": "-c b.yml '--m=[a b]' --s {setting}"})
+    study = Study(
+        "p/t", "t", "accuracy", 1, [1, 2], {"X": "a.yaml --x={seed}"}, {"M": "-c b.yml '--m=[a b]' --s {setting}"}
+    )
     assert [run.args[:3] for run in study.runs()] == [("-c", "a.yaml", "--x=1"), ("-c", "a.yaml", "--x=2")]
     assert study.run("X", "M", 1).args[3:] == ("-c", "b.yml", "--m=[a b]", "--s", "X")
 
@@ -124,7 +126,10 @@ def test_a_seed_counts_once(tiny_study: Callable[..., Study]) -> None:
         ({"settings": {5: "a"}}, "`a name in settings` to be text, in quotes where it is a number, but got 5"),
         ({"methods": {"M": None}}, r"`methods\.M` to be arguments of `flgraph fit` in one line but got None"),
         ({"methods": {"M": ["--m"]}}, r"`methods\.M` to be arguments of `flgraph fit` in one line but got \['--m'\]"),
-        ({"methods": {"M": "--m='"}}, r"`methods\.M` to be a line that a shell could read but got .* \(No closing quotation"),
+        (
+            {"methods": {"M": "--m='"}},
+            r"`methods\.M` to be a line that a shell could read but got .* \(No closing quotation",
+        ),
         ({"method_rounds": None}, "`method_rounds` to be a mapping but got None"),
         ({"method_rounds": {"M": 0}}, r"`method_rounds\.M` to be a positive integer but got 0"),
         ({"notes": "abc"}, "`notes` to be a list of sentences but got 'abc'"),

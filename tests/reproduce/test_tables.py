@@ -136,9 +136,9 @@ def test_statistics_of_a_partition(
         write_study(study, tmp_path, tmp_path / "out")
     assert "| TINY | 3.5 | nan [20.5] |" in files[1].read_text()
     shutil.rmtree(folder)
-    assert finished(study, tmp_path, read_index(tmp_path / "out/tiny/runs.jsonl"))["TINY", "Local"][0][
-        "partition"
-    ] == {"mean": {"nodes": 3.5}}
+    assert finished(study, tmp_path, read_index(tmp_path / "out/tiny/runs.jsonl"))["TINY", "Local"][0]["partition"] == {
+        "mean": {"nodes": 3.5}
+    }
 
 
 def test_without_validation_there_is_no_best_round(
