@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch_geometric.data import Data
 
 from flgraph.data import GraphFederation
-from flgraph.federation import Aggregator, FederatedTrainer, Payload, Sequential, Turn
+from flgraph.federation import Aggregator, FederatedTrainer, Payload, Request, Sequential, Turn
 from flgraph.runs.history import read_records
 
 # The same examples in every run: what fails for one fails for everybody.
@@ -38,7 +38,7 @@ PASSING = {
 }
 
 
-LONG = ("flare", "parity", "reproduce", "faults", "examples")
+LONG = ("flare", "parity", "reproduce", "faults", "golden", "examples")
 """Folders whose tests take long, most of them because they start processes."""
 
 
@@ -219,11 +219,11 @@ class Recorder(Sequential):
         return answers
 
     def uploads(self, exchange: str = "train", some: bool = True) -> list[tuple[str, Payload]]:
-        """What clients sent in the exchanges of that name, which must be something unless told otherwise."""
+        """What clients sent in the exchanges (or requests) of that name, which must be something unless told otherwise."""
         found = [
             (name, Payload.from_bytes(answer))
             for name, turn, answer in self.crossed
-            if turn.exchange == exchange and answer
+            if turn.name == exchange and answer
         ]
         assert found or not some, f"nothing was sent in `{exchange}`"
         return found
@@ -233,7 +233,7 @@ class Recorder(Sequential):
         return [
             (name, turn, Payload.from_bytes(turn.download))
             for name, turn, _ in self.crossed
-            if turn.download is not None and turn.exchange != "agree"
+            if turn.download is not None and turn.request is not Request.AGREE
         ]
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from flgraph.configs import tu_setting
 from flgraph.runs.reader import Run, mapping
-from flgraph.tu_settings import tu_setting
 
 Flat = Mapping[str, Any]
 """Dotted name to value."""

@@ -144,7 +144,7 @@ def test_what_crosses(federate: Federate, recorder: Any) -> None:
     assert rows["fedgcn.value"].numel() == rows["fedgcn.col"].numel() == rows["fedgcn.rowptr"][-1]
     assert rows["fedgcn.value"].all(), "only what is not zero"
     downloads = [(turn, payload) for name, turn, payload in recorder.downloads() if name == "C"]
-    assert [(turn.round, turn.exchange) for turn, _ in downloads] == [
+    assert [(turn.round, turn.name) for turn, _ in downloads] == [
         (0, "degrees"),
         (0, "neighbours"),
         (0, "evaluate"),
@@ -154,7 +154,7 @@ def test_what_crosses(federate: Federate, recorder: Any) -> None:
     earlier = downloads[0][1].tensors["fedgcn.earlier"]
     assert earlier.tolist() == [[node in part for part in OVERLAPPING[:2]] for node in OVERLAPPING[2]]
     assert set(downloads[3][1].tensors) == weights
-    up = sum(len(answer) for _, turn, answer in recorder.crossed if turn.round == 0 and turn.exchange != "evaluate")
+    up = sum(len(answer) for _, turn, answer in recorder.crossed if turn.round == 0 and turn.name != "evaluate")
     assert results["setup_bytes"]["up"] == up
 
 

@@ -73,7 +73,7 @@ def test_what_crosses(federate: Federate, recorder: Any) -> None:
     assert recorder.uploads("refine 2", some=False) == []
     for _, upload in recorder.uploads("train"):
         assert set(upload.tensors) == {f"convs.{n}.{part}" for n in (0, 1) for part in ("weight", "bias")}
-    turns = {(turn.round, turn.exchange) for _, turn, _ in recorder.downloads()}
+    turns = {(turn.round, turn.name) for _, turn, _ in recorder.downloads()}
     before = {"compare 1", "refine 1", "compare 2", "refine 2", "evaluate"}
     assert {exchange for round, exchange in turns if not round} == before
 
@@ -113,7 +113,7 @@ def test_the_classifier_starts_from_the_first_weights(federate: Federate, record
     """What the generator's training did to it is forgotten, its optimizer's moments included; then it is FedAvg."""
     trainer: Any = federate(FedSagePlus(pretrain_epochs=3, generator_rounds=1), rounds=1, engine=recorder)
     trainer.fit(net(), Parts())
-    first = [payload for _, turn, payload in recorder.downloads() if (turn.round, turn.exchange) == (0, "evaluate")]
+    first = [payload for _, turn, payload in recorder.downloads() if (turn.round, turn.name) == (0, "evaluate")]
     plain: Any = federate(FedAvg(), rounds=1, engine=type(recorder)())
     plain.fit(net(), Parts())
     start = next(payload for _, turn, payload in plain.engine.downloads())

@@ -34,7 +34,7 @@ def test_only_the_structure_encoder_leaves(crossed: Any) -> None:
         assert {name.removeprefix("form:") for name in upload.scalars} == expected
     for name, turn, answer in crossed.crossed:
         for secret in (b"feature.", b"mix.", b"post.", b"readout."):
-            assert secret not in answer, (name, turn.exchange)
+            assert secret not in answer, (name, turn.name)
 
 
 def test_structure_is_common_and_everything_else_ones_own(crossed: Any) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from flgraph.callbacks import FedAvg, GraphFL
 from flgraph.callbacks.graphfl import meta_gradients
-from flgraph.data import EgoBatch, EgoLoader, NodeGraph, WholeGraph
+from flgraph.data import EgoBatch, EgoLoader, NodeGraph
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer, Payload
 from flgraph.models import FedEgo as FedEgoNet
@@ -129,7 +129,7 @@ def test_dropout_has_second_derivatives_too(kind: str) -> None:
     support, query = EgoLoader(graph, every, 15, (2, 2), fixed=True)
     if kind == "gcn":
         module = NodeGCN(7, 3, hidden_channels=4, dropout=0.5).double()
-        support, query = (WholeGraph.of(graph, part) for part in every.split(15))  # type: ignore[assignment]
+        support, query = (graph.batch(part) for part in every.split(15))  # type: ignore[assignment]
     torch.manual_seed(5)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)  # biases as well: a node without words would lie in the ReLU's corner
@@ -259,7 +259,7 @@ def test_two_exchanges_and_what_crosses(federate: Federate, recorder: Any) -> No
     total = sum(upload.scalars["num_samples"] for upload in first.values())
     down = [(turn, payload) for name, turn, payload in recorder.downloads() if name == "A" and turn.round <= 1]
     (start,) = [payload for turn, payload in down if turn.round == 0]
-    (stepped,) = [payload for turn, payload in down if turn.exchange == "train"]
+    (stepped,) = [payload for turn, payload in down if turn.name == "train"]
     for name, weight in start.tensors.items():
         mean = sum(u.tensors[name].double() * u.scalars["num_samples"] for u in first.values()) / total
         torch.testing.assert_close(stepped.tensors[name], (weight - 0.01 * mean).float())
