@@ -251,7 +251,6 @@ _LINES: dict[str, tuple[str, ...]] = {
         "--data.partition random_edges",
         _method("schema_fedavg"),
         RGCN,
-        _aggregator(rows="[*.coefficients]"),
         BC,
     ),
     "fedhgn-gat/aifb-ret": (
