@@ -36,14 +36,11 @@ def main(args: Sequence[str]) -> None:
     option("--rounds", type=PositiveInt, help="rounds of each run; the study's if not given")
     option("--jobs", type=PositiveInt, default=os.cpu_count() or 1, help="runs at a time")
     option("--collect", action="store_true", help="run nothing, only write tables of what is done")
-    known = "take runs that OUT/PAPER/runs.jsonl has a record of as done, where RUNS does not have them"
-    option("--recorded", action="store_true", help=known)
+    option("--recorded", action="store_true", help="runs that OUT/PAPER/runs.jsonl has but RUNS has not are done, too")
     option("--out", type=Path, default=Path("reproduction"), help="where tables go")
     option("--runs", type=Path, default=Path("runs/reproduce"), help="where run folders go")
-    keep = "keep the checkpoints of finished runs; those of runs cut short by --rounds always are, to be gone on from"
-    option("--keep_checkpoints", action="store_true", help=keep)
-    every = "rounds between the checkpoints of a run; as its configuration says if not given"
-    option("--checkpoint_every", type=PositiveInt, help=every)
+    option("--keep_checkpoints", action="store_true", help="keep those of finished runs, too; else of shortened ones")
+    option("--checkpoint_every", type=PositiveInt, help="rounds between checkpoints; by default as configured")
     given = parser.parse_args(list(args))
     if given.list:
         print("\n".join(f"{name}: {load_study(name).title}" for name in list_studies()))

@@ -72,17 +72,14 @@ def _convergence(study: Study, series: Series, setting: str, metric: str) -> Any
 
 def _divergence(series: Series) -> Any:
     """Every client's weight divergence after the last round, as the mean over seeds, a circle per method."""
-    from flgraph.report.charts import around_center
+    from flgraph.report.charts import around_center, spread
 
-    return around_center({method: _means(runs, "mixing/divergence") for method, runs in series.items()})
-
-
-def _means(runs: Sequence[dict[str, Any]], metric: str) -> dict[str, float]:
-    """A metric of every client of the first run after the last round, as the mean over runs."""
-    from flgraph.report.charts import spread
-
-    clients = [run["final"]["clients"] for run in runs]
-    return {name: spread([number(one.get(name, {}).get(metric)) for one in clients])[0] for name in clients[0]}
+    panels = {}
+    for method, runs in series.items():
+        clients = [run["final"]["clients"] for run in runs]
+        found = {name: [number(one.get(name, {}).get("mixing/divergence")) for one in clients] for name in clients[0]}
+        panels[method] = {name: spread(values)[0] for name, values in found.items()}
+    return around_center(panels)
 
 
 def _clients(study: Study, series: Series, setting: str, metric: str) -> Any:

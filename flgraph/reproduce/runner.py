@@ -22,14 +22,8 @@ from flgraph.runs.checkpoint import CheckpointStore, read_manifest
 from flgraph.runs.files import writing
 from flgraph.runs.reader import number, read_results
 
-_LOOK_AGAIN = 0.5
-"""Seconds until a run that another command has under way is looked at again."""
-
-_LOCKED = 75
-"""Exit status of a run that another command has under way."""
-
-_RUN = "import sys; from flgraph.reproduce.runner import run_locked; run_locked(*sys.argv[1:])"
-"""What a run's process does."""
+_LOCKED, _LOOK_AGAIN = 75, 0.5
+"""Exit status of a run that another command has under way, and seconds until it is looked at again."""
 
 
 def run_study(
@@ -94,22 +88,15 @@ def run_study(
 
 def command(study: Study, run: Run, runs: Path) -> list[str]:
     """The ``flgraph`` arguments of a run."""
-    folder = run_folder(study, run, runs)
-    return [
-        "fit",
-        *run.args,
-        f"--seed_everything={run.seed}",
-        f"--trainer.rounds={study.rounds_of(run.method)}",
-        f"--trainer.default_root_dir={folder.parent}",
-        f"--trainer.name={folder.name}",
-    ]
+    folder, rounds = run_folder(study, run, runs), study.rounds_of(run.method)
+    where = [f"--trainer.default_root_dir={folder.parent}", f"--trainer.name={folder.name}"]
+    return ["fit", *run.args, f"--seed_everything={run.seed}", f"--trainer.rounds={rounds}", *where]
 
 
 def run_folder(study: Study, run: Run, runs: Path) -> Path:
     """Where a run's versions lie; the same for all studies of a paper that need it, whatever they call it."""
     folder = runs / study.paper_name / run.digest
-    own = f"{run.name}-seed{run.seed}"
-    return next(folder.glob(f"*-seed{run.seed}"), folder / own)
+    return next(folder.glob(f"*-seed{run.seed}"), folder / f"{run.name}-seed{run.seed}")
 
 
 def find_results(study: Study, run: Run, runs: Path, index: RunIndex | None = None) -> dict[str, Any] | None:
@@ -178,7 +165,8 @@ def _execute(
 
 def _call(lock: str, args: list[str], log: Path) -> int:
     """The exit status of ``flgraph`` with these arguments, a process of its own with one thread."""
-    call = [sys.executable, "-c", _RUN, lock, *args]
+    code = "import sys; from flgraph.reproduce.runner import run_locked; run_locked(*sys.argv[1:])"
+    call = [sys.executable, "-c", code, lock, *args]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with open(log, "a") as stream:
         return subprocess.run(call, stdout=stream, stderr=subprocess.STDOUT, env=environment, check=False).returncode

@@ -18,9 +18,6 @@ from flgraph.runs.reader import natural
 
 _HERE = Path(__file__).resolve().parent
 
-_NOT_GIVEN = ("name", "source", "cut_short")
-"""Fields of a study that its file does not hold."""
-
 FigureKind = Literal["convergence", "settings", "divergence", "clients", "labels", "predictions", "embeddings"]
 """``convergence``: test metric over rounds, a picture per setting; ``settings``: the last round's over the settings;
 ``divergence``: distance of every client's weights to the server's after the last round (FedEgo, Figure 5); ``clients``:
@@ -72,9 +69,9 @@ class Study:
             ``results.json`` has it, as it is: mean over clients.
         rounds: communication rounds of each run; the most of them where runs stop early.
         seeds: one run each.
-        settings: name to configuration files and further arguments of ``flgraph fit``, in one line as in a shell, with or
-            without ``-c`` before a file. ``{seed}`` stands for the run's seed (``--data.partition_seed={seed}``: another
-            partition for each), ``{setting}`` for the setting's name, and ``{NAME}`` for one of ``values``.
+        settings: name to configuration files and further arguments of ``flgraph fit``, in one line as in a shell; files
+            need no ``-c``. ``{seed}`` stands for the run's seed (``--data.partition_seed={seed}``: another partition
+            for each), ``{setting}`` for the setting's name, and ``{NAME}`` for one of ``values``.
         methods: the same; they come after those of the setting.
         paper: setting to method to (mean, standard deviation) as printed, in percent; a cell without a printed
             deviation has the mean alone, one that is not in the paper none. Where there are several metrics, metric to
@@ -218,16 +215,13 @@ def load_study(name: str) -> Study:
     file = Path(name) if name.endswith((".yaml", ".yml")) else _HERE / f"{name}.yaml"
     expect(file.is_file(), "study", f"a YAML file or one of {', '.join(list_studies())}", name)
     content = _read(file)
-    known = [item.name for item in fields(Study) if item.name not in _NOT_GIVEN]
+    known = {item.name for item in fields(Study)} - {"name", "source", "cut_short"}
     for key in content:
         expect(key in known, str(file), f"a study with fields among {', '.join(sorted(known))}", key)
     packaged = file.resolve().parent.parent == _HERE
-    own: dict[str, Any] = {
-        "name": f"{file.parent.name}/{file.stem}" if packaged else file.stem,
-        "source": "" if packaged else name,
-    }
+    content["name"] = f"{file.parent.name}/{file.stem}" if packaged else file.stem
     try:
-        study = Study(**own, **content)
+        study = Study(**content, source="" if packaged else name)
     except TypeError as error:
         raise InputError(f"study {file}", "one with the fields of `Study`", error) from error
     _check(study)
@@ -251,20 +245,18 @@ def _read(file: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
             for one in content[name]:
                 expect(one in other[name], name, f"among those of {base}: {', '.join(other[name])}", one)
             content[name] = {one: other[name][one] for one in content[name]}
-    values = {**other.get("values", {}), **content.get("values", {})}
-    result = {**other, **content, **({"values": values} if values else {})}
-    if "paper" not in content and "paper" in other:
-        several = isinstance(other["metric"], list)
-        papers = other["paper"] if several else {"": other["paper"]}
-        parts = {metric: _part(printed, result["settings"], result["methods"]) for metric, printed in papers.items()}
-        result["paper"] = parts if several else parts[""]
+    if isinstance(content.get("values"), dict):
+        content["values"] = {**other.get("values", {}), **content["values"]}
+    result = {**other, **content}
+    if "paper" not in content:
+        levels = [result[name] for name in ("metric", "settings", "methods")]
+        result["paper"] = _part(other.get("paper", {}), *levels[isinstance(levels[0], str) :])
     return result
 
 
-def _part(paper: dict[str, Any], settings: dict[str, Any], methods: dict[str, Any]) -> dict[str, Any]:
-    """What a paper printed of these settings and methods."""
-    kept = {one: {name: row[name] for name in row if name in methods} for one, row in paper.items() if one in settings}
-    return {setting: row for setting, row in kept.items() if row}
+def _part(paper: dict[str, Any], names: Any, *below: Any) -> dict[str, Any]:
+    """What a paper printed under these names, and below them under others."""
+    return {name: _part(part, *below) if below else part for name, part in paper.items() if name in names}
 
 
 def _words(line: str) -> Iterator[str]:
@@ -295,7 +287,7 @@ def _check(study: Study) -> None:
         expect(_whole(rounds, 1), f"method_rounds.{method}", "a positive integer", rounds)
     for name, value in study.values.items():
         expect(
-            not isinstance(value, list), f"values.{name}", "text, or setting to text, or setting to seed to it", value
+            not isinstance(value, list), f"values.{name}", "text, or a mapping of settings, or of seeds, to it", value
         )
     if isinstance(study.metric, str):
         _check_paper(study, "paper", study.paper)

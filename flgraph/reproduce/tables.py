@@ -10,6 +10,7 @@ import shlex
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -85,21 +86,18 @@ def finished(study: Study, runs: Path, index: RunIndex | None = None) -> Done:
 def collect(study: Study, done: Done) -> list[Cell]:
     """A cell for every method, setting and protocol with at least one finished run."""
     cells = []
-    for metric in study.metrics:
-        for (setting, method), results in done.items():
-            paper_mean, paper_std = study.printed(metric, setting, method)
-            for protocol in (name for name in PROTOCOLS if name != "best_client" or name in study.protocols):
-                found = [value_of(run, protocol, logged_name(metric), study.mean_key) for run in results]
-                unit = 1 if metric.startswith(PARTITION) else 100
-                values = [unit * value for value in found if value is not None]
-                if values and (len(values) == len(found) or protocol != "best_client"):  # older records lack it
-                    known = len(values) > 1 and all(map(math.isfinite, values))
-                    std = statistics.stdev(values) if known else math.nan
-                    mean, seeds = statistics.fmean(values), len(values)
-                    numbers = (paper_mean, paper_std, mean, std, seeds, study.rounds_of(method))
-                    known_of = (run for run, value in zip(results, found, strict=True) if value is not None)
-                    which = " ".join(str(run["seed"]) for run in known_of)
-                    cells.append(Cell(study.name, setting, method, metric, protocol, *numbers, which))
+    protocols = [name for name in PROTOCOLS if name != "best_client" or name in study.protocols]
+    for metric, ((setting, method), results), protocol in product(study.metrics, done.items(), protocols):
+        unit = 1 if metric.startswith(PARTITION) else 100
+        found = [(run["seed"], value_of(run, protocol, logged_name(metric), study.mean_key)) for run in results]
+        values = [unit * value for _, value in found if value is not None]
+        if not values or (protocol == "best_client" and len(values) < len(found)):  # older records lack it
+            continue
+        known = len(values) > 1 and all(map(math.isfinite, values))
+        std = statistics.stdev(values) if known else math.nan
+        numbers = (*study.printed(metric, setting, method), statistics.fmean(values), std, len(values))
+        which = " ".join(str(seed) for seed, value in found if value is not None)
+        cells.append(Cell(study.name, setting, method, metric, protocol, *numbers, study.rounds_of(method), which))
     return cells
 
 
@@ -123,8 +121,8 @@ def write_tables(
 def keep_larger(study: Study, cells: Sequence[Cell], out: Path) -> list[Path]:
     """Puts a table aside, with its pictures, that has cells, seeds or rounds that the new one lacks.
 
-    The runs behind it may be gone. It becomes ``TABLE.larger.csv`` and ``.md``; one that was put aside before makes room
-    only for one that has all that it has.
+    The runs behind it may be gone. It becomes ``TABLE.larger.csv`` and ``.md``; one that was put aside before makes
+    room only for one that has all that it has.
 
     Args:
         study: whose table.
@@ -137,10 +135,8 @@ def keep_larger(study: Study, cells: Sequence[Cell], out: Path) -> list[Path]:
     before = _files(study, out)
     if not all(file.is_file() for file in before):
         return []
-    had, aside = _contents(_rows(before[0])), before[0].with_suffix(".larger.csv")
-    if _covers(_contents(map(asdict, cells)), had):
-        return []
-    if aside.is_file() and not _covers(had, _contents(_rows(aside))):
+    had, aside = _rows(before[0]), before[0].with_suffix(".larger.csv")
+    if _covers(map(asdict, cells), had) or (aside.is_file() and not _covers(had, _rows(aside))):
         return []
     text = before[1].read_text(encoding="utf-8")
     for picture in dict.fromkeys(re.findall(r"!\[[^]]*\]\(([^()/]+)\.png\)", text)):
@@ -151,27 +147,17 @@ def keep_larger(study: Study, cells: Sequence[Cell], out: Path) -> list[Path]:
     return [file.replace(file.with_name(f"{file.stem}.larger{file.suffix}")) for file in before]
 
 
-_Contents = dict[tuple[str, str, str], tuple[set[str], int, int]]
-"""Setting, method and metric to the seeds, their number and the rounds behind a mean; older tables name no seeds."""
-
-
-def _contents(rows: Iterable[Mapping[str, Any]]) -> _Contents:
-    return {
-        (row["setting"], row["method"], row["metric"]): (
-            set((row.get("which") or "").split()),
-            int(row["seeds"]),
-            int(row["rounds"]),
-        )
-        for row in rows
-        if row["protocol"] == "final"
-    }
-
-
-def _covers(one: _Contents, other: _Contents) -> bool:
-    """Whether a table has all that another one has."""
-    for cell, (seeds, count, rounds) in other.items():
-        mine, mine_count, mine_rounds = one.get(cell, (set(), 0, 0))
-        if count > mine_count or rounds > mine_rounds or (mine and not seeds <= mine):
+def _covers(one: Iterable[Mapping[str, Any]], other: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a table has all cells, seeds and rounds that another one has; older ones do not name their seeds."""
+    mine, theirs = (
+        {tuple(row[key] for key in ("setting", "method", "metric", "protocol")): row for row in rows}
+        for rows in (one, other)
+    )
+    for cell, row in theirs.items():
+        own = mine.get(cell, {"seeds": 0, "rounds": 0})
+        fewer = any(int(own[what]) < int(row[what]) for what in ("seeds", "rounds"))
+        named = own.get("which") and not {*(row.get("which") or "").split()} <= {*own["which"].split()}
+        if cell[-1] == "final" and (fewer or named):
             return False
     return True
 
