@@ -339,7 +339,10 @@ def test_refuses_to_send_and_to_install_what_is_personal(fit: Fit) -> None:
         def download(self, client: str, round: int, exchange: str | None) -> Payload:
             return Payload({"first.weight": torch.zeros(3, 4)})
 
-    with pytest.raises(Exception, match=r"`download` of client `A` to be one of tensors that it shares but got `first\.weight`, which it does not"):
+    with pytest.raises(
+        Exception,
+        match=r"of client `A` to be one of tensors that it shares but got `first\.weight`, which it does not",
+    ):
         fit(Pushy())
 
 

@@ -39,7 +39,10 @@ def test_first_match_counts() -> None:
 @pytest.mark.parametrize("hidden", [personal("head.*"), shared("head.*")])
 def test_a_route_that_never_comes_to_bear_is_an_error(hidden: list[Route]) -> None:
     """Otherwise what its author means to keep would leave, because an earlier route says so."""
-    with pytest.raises(InputError, match=r"`route `head\.\*` to be that of a tensor of client `A` but got routes before it that cover the same"):
+    with pytest.raises(
+        InputError,
+        match=r"`route `head\.\*` to be that of a tensor of client `A` but got routes before it that cover the same",
+    ):
         table([*shared("*"), *hidden])
 
 
@@ -51,7 +54,9 @@ def test_tied_tensors_leave_together_or_not_at_all() -> None:
     one = torch.zeros(2)
     tied = {"encoder": one, "decoder": one}
     assert RoutingTable(shared("*"), tied).shared == ["encoder", "decoder"]
-    with pytest.raises(InputError, match=r"the same for tied tensors, which are one, but got `encoder` personal and `decoder` shared"):
+    with pytest.raises(
+        InputError, match=r"the same for tied tensors, which are one, but got `encoder` personal and `decoder` shared"
+    ):
         RoutingTable([*personal("encoder"), *shared("decoder")], tied)
     with pytest.raises(InputError, match="tied tensors, which are one"):
         RoutingTable(shared("*"), tied).agree(["decoder"])
@@ -67,13 +72,18 @@ def test_names_keep_the_order_of_the_model() -> None:
 
 
 def test_patterns_are_case_sensitive() -> None:
-    with pytest.raises(InputError, match=r"`route `Convs\.\*` to be that of a tensor of client `A` but got `convs\.0\.weight`, "):
+    with pytest.raises(
+        InputError, match=r"`route `Convs\.\*` to be that of a tensor of client `A` but got `convs\.0\.weight`, "
+    ):
         table([*shared("Convs.*"), *personal("*")])
 
 
 # -------------------------------------------------------------------------------------------------- deny by default
 def test_a_tensor_that_no_route_covers_is_an_error() -> None:
-    with pytest.raises(InputError, match=r"`routes` to be those of every tensor of client `A` but got .* none of which matches `head\.weight`"):
+    with pytest.raises(
+        InputError,
+        match=r"`routes` to be those of every tensor of client `A` but got .* none of which matches `head\.weight`",
+    ):
         table([*shared("convs.*"), *personal("norm.*")])
 
 
@@ -97,7 +107,9 @@ def test_equal_models_share_everything() -> None:
 
 
 def test_mismatch_error_names_both_forms() -> None:
-    with pytest.raises(InputError, match=r"`convs\.0\.weight` to be the same in all .* got 3x2 float32 at `A` and 3x5 float32 at `B`"):
+    with pytest.raises(
+        InputError, match=r"`convs\.0\.weight` to be the same in all .* got 3x2 float32 at `A` and 3x5 float32 at `B`"
+    ):
         agreed(shared("*"), A=MODEL, B=WIDER, C=MODEL)
     with pytest.raises(InputError, match=r"`head\.weight` .* got 2x3 float32 at `A` and none at `B`"):
         agreed(shared("*"), A=MODEL, B=LACKING)
@@ -164,7 +176,10 @@ def test_upload_of_what_is_routed_passes() -> None:
 
 def test_upload_of_personal_tensors_is_refused() -> None:
     routes = table([*shared("convs.*"), *personal("*")])
-    with pytest.raises(InputError, match=r"`upload` of client `A` to be without personal tensors but got `head\.weight`, whose route is personal"):
+    with pytest.raises(
+        InputError,
+        match=r"`upload` of client `A` to be without personal tensors but got `head\.weight`, whose route is personal",
+    ):
         routes.check_upload(Payload({"head.weight": torch.ones(2, 3)}))
 
 
@@ -187,7 +202,10 @@ def test_extra_patterns_open_no_door_to_personal_tensors() -> None:
     ("payload", "message"),
     [
         (Payload({"secret": torch.ones(1)}), "to be of what the routes name but got `secret`, which no route names"),
-        (Payload({"convs.0.bias": torch.ones(3, 1)}), r"`upload` of client `A` to be one with `convs\.0\.bias` of shape \[3\] but got \[3, 1\]"),
+        (
+            Payload({"convs.0.bias": torch.ones(3, 1)}),
+            r"`upload` of client `A` to be one with `convs\.0\.bias` of shape \[3\] but got \[3, 1\]",
+        ),
         (Payload(scalars={"age": 30}), r"to be one with scalars among \['num_samples'\] but got 'age'"),
     ],
 )

@@ -58,7 +58,11 @@ def test_algorithms_are_described_by_all_arguments() -> None:
 
 def test_objects_among_the_arguments_are_described_too() -> None:
     told = describe(FedAvg(combine=Trimmed(0.2, Untrimmed())))[0]
-    assert told["combine"] == {"class": "Trimmed", "share": 0.2, "inner": {"class": "Untrimmed", "share": 0.1, "inner": None}}
+    assert told["combine"] == {
+        "class": "Trimmed",
+        "share": 0.2,
+        "inner": {"class": "Untrimmed", "share": 0.1, "inner": None},
+    }
     assert describe(Saved(loss=torch.nn.functional.mse_loss, skipped=make))[0] == {
         "class": "Saved",
         "width": 2,

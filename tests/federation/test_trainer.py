@@ -371,7 +371,9 @@ def test_a_function_as_model(fit: Fit, toy_module: Any) -> None:
 @pytest.mark.parametrize(
     "aggregator", [FedAvg(), FedProx(), GCFL(base=["first.*", "norm.*"]), DFedGNN(), GraphFL()], ids=lambda a: a.name
 )
-def test_personal_layers_tighten_any_algorithm(fit: Fit, toy_module: Any, recorder: Any, aggregator: Aggregator) -> None:
+def test_personal_layers_tighten_any_algorithm(
+    fit: Fit, toy_module: Any, recorder: Any, aggregator: Aggregator
+) -> None:
     """FedBN (Li et al., ICLR 2021): layers of batch normalisation stay with each client, the rest is averaged."""
     trainer = fit(aggregator, toy_module(norm=True), personal=["*norm*"], engine=recorder)
     for _, _, answer in recorder.crossed:
