@@ -187,6 +187,8 @@ class PublishedNodeFederation(NodeFederation):
         super().__init__(*args, **kwargs)
         expect(isolated in get_args(Isolated), "data.isolated", f"one of {', '.join(get_args(Isolated))}", isolated)
         self.sampling["isolated"] = isolated
+        if self.hparams["name"] is None:
+            self.name += "-published"
 
 
 class PublishedWholeGraphFederation(WholeGraphFederation):
