@@ -205,7 +205,12 @@ def test_the_command_line_compares_the_same(tmp_path: Path, capsys: pytest.Captu
     def flgraph(*args: str) -> str:
         data = ("--data=SyntheticFederation", "--data.domains=[trees,rings]", "--data.num_graphs=12")
         model = ("--model=GNN", "--model.hidden_channels=4", "--model.num_layers=1")
-        where = (f"--trainer.default_root_dir={tmp_path}", "--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.enable_progress_bar=false")
+        where = (
+            f"--trainer.default_root_dir={tmp_path}",
+            "--trainer.accelerator=cpu",
+            "--trainer.logger=false",
+            "--trainer.enable_progress_bar=false",
+        )
         try:
             main(["fit", *data, *model, *where, *args])
         except SystemExit:
