@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.routes import Route, personal, shared
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.server_model import ServerModel, relative_distance, server_trainer
-from flgraph.models.nodes.fedego import EgoHead, Labels, MashedEgos
+from flgraph.models.nodes.fedego import EgoHead, MashedEgoGraphs
 from flgraph.models.nodes.fedego import FedEgo as FedEgoNet
 
 _GLOBAL, _STATE = "global/", "server/"
@@ -86,7 +86,7 @@ class FedEgo(Aggregator):
         mixup: bool = True,
         noise: float = 0.0,
         trees: Literal["all", "largest"] = "all",
-        labels: Labels = "training",
+        labels: Literal["training", "all"] = "training",
         server_epochs: int = 5,
         server_fraction: float = 0.2,
         server_batch_size: int = 32,
@@ -100,7 +100,7 @@ class FedEgo(Aggregator):
         expect(reduction_at in ("end", "start"), "aggregator.reduction_at", "end or start", reduction_at)
         expect(0 <= noise < float("inf"), "aggregator.noise", "a finite number, 0 or more", noise)
         expect(trees in ("all", "largest"), "aggregator.trees", "all or largest", trees)
-        expect(labels in get_args(Labels), "aggregator.labels", "training or all", labels)
+        expect(labels in ("training", "all"), "aggregator.labels", "training or all", labels)
         for name, count in (("server_epochs", server_epochs), ("server_batch_size", server_batch_size)):
             expect(count >= 1, f"aggregator.{name}", "1 or more", count)
         expect(0 < server_fraction <= 1, "aggregator.server_fraction", "above 0 and at most 1", server_fraction)
@@ -227,7 +227,7 @@ class FedEgo(Aggregator):
         self._own = {name: tensor.clone() for name, tensor in own.items() if name.startswith("personalization.")}
         module.eval()
         convert = client.trainer.precision_plugin.convert_input
-        mashed = [module.mash(convert(batch).to(module.device), self.mixup, self.labels) for batch in batches]
+        mashed = [self.mash(module, convert(batch).to(module.device)) for batch in batches]
         module.train()  # Lightning would leave it as it is, and train without dropout
         embedding = torch.cat([part.embedding for part in mashed])
         if self.noise:
@@ -236,6 +236,14 @@ class FedEgo(Aggregator):
         keys = ("hidden_channels", "num_classes", "num_layers", "linear", "ego", "dropout", "lr", "weight_decay")
         head = json.dumps({key: module.hparams[key] for key in (*keys, "optimizer")})
         return Payload({**client.shared_tensors(), **egos}, {"head": head, "fanouts": json.dumps(mashed[0].fanouts)})
+
+    def mash(self, module: FedEgoNet, batch: Any) -> MashedEgoGraphs:
+        """One mashed ego-graph of a batch."""
+        if self.labels == "training":
+            return module.mash(batch, self.mixup)
+        from flgraph.reproduce.fedego.published import mash_all_labels
+
+        return mash_all_labels(module, batch, self.mixup)
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         _mixup_data(client).mixup_dataloader()  # refuses before the work, not after it
@@ -273,14 +281,14 @@ def _mixup_data(client: Client) -> MixupData:
 class _MashedLoader:
     """Mashed ego-graphs in batches; each pass visits a random part of them."""
 
-    def __init__(self, egos: MashedEgos, batch_size: int, fraction: float) -> None:
+    def __init__(self, egos: MashedEgoGraphs, batch_size: int, fraction: float) -> None:
         self.egos, self.batch_size = egos, batch_size
         self.count = max(1, int(fraction * egos.label.size(0) + 0.5))
 
     def __len__(self) -> int:
         return -(-self.count // self.batch_size)
 
-    def __iter__(self) -> Iterator[MashedEgos]:
+    def __iter__(self) -> Iterator[MashedEgoGraphs]:
         chosen = torch.randperm(self.egos.label.size(0))[: self.count]
         for part in chosen.split(self.batch_size):
             yield self.egos.part(part)
@@ -293,10 +301,10 @@ def label_distribution(client: Client) -> Tensor:
     return counts.double() / counts.sum()
 
 
-def _together(uploads: Mapping[str, Payload]) -> MashedEgos:
+def _together(uploads: Mapping[str, Payload]) -> MashedEgoGraphs:
     """The ego-graphs of all clients, in the order of their names."""
     order = sorted(uploads)
     shapes = {str(uploads[client].scalars["fanouts"]) for client in order}
     expect(len(shapes) == 1, "fanouts", "the same for all clients", sorted(shapes))
     parts = [[uploads[client].tensors[name] for client in order] for name in FedEgo.extra_tensors]
-    return MashedEgos(torch.cat(parts[0]), torch.cat(parts[1]), tuple(json.loads(shapes.pop())))
+    return MashedEgoGraphs(torch.cat(parts[0]), torch.cat(parts[1]), tuple(json.loads(shapes.pop())))

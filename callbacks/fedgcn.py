@@ -14,7 +14,7 @@ from flgraph.callbacks.fedavg import FedAvg
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
-from flgraph.models.nodes.gcn import KnownNeighbours, NodeGCN
+from flgraph.models.nodes.gcn import NeighbourSums, NodeGCN
 
 _OWN = "fedgcn."
 """Prefix of the tensors that are no part of the model."""
@@ -165,7 +165,7 @@ class FedGCN(FedAvg):
             self._part.scale(own["degree"])
         if "value" in own and self._part is not None:
             assert isinstance(client.module, NodeGCN)
-            client.module.know(self._part.finish(download.tensors, self.num_hops))
+            client.module.use_sums(self._part.finish(download.tensors, self.num_hops))
             self._part = None
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
@@ -248,16 +248,16 @@ class _Part:
         own = self._matrix(self.target[self.counted], source, self.degree.rsqrt()[source])
         return _parts_of(own @ self.x)
 
-    def finish(self, tensors: Mapping[str, Tensor], num_hops: int) -> KnownNeighbours:
+    def finish(self, tensors: Mapping[str, Tensor], num_hops: int) -> NeighbourSums:
         """The rows and, for two hops, the matrix that the model is told of."""
         scale = self.degree.rsqrt()
         total = _rows_of(tensors, self.x.shape[1])
         first = sparse.diags(scale[: total.shape[0]].numpy()) @ total
         if num_hops == 1:
-            return KnownNeighbours(self.nodes, _torch(first))
+            return NeighbourSums(self.nodes, _torch(first))
         # The graph is undirected: what own nodes give to node i is what they take from it.
         given = self._matrix(self.target, self.source, scale[self.target] * scale[self.source])
-        return KnownNeighbours(self.nodes, _torch(first), _torch(given.T))
+        return NeighbourSums(self.nodes, _torch(first), _torch(given.T))
 
     def _matrix(self, row: Tensor, column: Tensor, value: Tensor) -> sparse.csr_matrix:
         size = (self.degree.numel(), self.nodes.numel())

@@ -16,7 +16,7 @@ from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route, personal, shared
-from flgraph.models.classifier import at_least_float32
+from flgraph.nn import at_least_float32
 
 _ROWS, _COEFFICIENTS, _BASES = "rows.", ".coefficients", ".bases"
 

@@ -137,7 +137,7 @@ class FedSagePlus(FedAvg):
         if exchange == self.exchanges(0)[-1]:
             return None
         module, batch = _module(client), _batch(client)
-        z, counts = module.published(batch)
+        z, counts = module.anchors(batch)
         self._visible = module.impaired(batch).visible.numel()
         fgen = {_FGEN + name: tensor for name, tensor in module.generator.fgen.state_dict().items()}
         tensors = {**fgen, _OWN + "z": z, _OWN + "counts": counts.int()}
@@ -147,8 +147,8 @@ class FedSagePlus(FedAvg):
         _module(client).draw_from(derive_seed(self.seed, client.name, "neighgen"))
 
     def _settle(self, client: Client) -> None:
-        if not _module(client).settled:
-            _module(client).settle()
+        if not _module(client).generator_frozen:
+            _module(client).freeze_generator()
             client.forget_optimizers()  # their moments are of another loss and, for the classifier, other weights
 
     def _compare(self, client: Client) -> Payload:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flgraph.nn.conv.sage import SparseSAGEConv
 from flgraph.nn.dropout import Dropout
+from flgraph.nn.precision import at_least_float32
 from flgraph.nn.sparse.adjacency import Adjacency, gather_ranges, offsets
 from flgraph.nn.sparse.csr import rows_times, take_rows
 
@@ -184,7 +185,7 @@ def nearest_of_own(rows: Tensor, x: Tensor, pairs: Tensor) -> Tensor:
         Numbers of ``x``, ``[m]``.
     """
     row, candidate = pairs
-    rows = _wide(rows)
+    rows = at_least_float32(rows)
     distances = rows.new_empty(row.numel())
     step = max(1, _CELLS // max(1, rows.size(1)))
     for start in range(0, row.numel(), step):
@@ -208,7 +209,7 @@ def nearest_of_all(rows: Tensor, x: Tensor) -> Tensor:
     Returns:
         Numbers of ``x``, ``[m]``.
     """
-    rows = _wide(rows)
+    rows = at_least_float32(rows)
     norms = _squared_norms(x, rows.dtype).unsqueeze(1)
     found = []
     for some in rows.split(max(1, _CELLS // x.size(0))):
@@ -228,16 +229,12 @@ def feature_loss(rows: Tensor, x: Tensor, nearest: Tensor) -> Tensor:
     Returns:
         A scalar, float32 at least, differentiable in ``rows``.
     """
-    rows = _wide(rows)
+    rows = at_least_float32(rows)
     return (rows - _dense_rows(x, nearest, rows.dtype)).square().sum()
 
 
 _CELLS = 2**24
 """Numbers that are compared at a time, to bound the memory."""
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def _dense_rows(x: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from flgraph.nn.precision import at_least_float32
 from flgraph.nn.sparse.adjacency import lasting, offsets
-from flgraph.nn.sparse.csr import sparse_times
+from flgraph.nn.sparse.csr import csr, sparse_times
 
 
 class SparseMap:
@@ -31,7 +32,7 @@ class SparseMap:
         if self._forward is None:
             with lasting():
                 self._forward = (_compressed(self.row, self.shape[0]), self.col.int())
-        return torch.sparse_csr_tensor(*self._forward, values, self.shape, check_invariants=False)
+        return csr(*self._forward, values, self.shape[1])
 
     def transposed(self, values: Tensor) -> Tensor:
         """The transpose of the matrix with these values ``[E]`` as sparse CSR."""
@@ -40,8 +41,7 @@ class SparseMap:
                 order = self.col.argsort(stable=True)
                 self._backward = (_compressed(self.col[order], self.shape[1]), self.row[order].int(), order)
         rowptr, col, order = self._backward
-        moved = values.index_select(0, order)
-        return torch.sparse_csr_tensor(rowptr, col, moved, self.shape[::-1], check_invariants=False)
+        return csr(rowptr, col, values.index_select(0, order), self.shape[0])
 
     def sum(self, x: Tensor, values: Tensor) -> Tensor:
         """``M x`` for ``x [columns, C]``, differentiable in ``x`` alone."""
@@ -142,7 +142,7 @@ class Relations:
     def sent(self, x: Tensor) -> Tensor:
         """The sources' rows of ``x [N, C]``, ``[num_sources, C]``, in a type that sparse kernels have."""
         chosen = x if self.senders is None else x.index_select(0, self.senders)
-        return chosen if chosen.dtype in (torch.float32, torch.float64) else chosen.float()
+        return at_least_float32(chosen)
 
     @property
     def num_edges(self) -> int:

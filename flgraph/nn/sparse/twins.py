@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from flgraph.nn.linear import OneHot
+from flgraph.nn.precision import at_least_float32
 from flgraph.nn.sparse.adjacency import Adjacency, gather_ranges, offsets
+from flgraph.nn.sparse.csr import csr
 
 
 class TwinAdjacency(Adjacency):
@@ -103,7 +105,7 @@ class TwinAdjacency(Adjacency):
 
     def merge(self, x: Tensor) -> Tensor:
         """Sum of the rows of each class: ``P^T x``, ``[N, C] -> [N', C]``; differentiable, in float32 at least."""
-        merged: Tensor = _Merge.apply(x if x.dtype == torch.float64 else x.float(), self)
+        merged: Tensor = _Merge.apply(at_least_float32(x), self)
         return merged
 
     def spread(self, x: Tensor) -> Tensor:
@@ -132,9 +134,8 @@ class TwinAdjacency(Adjacency):
 
     def _merge(self, x: Tensor) -> Tensor:
         if x.dtype not in self._merging:
-            parts = (self.member_ptr.int(), self.members.int(), torch.ones_like(self.members, dtype=x.dtype))
-            size = (self._quotient.num_nodes, self.num_nodes)
-            self._merging[x.dtype] = torch.sparse_csr_tensor(*parts, size, check_invariants=False)
+            ones = torch.ones_like(self.members, dtype=x.dtype)
+            self._merging[x.dtype] = csr(self.member_ptr, self.members, ones, self.num_nodes)
         with torch.autocast(x.device.type, enabled=False):
             return torch.addmm(x.new_zeros(self._quotient.num_nodes, x.size(1)), self._merging[x.dtype], x)
 

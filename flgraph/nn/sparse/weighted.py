@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flgraph.nn.sparse.adjacency import Adjacency
+from flgraph.nn.sparse.csr import csr
 
 
 class WeightedAdjacency(Adjacency):
@@ -40,8 +41,7 @@ class WeightedAdjacency(Adjacency):
         key = (dtype, transpose, False)
         if key not in self._matrices:
             values = (self.transposed_weight if transpose else self.weight).to(dtype)
-            parts, size = (self.rowptr.int(), self.col.int(), values), (self.num_nodes, self.num_nodes)
-            self._matrices[key] = torch.sparse_csr_tensor(*parts, size, check_invariants=False)
+            self._matrices[key] = csr(self.rowptr, self.col, values, self.num_nodes)
         return self._matrices[key]
 
     def to(self, device: torch.device | str, **kwargs: Any) -> WeightedAdjacency:

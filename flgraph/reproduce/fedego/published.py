@@ -1,15 +1,19 @@
-"""The clients that FedEgo's authors had, drawn again from the whole graph and their seed."""
+"""What FedEgo's published code does and its paper does not say: the authors' clients, and labels of all nodes."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.partition import NodePartition, check_skew, divide_nodes
 from flgraph.errors import expect
+from flgraph.models.nodes.fedego import FedEgo, MashedEgoGraphs
+from flgraph.nn.batches import EgoBatch
 
 
 def authors_label_skew(
@@ -104,3 +108,19 @@ def _connected(drawn: list[int], neighbours: list[list[int]]) -> list[int]:
             found.add(node)
             found.add(other)
     return list(found)
+
+
+def mash_all_labels(model: FedEgo, batch: EgoBatch, mixup: bool = True) -> MashedEgoGraphs:
+    """:meth:`~flgraph.models.FedEgo.mash` with the classes of validation and test nodes, too.
+
+    A position that no ego-graph has a node at keeps the classes that stand there.
+
+    Args:
+        model: the client's.
+        batch: see there, as for ``mixup``.
+        mixup: see there.
+    """
+    mashed = model.mash(replace(batch, trained=None), mixup)
+    label = F.one_hot(batch.labels[:, : mashed.label.size(1)], mashed.label.size(2)).to(mashed.label.dtype)
+    label = label.mean(0, keepdim=True) if mixup else label[:1]
+    return replace(mashed, label=torch.where(mashed.label.sum(2, keepdim=True) > 0, mashed.label, label))
