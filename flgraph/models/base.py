@@ -78,7 +78,7 @@ class SizedModule(pl.LightningModule):
 
     # ------------------------------------------------------------------------------------------- loaders and batches
     def test_stage(self, number: int) -> str:
-        """What the test loader of this number is called: as its ``stage`` says, otherwise by its place.
+        """What the test loader of this number is called: as its ``stage`` says, otherwise by its number.
 
         Raises:
             InputError: there are more loaders than names.
@@ -121,7 +121,7 @@ class SizedModule(pl.LightningModule):
 
     # ---------------------------------------------------------------------------------------- metrics of an epoch
     def collect(self, stage: str, part: Any) -> None:
-        """Keeps what a step says of its batch for :meth:`epoch_metrics`."""
+        """Stores what a step says of its batch for :meth:`epoch_metrics`."""
         self._collected[stage].append(part)
 
     def epoch_metrics(self, stage: str, parts: list[Any]) -> Mapping[str, Tensor | float]:

@@ -9,7 +9,7 @@ from flgraph.nn.conv.sage import SAGEConv, SparseSAGEConv
 from flgraph.nn.conv.typed import BasisWeights, TypedAttentionConv, typed_linear
 from flgraph.nn.dropout import Dropout, dropout, relu_dropout
 from flgraph.nn.encoders import GCNEncoder, GINEncoder, NormName, Projection
-from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear, fold
+from flgraph.nn.linear import ConcatLinear, OneHot, SparseLinear, concat_linear, fold
 from flgraph.nn.losses import (
     Similarity,
     instance_contrast,
@@ -22,7 +22,7 @@ from flgraph.nn.neighgen import FeatureGenerator, ImpairedGraph, NeighGen
 from flgraph.nn.pool import PoolName, graph_pool
 from flgraph.nn.precision import at_least_float32
 from flgraph.nn.sparse.adjacency import Adjacency
-from flgraph.nn.sparse.csr import SparseLinear, sparse_matmul, transpose_csr
+from flgraph.nn.sparse.csr import sparse_matmul, transpose_csr
 from flgraph.nn.sparse.norm import gcn_matrix, gcn_norm, inverse_sqrt
 from flgraph.nn.sparse.relations import Relations
 from flgraph.nn.sparse.twins import TwinAdjacency

@@ -40,8 +40,8 @@ class GINEncoder(torch.nn.Module):
         expect(norm in get_args(NormName), "model.norm", "none or batch", norm)
         sizes = [in_channels, *[hidden_channels] * (num_layers - 1)]
         self.convs = torch.nn.ModuleList(GINConv(size, hidden_channels) for size in sizes)
-        kind = torch.nn.BatchNorm1d if norm == "batch" else torch.nn.Identity
-        self.norms = torch.nn.ModuleList(kind(hidden_channels) for _ in range(num_layers))
+        make = torch.nn.BatchNorm1d if norm == "batch" else torch.nn.Identity
+        self.norms = torch.nn.ModuleList(make(hidden_channels) for _ in range(num_layers))
         self.out_channels = num_layers * hidden_channels
 
     @property

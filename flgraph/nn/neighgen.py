@@ -103,10 +103,10 @@ class ImpairedGraph:
     """A graph some of whose nodes are hidden, from which a generator can learn what is missing.
 
     Args:
-        visible: numbers of the other nodes in the whole graph, in ascending order ``[V]``.
+        visible: numbers of the other nodes in the graph, in ascending order ``[V]``.
         adj: the adjacency among them.
-        pairs: visible nodes, by their places in ``visible``, and hidden neighbours of theirs, by their numbers in the
-            whole graph ``[2, E]``, sorted by the first.
+        pairs: visible nodes, by their positions in ``visible``, and hidden neighbours, by their numbers in the graph
+            ``[2, E]``, sorted by the first.
     """
 
     visible: Tensor
@@ -118,15 +118,15 @@ class ImpairedGraph:
         """Hides nodes.
 
         Args:
-            adj: the whole graph's.
+            adj: the graph's.
             hidden: whether to hide each of its nodes ``[N]``.
         """
         target = torch.repeat_interleave(adj.rowptr.diff(), output_size=adj.col.numel())
         source, visible = adj.col, (~hidden).nonzero().squeeze(1)
-        place = torch.cumsum(~hidden, 0) - 1
+        position = torch.cumsum(~hidden, 0) - 1
         seen, lost = ~hidden[target] & ~hidden[source], ~hidden[target] & hidden[source]
-        inside = torch.stack([place[source[seen]], place[target[seen]]])
-        pairs = torch.stack([place[target[lost]], source[lost]])
+        inside = torch.stack([position[source[seen]], position[target[seen]]])
+        pairs = torch.stack([position[target[lost]], source[lost]])
         return cls(visible, Adjacency.from_edges(inside, visible.numel()), pairs)
 
     def candidates(self, max_neighbours: int) -> Tensor:

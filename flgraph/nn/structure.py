@@ -133,7 +133,7 @@ def random_walk_return(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor, d
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Keeps torch to one CPU thread, for many small operations.
+    """Limits torch to one CPU thread, for many small operations.
 
     Threads that wait for each other after each of them gain little, and cost 20 times the time where another process
     keeps the cores busy. Also, the same bits come out whatever the number of threads.
@@ -226,13 +226,13 @@ def _diagonals(first: Tensor, step: Callable[[Tensor], Tensor], columns: Tensor,
     Returns:
         ``[B, C, dim]``.
     """
-    place = torch.arange(columns.numel(), device=columns.device)
+    column = torch.arange(columns.numel(), device=columns.device)
     power = first
-    found = [power[:, columns, place]]
+    found = [power[:, columns, column]]
     while len(found) < dim:
         if not symmetric:
             power = step(power)
-            found.append(power[:, columns, place])
+            found.append(power[:, columns, column])
             continue
         found.append(power.square().sum(dim=1))
         if len(found) < dim:

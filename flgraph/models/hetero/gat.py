@@ -40,7 +40,7 @@ class HeteroGAT(Classifier[HeteroBatch], HeteroInputs):
         num_features: columns of each node type's features, 0 where it has none; -1: given by the data.
         hidden_channels: columns of embeddings and layers.
         num_layers: number of layers.
-        num_bases: bases of each kind in each layer.
+        num_bases: bases in each layer, of node types and of edge types.
         heads: attention heads; must divide ``hidden_channels``.
         edge_channels: columns of a head's vectors of edge types.
         kwargs: see :class:`~flgraph.models.base.SizedModule`.
@@ -81,11 +81,11 @@ class HeteroGAT(Classifier[HeteroBatch], HeteroInputs):
     def forward(self, batch: HeteroBatch) -> Tensor:
         """Logits of the nodes ``batch.index``."""
         self.check_sizes()
-        h, kinds = self._embed(batch.x), self._kinds()
+        h, types = self._embed(batch.x), self._types_of_nodes()
         self._check_relations(batch.relations, "types")
         for conv in self.convs[:-1]:
-            h = F.elu(conv(h, kinds, batch.relations))
-        logits: Tensor = self.classifier(F.elu(self.convs[-1](h, kinds, batch.last, batch.index)))
+            h = F.elu(conv(h, types, batch.relations))
+        logits: Tensor = self.classifier(F.elu(self.convs[-1](h, types, batch.last, batch.index)))
         return logits
 
 

@@ -44,7 +44,7 @@ class HeteroInputs(torch.nn.Module):
         expect(fits, "model.num_features", f"{len(self.num_nodes)} numbers of 0 or more", list(self.num_features))
 
     def _make_inputs(self, channels: int) -> None:
-        """Makes the embedding and the maps, once both sizes are known."""
+        """Makes the embedding and the maps, once both sizes are given."""
         assert not isinstance(self.num_nodes, int)
         assert not isinstance(self.num_features, int)
         embedded = sum(count for count, width in zip(self.num_nodes, self.num_features, strict=True) if not width)
@@ -85,7 +85,7 @@ class HeteroInputs(torch.nn.Module):
         wanted = f"between {nodes} nodes, of {self.num_relations} {rows},"
         expect(found == [nodes, self.num_relations], "batch.relations", wanted, found)
 
-    def _kinds(self) -> Tensor:
+    def _types_of_nodes(self) -> Tensor:
         """The type of each node ``[N]``."""
         assert not isinstance(self.num_nodes, int)
         counts = torch.tensor(self.num_nodes, device=self.embedding.weight.device)

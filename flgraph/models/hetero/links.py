@@ -41,7 +41,7 @@ class LinkPredictor(SizedModule, HeteroInputs):
         decoder: ``distmult`` or ``dot``.
         hidden_channels: columns of embeddings and layers.
         num_layers: number of layers; the first of ``rgcn`` has no weight.
-        num_bases: bases of each kind in each layer, and of the decoder.
+        num_bases: bases in each layer, and of the decoder.
         heads: attention heads of ``gat``; must divide ``hidden_channels``.
         edge_channels: columns of a head's vectors of edge types of ``gat``.
         margin: :math:`m`.
@@ -102,11 +102,11 @@ class LinkPredictor(SizedModule, HeteroInputs):
     def encode(self, batch: LinkBatch) -> Tensor:
         """Representations of all nodes ``[N, hidden_channels]``."""
         self.check_sizes()
-        h, kinds = self._embed(batch.x), self._kinds()
+        h, types = self._embed(batch.x), self._types_of_nodes()
         self._check_relations(batch.relations)
         for number, conv in enumerate(self.convs):
             typed = isinstance(conv, TypedAttentionConv)
-            h = conv(h, kinds, batch.relations) if typed else conv(h, batch.relations)
+            h = conv(h, types, batch.relations) if typed else conv(h, batch.relations)
             if number < len(self.convs) - 1:
                 h = torch.relu(h)
         return h
@@ -162,7 +162,7 @@ class LinkPredictor(SizedModule, HeteroInputs):
 
 
 def mean_reciprocal_rank(links: Tensor, negatives: Tensor) -> Tensor:
-    """The mean over links of 1 / rank among what they compete with; an equal score counts half a place.
+    """The mean over links of 1 / rank among what they compete with; an equal score counts half a rank.
 
     Args:
         links: scores ``[P, 1]``; NaN among these or the negatives makes the result NaN.

@@ -31,7 +31,7 @@ class RGCN(Classifier[HeteroBatch], HeteroInputs):
     ``inputs.T.*``              linear map of node type number ``T``'s features: of this graph's schema
     ``convs.L.coefficients``    ``[num_relations, num_bases]``, a row per relation: of this graph's schema
     ``convs.L.bases``           ``[num_bases, hidden_channels, hidden_channels]``: of no schema
-    ``convs.L.weight``          ``[num_relations, ...]`` in place of the two where there are no bases
+    ``convs.L.weight``          ``[num_relations, ...]`` instead of the two where there are no bases
     ``convs.L.bias``            of no schema, as ``classifier.*``
     ==========================  ==============================================================================
 

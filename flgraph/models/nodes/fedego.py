@@ -14,10 +14,9 @@ from torch.nn import functional as F
 from flgraph.errors import expect
 from flgraph.models.base import SizedModule, expect_positive
 from flgraph.models.nodes.classifier import NodeClassifier
-from flgraph.nn import Dropout, EgoSAGEConv, at_least_float32
+from flgraph.nn import Dropout, EgoSAGEConv, SparseLinear, at_least_float32
 from flgraph.nn.batches import EgoBatch, TensorBatch
 from flgraph.nn.conv.ego import below, kaiming, take_nodes
-from flgraph.nn.sparse.csr import SparseLinear
 
 
 @dataclass

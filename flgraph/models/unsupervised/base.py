@@ -21,17 +21,17 @@ from flgraph.nn import WeightedAdjacency, at_least_float32, graph_pool
 EmbeddingName = Literal["raw", "unit", "log"]
 
 
-def embedded(graphs: Tensor, kind: EmbeddingName) -> Tensor:
+def embedded(graphs: Tensor, how: EmbeddingName) -> Tensor:
     r"""Embeddings made of representations ``[B, C]``.
 
     Args:
         graphs: sums over nodes.
-        kind: ``raw``, the sums; ``unit``, their direction; ``log``, :math:`\mathrm{sign}(u) \log(1 + |u|)`: sums grow
-            with the graphs, and K-means on them tells a few large graphs from all others.
+        how: ``raw``, the sums; ``unit``, their direction; ``log``, :math:`\mathrm{sign}(u) \log(1 + |u|)`: sums grow
+            with the graphs, and K-means on them separates a few large graphs from the rest.
     """
-    if kind == "unit":
+    if how == "unit":
         return F.normalize(graphs, dim=1)
-    return graphs.sign() * graphs.abs().log1p() if kind == "log" else graphs
+    return graphs.sign() * graphs.abs().log1p() if how == "log" else graphs
 
 
 class Encoded(NamedTuple):
@@ -125,7 +125,7 @@ class GraphEmbedding(SizedModule, ABC):
         self.collect(stage, (encoded.graphs.size(0), {name: loss.detach() for name, loss in losses.items()}))
 
     def test_step(self, batch: Data, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
-        """Keeps the embeddings for the end of the epoch."""
+        """Collects the embeddings for the end of the epoch."""
         labels = labels_of(batch).view(-1)
         self.collect(self.test_stage(dataloader_idx), (at_least_float32(self(batch)), labels))
 

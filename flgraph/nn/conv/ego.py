@@ -54,18 +54,18 @@ class EgoSAGEConv(torch.nn.Module):
         """One step; ``fanouts`` are the neighbours per node of each hop that there is."""
         last = prod(fanouts)
         if index is None:
-            own = self.lin_self(p[:, :-last].contiguous())  # or else, in inference, a product for every ego-graph
+            root = self.lin_self(p[:, :-last].contiguous())  # or else, in inference, a product for every ego-graph
             mean = children_mean(p, fanouts)
         else:
             nodes, position = index[:, :-last].unique(return_inverse=True)
-            own = take_nodes(self.lin_self(p.index_select(0, nodes)), position)
+            root = take_nodes(self.lin_self(p.index_select(0, nodes)), position)
             if torch.is_grad_enabled() or p.size(0) > position.numel():
                 mean = children_mean_of_nodes(p, index, fanouts)
             else:  # larger batches, of evaluation, hold fewer nodes than positions: nodes are mapped, and then averaged
                 mapped = F.linear(p, self.lin_neighbour.weight)
                 mean = _without(childless, children_mean_of_nodes(mapped, index, fanouts))
-                return own + mean + self.lin_neighbour.bias.to(mean.dtype)
-        return own + self.lin_neighbour(_without(childless, mean))
+                return root + mean + self.lin_neighbour.bias.to(mean.dtype)
+        return root + self.lin_neighbour(_without(childless, mean))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"
@@ -97,20 +97,9 @@ def children_mean(p: Tensor, fanouts: Sequence[int]) -> Tensor:
 
 
 def children_mean_of_nodes(p: Tensor, index: Tensor, fanouts: Sequence[int]) -> Tensor:
-    """:func:`children_mean` of ``p [n, C]``, a row per node, without a row per position.
+    """:func:`children_mean` of ``p [n, C]``, a row per node, and the node at every position, ``index [B, P]``.
 
-    It is a product with a sparse matrix that has a row per parent.
-
-    Args:
-        p: ``[n, C]``.
-        index: the node at every position ``[B, P]``.
-        fanouts: neighbours per node, for each hop.
-
-    Returns:
-        ``[B, P', C]``.
-
-    Raises:
-        InputError: ``P`` is not what the fanouts make.
+    It is a product with a sparse matrix that has a row per parent: there is no row per position.
     """
     parents = list(zip(_widths(index, fanouts), fanouts, strict=False))
     count = torch.cat([torch.full((width,), k, device=index.device) for width, k in parents]).repeat(index.size(0))

@@ -31,7 +31,7 @@ class Adjacency:
         degree: Tensor | None = None,
     ) -> None:
         self._rows, self.transposed = (rowptr, col), transposed
-        self.derived: dict[Any, Any] = {}  # what layers compute from this matrix alone, once for all of them
+        self.derived: dict[Any, Any] = {}  # what layers compute from this matrix, once for all of them
         self._matrices: dict[tuple[torch.dtype, bool, bool], Tensor] = {}
         self._degree = degree
 

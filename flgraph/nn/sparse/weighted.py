@@ -30,13 +30,7 @@ class WeightedAdjacency(Adjacency):
         self.weight, self.transposed_weight = weight, weight if transposed_weight is None else transposed_weight
 
     def matrix(self, dtype: torch.dtype, transpose: bool = False, scale: Tensor | None = None) -> Tensor:
-        """The matrix as a sparse CSR tensor ``[N, N]``.
-
-        Args:
-            dtype: type of the values.
-            transpose: of the transpose.
-            scale: not possible here; layers that normalise by degrees take unweighted adjacencies.
-        """
+        """See :meth:`Adjacency.matrix`; without ``scale``, since layers normalise unweighted adjacencies only."""
         assert scale is None
         key = (dtype, transpose, False)
         if key not in self._matrices:
