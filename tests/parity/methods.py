@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -70,6 +69,6 @@ def _sizes(model: str) -> dict[str, Any]:
     return {key: value for key, value in SMALL.items() if key in known}
 
 
-def _arguments(model: str) -> Mapping[str, inspect.Parameter]:
+def _arguments(model: str) -> Mapping[str, Any]:
     module, _, name = model.rpartition(".")
-    return inspect.signature(getattr(import_module(module), name)).parameters
+    return dict(getattr(import_module(module), name)().hparams)
