@@ -15,8 +15,8 @@ import yaml
 
 from flgraph.cli.fit import FederatedCLI
 from flgraph.errors import InputError, expect
-from flgraph.federation.arguments import WHERE
 from flgraph.federation.engines.remote import Host, Post, Remote
+from flgraph.federation.lightning import WHERE
 from flgraph.flare.classes import refuse_foreign_classes, refuse_foreign_names
 from flgraph.flare.settings import SiteSettings, clients_folder, site_seed
 from flgraph.runs.checkpoint import find_checkpoint

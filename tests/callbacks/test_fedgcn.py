@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from flgraph.callbacks import FedAvg, FedGCN, Local
+from flgraph.callbacks import FedGCN, Local
 from flgraph.data import NodeGraph, WholeGraphDataModule, WholeGraphFederation
 from flgraph.data.nodes.whole_graph import edges_between
 from flgraph.errors import InputError
-from flgraph.federation import FederatedTrainer, Payload
+from flgraph.federation import FederatedTrainer
 from flgraph.models import GNN, NodeGCN
 
 Federate = Callable[..., FederatedTrainer]
@@ -139,43 +139,23 @@ def test_what_crosses(federate: Federate, recorder: Any) -> None:
     for _, upload in recorder.uploads():
         assert set(upload.tensors) == weights
     (first,) = [upload for name, upload in recorder.uploads("nodes") if name == "A"]
-    assert first.tensors["fedgcn.nodes"].tolist() == OVERLAPPING[0]
+    assert first.tensors["setup/nodes"].tolist() == OVERLAPPING[0]
     rows = dict(recorder.uploads("neighbours"))["B"].tensors
-    assert rows["fedgcn.value"].numel() == rows["fedgcn.col"].numel() == rows["fedgcn.rowptr"][-1]
-    assert rows["fedgcn.value"].all(), "only what is not zero"
+    assert rows["setup/value"].numel() == rows["setup/col"].numel() == rows["setup/rowptr"][-1]
+    assert rows["setup/value"].all(), "only what is not zero"
     downloads = [(turn, payload) for name, turn, payload in recorder.downloads() if name == "C"]
-    assert [(turn.round, turn.exchange) for turn, _ in downloads] == [
+    assert [(turn.round, turn.name) for turn, _ in downloads] == [
         (0, "degrees"),
         (0, "neighbours"),
         (0, "evaluate"),
         (1, "evaluate"),
         (2, "evaluate"),
     ]
-    earlier = downloads[0][1].tensors["fedgcn.earlier"]
+    earlier = downloads[0][1].tensors["setup/earlier"]
     assert earlier.tolist() == [[node in part for part in OVERLAPPING[:2]] for node in OVERLAPPING[2]]
     assert set(downloads[3][1].tensors) == weights
-    up = sum(len(answer) for _, turn, answer in recorder.crossed if turn.round == 0 and turn.exchange != "evaluate")
+    up = sum(len(answer) for _, turn, answer in recorder.crossed if turn.round == 0 and turn.name != "evaluate")
     assert results["setup_bytes"]["up"] == up
-
-
-def test_the_average_need_not_be_installed(federate: Federate, assert_same: Any, recorder: Any) -> None:
-    """The ablation: after the setup clients go on alone, each from weights of its own."""
-    states = []
-    for aggregator in (FedGCN(install_average=False), FedGCN(), FedAvg()):
-        engine = type(recorder)()
-        trainer: Any = federate(aggregator, rounds=3, engine=engine, enable_checkpointing=False)
-        trainer.fit(net(), Parts(graph(), DISJOINT, cross_edges=True))
-        states.append([client.module.state_dict() for client in trainer.engine.clients.values()])
-        assert len(engine.uploads()) == 9
-        sent = {turn.round for _, turn, _ in engine.downloads()}
-        assert sent == ({0} if aggregator.name == "fedgcn" and not aggregator.install_average else {0, 1, 2, 3})
-    assert not torch.equal(states[0][0]["convs.0.weight"], states[0][1]["convs.0.weight"])
-    still: Any = federate(FedGCN(install_average=False), rounds=1, enable_checkpointing=False)
-    still.fit(net(lr=0.0), Parts(graph(), DISJOINT, cross_edges=True))
-    starts = [client.module.state_dict()["convs.0.weight"] for client in still.engine.clients.values()]
-    assert not torch.equal(starts[0], starts[1])
-    assert_same(states[1][0], states[1][1])
-    assert not torch.equal(states[1][0]["convs.0.weight"], states[2][0]["convs.0.weight"])
 
 
 def test_resumed_equals_uninterrupted(federate: Federate, tmp_path: Any, assert_same: Any) -> None:
@@ -216,8 +196,9 @@ def test_a_client_s_model_needs_no_federation(federate: Federate, num_hops: int)
 
 def test_the_server_s_state_is_that_of_fedavg() -> None:
     one = FedGCN()
-    one.load_server_state(Payload({"w": torch.ones(2)}))
-    one.holders = {"A": ["w"]}
+    assert one.server_state() == {}
+    one.owners = {"A": ["w"]}
+    one.accept({"w": torch.ones(2)})
     download = one.download("A", 4, "train")
     assert download is not None
     assert list(download.tensors) == ["w"]

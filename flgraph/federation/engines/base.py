@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.errors import EngineError
-from flgraph.federation.client import Client, Predictions, Turn
+from flgraph.federation.client import Client
+from flgraph.federation.messages import Predictions, Turn
 
 
 class ClientError(EngineError):
@@ -17,7 +18,7 @@ class ClientError(EngineError):
 
     def __init__(self, client: str, turn: Turn, cause: BaseException) -> None:
         super().__init__(
-            f"Client `{client}` failed in round {turn.round} ({turn.exchange}): {type(cause).__name__}: {cause}"
+            f"Client `{client}` failed in round {turn.round} ({turn.name}): {type(cause).__name__}: {cause}"
         )
 
 

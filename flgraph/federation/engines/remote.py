@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flgraph.errors import EngineError, InputError, expect
-from flgraph.federation.client import Client, Predictions, Turn
+from flgraph.federation.client import Client
 from flgraph.federation.engines.base import ClientError, Engine
-from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, state_bytes, state_name, write_file
+from flgraph.federation.messages import Predictions, Request, Turn
+from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, save_file, state_bytes, state_name
 from flgraph.runs.site_states import checkpoint_label, client_label, has_state, labels_in_use, point, state_file
 
 Message = Mapping[str, Any]
@@ -104,6 +105,7 @@ class Remote(Engine):
             request = {
                 "round": turn.round,
                 "exchange": turn.exchange,
+                "request": str(turn.request),
                 "splits": list(turn.splits),
                 "download": turn.download,
                 "base": self._done[name],
@@ -241,7 +243,8 @@ class Host:
             try:
                 self._go_to(name, request["base"])
                 self._before[name] = (request["base"], state_bytes(self.clients[name].state()))
-                turn = Turn(request["round"], request["exchange"], request["download"], tuple(request["splits"]))
+                kind = Request(request["request"])
+                turn = Turn(request["round"], kind, request["exchange"], request["download"], tuple(request["splits"]))
                 uploads[name] = self.clients[name].turn(turn)
                 self._number[name] = request["number"]
             except Exception as error:  # the server must hear of it, whatever it is
@@ -266,9 +269,7 @@ class Host:
             self._go_to(name, base)
             whole = state_file(self.folder, name, label)
             whole.parent.mkdir(parents=True, exist_ok=True)
-            part = whole.with_suffix(".part")
-            write_file(state_bytes(self.clients[name].state()), part)
-            part.replace(whole)
+            save_file(self.clients[name].state(), whole)
             for old in whole.parent.glob(f"{label.partition('.')[0]}.*.ckpt"):  # of the same run
                 if old.stem not in needed:
                     old.unlink()

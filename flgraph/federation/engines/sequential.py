@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.errors import InputError, expect
-from flgraph.federation.client import Client, Predictions, Turn
+from flgraph.federation.client import Client
 from flgraph.federation.engines.base import ClientError, Engine
+from flgraph.federation.messages import Predictions, Turn
 from flgraph.runs.checkpoint import link_or_copy, load_file, save_file, state_name
 
 

@@ -124,7 +124,7 @@ def test_seeds_decide() -> None:
 @pytest.mark.parametrize("fanouts", [(0,), (6, -1), (2.5,)])
 def test_fanouts_must_be_positive(fanouts: tuple[int, ...]) -> None:
     g = graph()
-    with pytest.raises(InputError, match="Expected `fanouts` to be whole numbers of 1 or more but got"):
+    with pytest.raises(InputError, match=r"Expected `data\.fanouts` to be whole numbers of 1 or more but got"):
         sample_ego_graphs(g.rowptr, g.col, torch.arange(3), fanouts)
 
 
@@ -187,7 +187,7 @@ def test_fraction_leaves_at_least_one() -> None:
     assert (len(empty), list(empty)) == (0, [])
 
 
-def test_clients_share_the_fixed_egos_of_a_whole_graph() -> None:
+def test_clients_share_the_fixed_ego_graphs_of_a_whole_graph() -> None:
     """Which are the same for all of them; others' seeds and parts of the graph have their own."""
     g = graph()
     everything = torch.arange(g.num_nodes)
@@ -195,7 +195,7 @@ def test_clients_share_the_fixed_egos_of_a_whole_graph() -> None:
     first, same, other = [torch.cat([batch.labels for batch in loader]) for loader in loaders]
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
-    assert loaders[0]._egos is loaders[1]._egos
+    assert loaders[0]._ego_graphs is loaders[1]._ego_graphs
     part, alone = (EgoLoader(whole, everything[:30], 16, fixed=True) for whole in (g, graph()))
     assert torch.equal(next(iter(part)).labels, next(iter(alone)).labels)
 
@@ -223,8 +223,7 @@ def test_fixed_egos_do_not_depend_on_pass_or_batch_size() -> None:
         ("data.batch_size", {"batch_size": 0}),
         ("data.epoch_fraction", {"fraction": 0.0}),
         ("data.epoch_fraction", {"fraction": 1.5}),
-        ("fanouts", {"fanouts": (0, 2)}),
-        ("data.isolated", {"isolated": "both"}),
+        ("data.fanouts", {"fanouts": (0, 2)}),
     ],
 )
 def test_loader_refuses(field: str, arguments: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from flgraph.data.nodes.datamodule import NodeDataModule
 from flgraph.errors import InputError
 from flgraph.models import EgoHead, FedEgo, MashedEgoGraphs
 from flgraph.nn import EgoSAGEConv
-from flgraph.reproduce.fedego.published import mash_all_labels
+from flgraph.reproduce.fedego.published import PublishedEgoLoader, mash_all_labels
 
 FANOUTS = (2, 2)
 
@@ -238,9 +238,9 @@ def test_nothing_may_stand_for_missing_neighbours(ego: bool) -> None:
     model = make(ego=ego).eval()
     every = torch.arange(4)
     (with_self,) = EgoLoader(graph, every, 4, FANOUTS, fixed=True)
-    (without,) = EgoLoader(graph, every, 4, FANOUTS, fixed=True, isolated="none")
+    (without,) = PublishedEgoLoader(graph, every, 4, FANOUTS, fixed=True, isolated="none")
     closed = NodeGraph(graph.x[:3], whole, graph.y[:3], 3)
-    (none_alone,) = EgoLoader(closed, every[:3], 4, FANOUTS, fixed=True, isolated="none")
+    (none_alone,) = PublishedEgoLoader(closed, every[:3], 4, FANOUTS, fixed=True, isolated="none")
     assert with_self.childless is None
     assert none_alone.childless is None
     assert without.childless.tolist() == [[False] * 3] * 3 + [[True] * 3]

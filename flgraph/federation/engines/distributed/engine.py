@@ -14,12 +14,13 @@ import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
 from flgraph.errors import EngineError, InputError, expect
-from flgraph.federation.client import Client, Predictions, Turn
+from flgraph.federation.client import Client
 from flgraph.federation.engines.base import ClientError
 from flgraph.federation.engines.distributed.environment import Place, alone, device_of
 from flgraph.federation.engines.distributed.schedule import deal, deal_again
 from flgraph.federation.engines.distributed.transport import Message, Watch, Wire
 from flgraph.federation.engines.sequential import Sequential
+from flgraph.federation.messages import Predictions, Request, Turn
 from flgraph.runs.checkpoint import load_bytes, state_bytes, state_name
 
 DEAL_AFTER = (2, 5)
@@ -233,7 +234,7 @@ class ProcessGroup(Sequential):
         turn = next(iter(turns.values()), None)
         if turn is None:
             return
-        self._exchange = turn.exchange
+        self._exchange = turn.name
         if turn.round == self._round:
             return
         began, self._round = self._round, turn.round
@@ -339,7 +340,7 @@ class ProcessGroup(Sequential):
             began = time.perf_counter()
             try:
                 if watch is not None:
-                    watch.turn = f"in round {turn.round} ({turn.exchange}) of client `{name}`"
+                    watch.turn = f"in round {turn.round} ({turn.name}) of client `{name}`"
                 uploads[name] = self._turn(name, turn)
             except Exception as error:
                 return uploads, {name: error}
@@ -414,7 +415,13 @@ def _order(turns: Mapping[str, Turn]) -> Message:
     asked = {}
     for name, turn in turns.items():
         piece = None if turn.download is None else pieces.setdefault(turn.download, len(pieces))
-        asked[name] = {"round": turn.round, "exchange": turn.exchange, "splits": turn.splits, "piece": piece}
+        asked[name] = {
+            "round": turn.round,
+            "exchange": turn.exchange,
+            "request": turn.request,
+            "splits": turn.splits,
+            "piece": piece,
+        }
     return Message({"do": "run", "turns": asked}, list(pieces))
 
 
@@ -422,6 +429,7 @@ def _turns(order: Message) -> dict[str, Turn]:
     return {
         name: Turn(
             asked["round"],
+            Request(asked["request"]),
             asked["exchange"],
             None if asked["piece"] is None else order.pieces[asked["piece"]],
             tuple(asked["splits"]),
