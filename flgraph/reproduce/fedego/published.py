@@ -320,12 +320,13 @@ class PublishedFedEgo(FedEgo):
         super().local_update(client, round, exchange)
 
     def mash(self, module: FedEgoNet, batch: Any) -> MashedEgoGraphs:
-        labelled = mash_all_labels if self.soft_labels == "all" else FedEgoNet.mash
-        return labelled(module, batch, self.mixup)
+        if self.soft_labels == "training":
+            return super().mash(module, batch)
+        return mash_all_labels(module, batch, self.mixup)
 
 
 def mash_all_labels(model: FedEgoNet, batch: EgoBatch, mixup: bool = True) -> MashedEgoGraphs:
-    """:meth:`~flgraph.models.FedEgo.mash` with the classes of validation and test nodes, too.
+    """:meth:`flgraph.models.FedEgo.mash` with the classes of validation and test nodes, too.
 
     A position that no ego-graph has a node at keeps the classes that stand there.
 
