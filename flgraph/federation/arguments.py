@@ -8,7 +8,7 @@ from typing import Any
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.engines import Engine, ProcessGroup
-from flgraph.federation.engines.distributed.environment import Place
+from flgraph.federation.engines.distributed.environment import ProcessEnvironment
 
 WHERE = ("accelerator", "devices", "strategy", "plugins")
 """Arguments that say where a Trainer computes; all others may change what comes out."""
@@ -48,10 +48,10 @@ def check_processes(engine: Engine, processes: int, devices: Any) -> None:
     Raises:
         InputError: they do not go together.
     """
-    place = Place.here()
-    if isinstance(engine, ProcessGroup) or not place.launched or place.world == 1:
+    process = ProcessEnvironment.here()
+    if isinstance(engine, ProcessGroup) or not process.launched or process.world == 1:
         expect(processes == 1, "trainer.devices", "one device, which all clients of a process share,", devices)
         return
     given = f"{type(engine).__name__} with a strategy of {processes} processes"
-    what = f"ProcessGroup, or the strategy to be one of {place.world} processes, as torchrun started,"
-    expect(processes == place.world, "trainer.engine", what, given)
+    what = f"ProcessGroup, or the strategy to be one of {process.world} processes, as torchrun started,"
+    expect(processes == process.world, "trainer.engine", what, given)

@@ -106,7 +106,7 @@ def test_checkpoint_does_not_fit_on_the_disk(
     folder = tmp_path / "runs" / "run" / "version_0"
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "write_file", full("write_file"))
-        patch.setattr("flgraph.federation.engines.sequential.save_file", full("save_file"))
+        patch.setattr("flgraph.federation.engines.host.save_file", full("save_file"))
         told = failing(capsys, fit, 2)
     assert told == (
         f"Expected `{folder}/checkpoints` to take the checkpoint of round 3 but got: No space left on device; "

@@ -33,7 +33,7 @@ def fit(options: list[str]) -> list[str]:
 
 def on_processes(count: int) -> list[str]:
     engine = "--trainer.engine"
-    return [engine, "ProcessGroup", f"{engine}.processes", str(count), f"{engine}.patience", PATIENCE]
+    return [engine, "ProcessGroup", f"{engine}.processes", str(count), f"{engine}.timeout", PATIENCE]
 
 
 def process(parent: int, rank: int) -> int:

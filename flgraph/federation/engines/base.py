@@ -13,12 +13,13 @@ from flgraph.federation.client import Client, Predictions, Turn
 
 
 class ClientError(EngineError):
-    """A client's turn failed; names the client, the round and the exchange, and keeps the cause."""
+    """A client failed, and would fail again; see :meth:`in_turn`."""
 
-    def __init__(self, client: str, turn: Turn, cause: BaseException) -> None:
-        super().__init__(
-            f"Client `{client}` failed in round {turn.round} ({turn.exchange}): {type(cause).__name__}: {cause}"
-        )
+    @classmethod
+    def in_turn(cls, client: str, turn: Turn, cause: BaseException) -> ClientError:
+        """Names the client, the round and the exchange."""
+        where = f"in round {turn.round} ({turn.exchange})"
+        return cls(f"Client `{client}` failed {where}: {type(cause).__name__}: {cause}")
 
 
 class Engine(ABC):
@@ -48,7 +49,7 @@ class Engine(ABC):
         return nullcontext()
 
     def first_here(self) -> AbstractContextManager[bool]:
-        """Lets one process per machine go first, the others after it; tells whether this is that one."""
+        """Lets one process per machine go first, the others after it; yields whether this is that one."""
         return nullcontext(True)
 
     def lightning(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,7 +72,7 @@ class Engine(ABC):
         """Answers the leading process until it ends the session.
 
         Args:
-            prepare: calls :meth:`setup`, where the leading process does so, too; its errors are told there.
+            prepare: calls :meth:`setup`, where the leading process does so, too; its errors are raised there.
         """
         raise NotImplementedError("only engines of several processes have some that serve")
 
@@ -107,4 +108,4 @@ class Engine(ABC):
 
     @abstractmethod
     def about(self) -> dict[str, dict[str, Any]]:
-        """What clients tell of themselves, by name: :attr:`Client.about`, or another owner :attr:`Client.disclosed`."""
+        """By name :attr:`Client.about`; of clients of another owner :attr:`Client.disclosed`."""
