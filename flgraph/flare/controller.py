@@ -17,9 +17,8 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from flgraph.errors import EngineError
-from flgraph.federation.engines import ClientError
-from flgraph.federation.engines.host import Message, encode_error
+from flgraph.errors import ClientError, EngineError, encode_error
+from flgraph.federation.engines.host import Message
 from flgraph.flare.jobs import OUTCOME, RESULTS
 from flgraph.flare.run import open_site, serve
 from flgraph.flare.settings import read_settings

@@ -15,9 +15,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from flgraph.errors import EngineError, InputError, expect
-from flgraph.federation.engines import ClientError
-from flgraph.federation.engines.host import decode_error
+from flgraph.errors import ClientError, EngineError, InputError, decode_error, expect
 from flgraph.flare.kits import ADMIN, CLASSES
 
 RESULTS = ("results.json", "history.jsonl", "config.yaml")

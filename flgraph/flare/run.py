@@ -14,9 +14,8 @@ import pytorch_lightning as pl
 import yaml
 
 from flgraph.cli.fit import FederatedCLI
-from flgraph.errors import EngineError, InputError, expect
+from flgraph.errors import ClientError, EngineError, InputError, expect
 from flgraph.federation.arguments import WHERE
-from flgraph.federation.engines import ClientError
 from flgraph.federation.engines.host import Message, SiteHost, attempt, without_traceback
 from flgraph.federation.engines.remote import Remote, SiteTransport, at_site
 from flgraph.flare.classes import refuse_foreign_classes, refuse_foreign_names

@@ -15,13 +15,12 @@ from pytorch_lightning.plugins.environments import LightningEnvironment, TorchEl
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from flgraph.callbacks import FedAvg
-from flgraph.errors import InputError
+from flgraph.errors import ClientError, EngineError, InputError, encode_error
 from flgraph.federation import FederatedTrainer, ProcessGroup
 from flgraph.federation.client import Turn
-from flgraph.federation.engines.base import ClientError, EngineError
 from flgraph.federation.engines.distributed.environment import ProcessEnvironment, alone, device_of
 from flgraph.federation.engines.distributed.schedule import assign, makespan, reassign
-from flgraph.federation.engines.host import Message, encode_error, run_request, turns_of
+from flgraph.federation.engines.host import Message, run_request, turns_of
 
 TORCHRUN = {
     "RANK": "5",
@@ -216,7 +215,7 @@ def test_a_common_download_travels_once() -> None:
     [
         (InputError("a", "b", "c", "d"), InputError, "Expected `a` to be b but got c in d."),
         (
-            ClientError.in_turn("A", Turn(3, "train"), ValueError("no")),
+            ClientError.in_turn("A", 3, "train", ValueError("no")),
             ClientError,
             r"Client `A` failed in round 3 \(train\): ValueError: no",
         ),

@@ -8,18 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from flgraph.errors import EngineError
 from flgraph.federation.client import Client, Predictions, Turn
-
-
-class ClientError(EngineError):
-    """A client failed, and would fail again; see :meth:`in_turn`."""
-
-    @classmethod
-    def in_turn(cls, client: str, turn: Turn, cause: BaseException) -> ClientError:
-        """Names the client, the round and the exchange."""
-        where = f"in round {turn.round} ({turn.exchange})"
-        return cls(f"Client `{client}` failed {where}: {type(cause).__name__}: {cause}")
 
 
 class Engine(ABC):

@@ -6,7 +6,6 @@ import json
 import logging
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
@@ -14,9 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from flgraph.errors import EngineError, InputError, expect
+from flgraph.errors import ClientError, EngineError, InputError, decode_error, encode_error, expect
 from flgraph.federation.client import Client, Predictions, Turn
-from flgraph.federation.engines.base import ClientError
 from flgraph.runs.checkpoint import (
     link_or_copy,
     load_bytes,
@@ -76,36 +74,6 @@ class Message:
     def error(self) -> Exception | None:
         """The error that this answer stands for, if it does."""
         return decode_error(self.header["error"]) if "error" in self.header else None
-
-
-class RemoteTracebackError(Exception):
-    """The traceback of an error in another process, as its text."""
-
-
-_ERRORS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (InputError, OSError, ClientError, EngineError)}
-"""Errors that arrive as what they were; any other one arrives as a :class:`ClientError`."""
-
-
-def encode_error(error: BaseException) -> dict[str, Any]:
-    """An error as plain values, with its notes and its traceback."""
-    kind = next((name for name, kind in _ERRORS.items() if isinstance(error, kind)), "")
-    args = error.args if kind else (f"{type(error).__name__}: {error}",)
-    return {
-        "kind": kind,
-        "args": [arg if isinstance(arg, int) else str(arg) for arg in args],
-        "notes": getattr(error, "__notes__", []),
-        "trace": "".join(traceback.format_exception(error)),
-    }
-
-
-def decode_error(encoded: Mapping[str, Any]) -> Exception:
-    """The error of another process, as one of this process's; its cause is the traceback if that was sent."""
-    error = _ERRORS.get(encoded["kind"], ClientError)(*encoded["args"])
-    for note in encoded["notes"]:
-        error.add_note(note)
-    if encoded.get("trace"):
-        error.__cause__ = RemoteTracebackError(encoded["trace"])
-    return error
 
 
 def attempt(work: Callable[[], Message]) -> Message:
@@ -221,7 +189,7 @@ class Host:
         except InputError:
             raise
         except Exception as error:
-            raise ClientError.in_turn(name, turn, error) from error
+            raise ClientError.in_turn(name, turn.round, turn.exchange, error) from error
 
     def about(self) -> dict[str, dict[str, Any]]:
         """What clients tell of themselves, by name."""
