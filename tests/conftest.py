@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch_geometric.data import Data
 
 import flgraph
-from flgraph.data import GraphFederation
-from flgraph.federation import Aggregator, FederatedTrainer, Payload, Sequential, Turn, loop
+from flgraph.data import EgoLoader, GraphFederation, NodeGraph
+from flgraph.federation import Aggregator, FederatedTrainer, Payload, Request, Sequential, Turn, loop
 from flgraph.runs.history import read_records
 
 # The same examples in every run: what fails for one fails for everybody.
