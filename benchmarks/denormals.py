@@ -13,7 +13,7 @@ from statistics import median
 
 import torch
 
-from flgraph.federation.denormals import flushing_denormals
+from flgraph.federation.lightning import flushing_denormals
 from flgraph.models import FedEgo
 
 

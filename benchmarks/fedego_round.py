@@ -22,10 +22,10 @@ from torch.nn import functional as F
 
 from flgraph import callbacks
 from flgraph.data import NodeDataModule, NodeFederation, NodeGraph
-from flgraph.data.nodes.container import sorted_edges
+from flgraph.data.checks import sorted_edges
 from flgraph.federation import FederatedTrainer
 from flgraph.federation.display import quiet_lightning
-from flgraph.federation.refit import OptimizerStates, fit_more, lasting_trainer
+from flgraph.federation.lightning import OptimizerStates, fit_more, persistent_trainer
 from flgraph.models import FedEgo
 
 MIB = 1 << 20
@@ -112,7 +112,7 @@ def plain_epoch(data: NodeDataModule, hidden: int, make: type[PlainNet]) -> Call
 def flgraph_epoch(data: NodeDataModule, hidden: int) -> Callable[[], None]:
     """A function that trains one local epoch as a client does, Lightning included."""
     model = FedEgo(**data.model_args, hidden_channels=hidden)
-    trainer = lasting_trainer([OptimizerStates()], {"accelerator": "cpu", "devices": 1})
+    trainer = persistent_trainer([OptimizerStates()], {"accelerator": "cpu", "devices": 1})
     loader = data.train_dataloader()
 
     def epoch() -> None:

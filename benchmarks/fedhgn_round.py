@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from flgraph.callbacks import FedHGN
 from flgraph.data import HeteroDataModule, HeteroFederation, HeteroGraph
 from flgraph.federation import FederatedCallback, FederatedTrainer
-from flgraph.federation.refit import OptimizerStates, fit_more, lasting_trainer
+from flgraph.federation.lightning import OptimizerStates, fit_more, persistent_trainer
 from flgraph.models import RGCN
 
 EPOCHS = 3
@@ -127,7 +127,7 @@ def loop_round(data: HeteroDataModule, net: RGCN, kind: type[LoopNet]) -> Callab
 def flgraph_round(data: HeteroDataModule, net: RGCN) -> Callable[[], None]:
     """The same by the client's own Trainer, Lightning included."""
     model = copy.deepcopy(net)
-    trainer = lasting_trainer([OptimizerStates()], {"accelerator": "cpu", "devices": 1})
+    trainer = persistent_trainer([OptimizerStates()], {"accelerator": "cpu", "devices": 1})
     loaders = data.train_dataloader(), data.val_dataloader(), data.test_dataloader()
 
     def work() -> None:

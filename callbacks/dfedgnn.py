@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 import networkx as nx
 from torch import Tensor
 
 from flgraph.errors import expect
-from flgraph.federation.aggregation import weighted_mean
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route, shared
@@ -42,50 +41,47 @@ class DFedGNN(Aggregator):
             pairs of clients' names, or an undirected networkx graph of these. A client that no pair names is alone.
         weights: ``"uniform"`` or ``"metropolis"``.
         degree: neighbours of each client in a ``"random_regular"`` topology.
-        initial: what clients begin with: ``"common"`` weights, or each its ``"own"``, as in FedEgo's published code.
-        optimizer_state: whether clients keep their optimizers' state over rounds.
+        kwargs: see :class:`~flgraph.federation.Aggregator`.
     """
+
+    server_attributes = ("_clients", "_edges", "_models")
 
     def __init__(
         self,
         topology: TopologyName | Sequence[Sequence[str]] | nx.Graph = "ring",
         weights: Literal["uniform", "metropolis"] = "uniform",
         degree: int = 2,
-        initial: Literal["common", "own"] = "common",
-        optimizer_state: Literal["keep", "reset"] = "keep",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer_state)
+        super().__init__(**kwargs)
         expect(weights in ("uniform", "metropolis"), "aggregator.weights", "uniform or metropolis", weights)
         expect(degree >= 0, "aggregator.degree", "0 or more", degree)
-        self.topology = topology if isinstance(topology, str) else _pairs(topology)
+        self.topology = topology if isinstance(topology, str) else _named_pairs(topology)
         names = get_args(TopologyName)
         known = not isinstance(self.topology, str) or self.topology in names
         expect(known, "aggregator.topology", f"one of {', '.join(names)}, or pairs of clients' names", topology)
-        expect(initial in ("common", "own"), "aggregator.initial", "common or own", initial)
-        self.weights, self.degree, self.initial = weights, degree, initial
-        self._graph = nx.Graph()
-        self._models: dict[str, dict[str, Tensor]] = {}  # what each client sent last; empty where it has not
-        self._mixtures: dict[tuple[tuple[str, float], ...], Payload] = {}
+        self.weights, self.degree = weights, degree
+        self._clients: list[str] = []
+        self._edges: list[Sequence[str]] = []
+        self._models: dict[str, Mapping[str, Tensor]] = {}  # what each client sent last; empty where it has not
 
     def routes(self) -> list[Route]:
-        return shared("*", mismatch="personal")
-
-    @property
-    def wants_initial(self) -> bool:
-        return self.initial == "common"
+        return shared("*", on_mismatch="personal")
 
     # ----------------------------------------------------------------------------------------------- server half
     def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
-        self._graph = self._make_graph(list(clients))
-        self._models = {client: dict(initial) if self.initial == "common" else {} for client in clients}
+        self._clients = list(clients)
+        self._edges = [(i, j) for i, j in self._pairs(self._clients) if i != j]  # a client counts itself anyway
+        self._models = {client: initial for client in clients}
 
-    def _make_graph(self, clients: list[str]) -> nx.Graph:
+    def graph(self) -> nx.Graph:
+        """Who is a neighbour of whom, by name."""
         graph = nx.Graph()
-        graph.add_nodes_from(clients)
-        graph.add_edges_from((i, j) for i, j in self._edges(clients) if i != j)  # a client counts itself anyway
+        graph.add_nodes_from(self._clients)
+        graph.add_edges_from(self._edges)
         return graph
 
-    def _edges(self, clients: list[str]) -> list[tuple[str, str]]:
+    def _pairs(self, clients: list[str]) -> list[tuple[str, str]]:
         if not isinstance(self.topology, str):
             unknown = sorted({name for pair in self.topology for name in pair} - set(clients))
             expect(not unknown, "aggregator.topology", f"pairs of clients {', '.join(clients)}", ", ".join(unknown))
@@ -104,50 +100,32 @@ class DFedGNN(Aggregator):
 
     def mixing(self, client: str) -> dict[str, float]:
         """The client's row of the matrix W, by name; entries of 0 are left out."""
-        degree: Any = self._graph.degree
-        neighbours = sorted(self._graph[client])
+        graph = self.graph()
+        degree: Any = graph.degree
+        neighbours = sorted(graph[client])
         if self.weights == "uniform":
             # weighted_mean divides by the sum, so that a complete graph gives the very bits of a uniform FedAvg.
             return dict.fromkeys([client, *neighbours], 1.0)
         row = {other: 1 / (1 + max(degree[client], degree[other])) for other in neighbours}
         return {client: 1 - sum(row.values()), **row}
 
-    def download(self, client: str, round: int, exchange: str) -> Payload | None:
+    def download(self, client: str, round: int, exchange: str | None) -> Payload | None:
         if not self._models[client]:
             return None
         row = {other: weight for other, weight in self.mixing(client).items() if self._models[other]}
-        key = tuple(sorted(row.items()))
-        if key not in self._mixtures:  # in a complete graph all clients get the same
-            sent = {other: Payload(self._models[other]) for other in row}
-            self._mixtures[key] = Payload(weighted_mean(sent, row))
-        return self._mixtures[key]
+        key = tuple(f"{other} {weight!r}" for other, weight in sorted(row.items()))
+        mix = partial(self.combine, {other: self._models[other] for other in row}, row)
+        return self.payload(key, mix)  # in a complete graph all clients get the same
 
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
-        self._models |= {client: dict(upload.tensors) for client, upload in uploads.items()}
-        self._mixtures = {}
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
+        self._models |= {client: upload.tensors for client, upload in uploads.items()}
+        return {}  # nobody has a model of all
 
     def summary(self) -> dict[str, Any]:
-        return {"topology": sorted(sorted(edge) for edge in self._graph.edges)}
-
-    def server_state(self) -> Payload:
-        clients = list(self._graph)
-        tensors = {f"{clients.index(c)}/{name}": t for c, model in self._models.items() for name, t in model.items()}
-        plain = {"clients": clients, "edges": list(self._graph.edges)}
-        return Payload(tensors, {"graph": json.dumps(plain)})
-
-    def load_server_state(self, state: Payload) -> None:
-        plain = json.loads(str(state.scalars["graph"]))
-        self._graph = nx.Graph()
-        self._graph.add_nodes_from(plain["clients"])
-        self._graph.add_edges_from(plain["edges"])
-        self._models = {client: {} for client in plain["clients"]}
-        for key, tensor in state.tensors.items():
-            number, _, name = key.partition("/")
-            self._models[plain["clients"][int(number)]][name] = tensor
-        self._mixtures = {}
+        return {"topology": sorted(sorted(edge) for edge in self.graph().edges)}
 
 
-def _pairs(topology: Sequence[Sequence[str]] | nx.Graph) -> list[list[str]]:
+def _named_pairs(topology: Sequence[Sequence[str]] | nx.Graph) -> list[list[str]]:
     """Edges as pairs of names."""
     if isinstance(topology, nx.Graph):
         expect(not topology.is_directed(), "aggregator.topology", "an undirected graph", "a directed one")
@@ -158,6 +136,6 @@ def _pairs(topology: Sequence[Sequence[str]] | nx.Graph) -> list[list[str]]:
     else:
         pairs = [list(pair) for pair in topology]
     for pair in pairs:
-        sound = len(pair) == 2 and all(isinstance(name, str) for name in pair)
-        expect(sound, "aggregator.topology", "pairs of clients' names", pair)
+        valid = len(pair) == 2 and all(isinstance(name, str) for name in pair)
+        expect(valid, "aggregator.topology", "pairs of clients' names", pair)
     return pairs

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from flgraph.errors import expect
-from flgraph.federation.callback import FederatedCallback
-from flgraph.federation.trainer import FederatedTrainer
+from flgraph.federation.callback import FederatedCallback, Run
 from flgraph.runs.history import evaluation, samples_of
 
 _ALL = "all clients"
@@ -61,58 +60,54 @@ class EarlyStopping(FederatedCallback):
         self._best: dict[str, dict[str, Any]] = {}
         self._waited: dict[str, int] = {}
         self._seen = 0  # the newest round looked at
-        self._swapped = False
+        self._restored = False
 
-    def on_federation_start(self, trainer: FederatedTrainer) -> None:
+    def on_federation_start(self, trainer: Run) -> None:
         """Begins anew with a run, and undoes the return to the best round where one goes on, unless it was over."""
-        assert trainer.server is not None
         if trainer.current_round == 0:  # the trainer may have done other runs before
             self._begin()
-        aggregator = trainer.server.aggregator
-        shares = any(aggregator.holders.values()) or bool(aggregator.extra_tensors)
-        alone = "federation, for an algorithm in which clients share something,"
-        expect(self.scope == "federation" or not shares, "EarlyStopping.scope", alone, self.scope)
+        together = "federation, for an algorithm in which clients share something,"
+        expect(self.scope == "federation" or not trainer.shares, "EarlyStopping.scope", together, self.scope)
         if self._is_over():
             trainer.should_stop = True
-        elif self._swapped and trainer.rounds > trainer.current_round:
-            self._swap(trainer)
+        elif self._restored and trainer.rounds > trainer.current_round:
+            self._restore(trainer)
         if self.scope == "clients":
-            trainer.server.retired |= {unit for unit in self._waited if self._has_stopped(unit)}
+            trainer.retire({unit for unit in self._waited if self._has_stopped(unit)})
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: Run) -> None:
         """Looks whether the round is a better one, and whether it was the last chance."""
         self._look_at(trainer)
         if self._is_over():
             trainer.should_stop = True
 
-    def on_last_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_last_round_end(self, trainer: Run) -> None:
         """Takes the clients back to the best round."""
         self._look_at(trainer)  # where another callback ended the run in a round that was not to be evaluated
         if not self._best:
             return
-        self._swap(trainer)
+        self._restore(trainer)
         clients = {name: dict(metrics) for name, metrics in trainer.record.metrics.items()}
         for best in self._best.values():
             clients.update(best["clients"])
         rounds = [best["round"] for best in self._best.values()]
         trainer.history.final = evaluation(max(rounds), clients)
-        told = f"round {rounds[0]}" if self.scope == "federation" else f"rounds {min(rounds)} to {max(rounds)}"
-        trainer.console.print(f"back to {told}, the best by {self.monitor or trainer.monitor}")
+        which = f"round {rounds[0]}" if self.scope == "federation" else f"rounds {min(rounds)} to {max(rounds)}"
+        trainer.console.print(f"back to {which}, the best by {self.monitor or trainer.monitor}")
 
     def state_dict(self) -> dict[str, Any]:
         """All that is known of the rounds so far."""
-        return {"best": self._best, "waited": self._waited, "seen": self._seen, "swapped": self._swapped}
+        return {"best": self._best, "waited": self._waited, "seen": self._seen, "restored": self._restored}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Puts back what :meth:`state_dict` returned."""
         self._best, self._waited = dict(state_dict["best"]), dict(state_dict["waited"])
-        self._seen, self._swapped = state_dict["seen"], state_dict["swapped"]
+        self._seen, self._restored = state_dict["seen"], state_dict["restored"]
 
-    def _look_at(self, trainer: FederatedTrainer) -> None:
-        record, server = trainer.record, trainer.server
+    def _look_at(self, trainer: Run) -> None:
+        record = trainer.record
         if not record.metrics or record.round == self._seen:
             return
-        assert server is not None
         self._seen = record.round
         for unit, score in self._scores(trainer):
             if self._has_stopped(unit):
@@ -120,19 +115,19 @@ class EarlyStopping(FederatedCallback):
             if not self._improves(unit, score, self.mode or trainer.monitor_mode):
                 self._waited[unit] = self._waited.get(unit, 0) + 1
                 if self.scope == "clients" and self._has_stopped(unit):
-                    server.retired.add(unit)
+                    trainer.retire([unit])
                 continue
             clients = record.metrics if unit == _ALL else {unit: record.metrics[unit]}
             self._waited[unit] = 0
             self._best[unit] = {"score": score, "round": record.round, "clients": dict(clients)}
-            server.keep(list(clients), record.round)
+            trainer.snapshot(list(clients))
 
-    def _scores(self, trainer: FederatedTrainer) -> Iterator[tuple[str, float]]:
+    def _scores(self, trainer: Run) -> Iterator[tuple[str, float]]:
         record, monitor = trainer.record, self.monitor or trainer.monitor
         means = record.weighted_mean if self.average == "samples" else record.mean
         expect(monitor in record.mean, "EarlyStopping.monitor", f"one of {', '.join(record.mean)}", monitor)
-        untold = f"clients, since not all clients tell `{samples_of(monitor)}`,"
-        expect(monitor in means, "EarlyStopping.average", untold, self.average)
+        alike = f"clients, since not all clients report `{samples_of(monitor)}`,"
+        expect(monitor in means, "EarlyStopping.average", alike, self.average)
         if self.scope == "federation":
             yield _ALL, means[monitor]
             return
@@ -154,8 +149,6 @@ class EarlyStopping(FederatedCallback):
     def _is_over(self) -> bool:
         return bool(self._waited) and all(map(self._has_stopped, self._waited))
 
-    def _swap(self, trainer: FederatedTrainer) -> None:
-        assert trainer.server is not None
-        names = [name for best in self._best.values() for name in best["clients"]]
-        trainer.server.swap(names, trainer.current_round)
-        self._swapped = not self._swapped
+    def _restore(self, trainer: Run) -> None:
+        trainer.restore([name for best in self._best.values() for name in best["clients"]])
+        self._restored = not self._restored

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pytorch_lightning.loggers import TensorBoardLogger
@@ -13,11 +13,8 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from flgraph.errors import InputError, expect
-from flgraph.federation.callback import FederatedCallback
-from flgraph.runs.history import writing
-
-if TYPE_CHECKING:
-    from flgraph.federation.trainer import FederatedTrainer
+from flgraph.federation.callback import FederatedCallback, Run
+from flgraph.runs.files import writing
 
 
 class EmbeddingPictures(FederatedCallback):
@@ -42,52 +39,48 @@ class EmbeddingPictures(FederatedCallback):
     def __init__(
         self, rounds: Sequence[int] = (1, 10, 20), projector: bool = True, perplexity: float = 30.0, seed: int = 0
     ) -> None:
-        sound = len(rounds) > 0 and all(number >= 1 for number in rounds)
-        expect(sound, "callbacks.rounds", "numbers of 1 or more", list(rounds))
+        valid = len(rounds) > 0 and all(number >= 1 for number in rounds)
+        expect(valid, "callbacks.rounds", "numbers of 1 or more", list(rounds))
         expect(0 < perplexity < float("inf"), "callbacks.perplexity", "a positive, finite number", perplexity)
         expect(0 <= seed < 2**32, "callbacks.seed", "between 0 and 2^32 - 1", seed)
         self.rounds, self.projector = list(rounds), projector
         self.perplexity, self.seed = perplexity, seed
 
-    def on_federation_start(self, trainer: FederatedTrainer) -> None:
+    def on_federation_start(self, trainer: Run) -> None:
         """Tells which of the rounds this run will not reach."""
         late = [number for number in self.rounds if number > trainer.rounds]
         if late:
             rank_zero_warn(f"EmbeddingPictures: no pictures of {late}, the run has {trainer.rounds} rounds")
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: Run) -> None:
         if trainer.current_round not in self.rounds:
             return
-        assert trainer.server is not None
-        # Where the round was not evaluated, clients have not installed its aggregate yet; they will not do so again.
-        trainer.server.evaluate(trainer.current_round, (), trainer.record)
+        trainer.install()  # where the round was not evaluated, clients have not installed its aggregate yet
         names, embeddings, labels = _collect(trainer)
         if not trainer.writes:
             return
-        places = _tsne(embeddings, self.perplexity, self.seed)
+        points = _tsne(embeddings, self.perplexity, self.seed)
         assert trainer.run_dir is not None
         folder = trainer.run_dir / "embeddings"
         with writing(trainer.run_dir):
             folder.mkdir(exist_ok=True)
-            self._write(folder, trainer.current_round, names, labels, places)
-            self._show(trainer, folder, labels, places, embeddings)
+            self._write(folder, trainer.current_round, names, labels, points)
+            self._show(trainer, folder, labels, points, embeddings)
 
     def _write(
-        self, folder: Path, number: int, names: Sequence[tuple[str, int]], labels: Tensor, places: Tensor
+        self, folder: Path, number: int, names: Sequence[tuple[str, int]], labels: Tensor, points: Tensor
     ) -> None:
         with open(folder / f"round-{number}.csv", "w", newline="") as stream:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(["client", "graph", "label", "x", "y"])
-            for (client, graph), label, place in zip(names, labels.tolist(), places.tolist(), strict=True):
-                writer.writerow([client, graph, label, *(f"{value:.4f}" for value in place)])
+            for (client, graph), label, point in zip(names, labels.tolist(), points.tolist(), strict=True):
+                writer.writerow([client, graph, label, *(f"{value:.4f}" for value in point)])
 
-    def _show(
-        self, trainer: FederatedTrainer, folder: Path, labels: Tensor, places: Tensor, embeddings: Tensor
-    ) -> None:
+    def _show(self, trainer: Run, folder: Path, labels: Tensor, points: Tensor, embeddings: Tensor) -> None:
         from flgraph.report.charts import embedding_panels, save_png  # matplotlib loads slowly
 
         number = trainer.current_round
-        panel = {f"round {number}": (places.tolist(), labels.tolist())}
+        panel = {f"round {number}": (points.tolist(), labels.tolist())}
         save_png(embedding_panels(panel), folder / f"round-{number}.png")
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
@@ -96,18 +89,18 @@ class EmbeddingPictures(FederatedCallback):
                     logger.experiment.add_embedding(embeddings, [str(y) for y in labels.tolist()], global_step=number)
 
 
-def _collect(trainer: FederatedTrainer) -> tuple[list[tuple[str, int]], Tensor, Tensor]:
+def _collect(trainer: Run) -> tuple[list[tuple[str, int]], Tensor, Tensor]:
     """Client and number of every graph, embeddings ``[n, C]`` and classes ``[n]``."""
     names: list[tuple[str, int]] = []
     rows: list[Tensor] = []
     labels: list[Tensor] = []
-    for client, predictions in trainer.engine.predict():
+    for client, predictions in trainer.predictions():
         batches = predictions.batches
         fits = bool(batches) and all(isinstance(part, Tensor) and part.dim() == 2 for part in batches)
         expect(fits, f"predictions of client {client}", "tensors [graphs, columns]", type(batches).__name__)
         own = torch.cat(batches).float().cpu()
-        sound = bool(own.isfinite().all())
-        expect(sound, f"predictions of client {client}", "finite numbers", "some that are not")
+        valid = bool(own.isfinite().all())
+        expect(valid, f"predictions of client {client}", "finite numbers", "some that are not")
         y = _labels(trainer, client)
         if rows:
             width, first = rows[0].size(1), names[0][0]
@@ -121,7 +114,7 @@ def _collect(trainer: FederatedTrainer) -> tuple[list[tuple[str, int]], Tensor, 
     return names, torch.cat(rows), torch.cat(labels)
 
 
-def _labels(trainer: FederatedTrainer, client: str) -> Tensor:
+def _labels(trainer: Run, client: str) -> Tensor:
     """Classes of a client's graphs, in the order of its prediction data."""
     assert trainer.federated_data is not None
     data: Any = trainer.federated_data.client(client)
@@ -129,7 +122,7 @@ def _labels(trainer: FederatedTrainer, client: str) -> Tensor:
     try:
         return torch.cat([batch.y.view(-1).cpu() for batch in loader])
     except AttributeError as error:
-        raise InputError(f"Expected the data of client `{client}` to have classes but got {error}.") from error
+        raise InputError(f"data` of client `{client}", "of graphs with classes", error) from error
 
 
 def _tsne(embeddings: Tensor, perplexity: float, seed: int) -> Tensor:
@@ -141,5 +134,5 @@ def _tsne(embeddings: Tensor, perplexity: float, seed: int) -> Tensor:
     expect(count > 3, "callbacks", "for four graphs or more, which t-SNE can place,", count)
     usable = min(perplexity, (count - 1) / 3)
     with threadpool_limits(limits=1):
-        places = TSNE(perplexity=usable, init="pca", random_state=seed).fit_transform(embeddings.double().numpy())
-    return torch.from_numpy(places)
+        points = TSNE(perplexity=usable, init="pca", random_state=seed).fit_transform(embeddings.double().numpy())
+    return torch.from_numpy(points)

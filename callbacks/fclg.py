@@ -55,8 +55,7 @@ class FCLG(FedAvg):
         level: of the representations compared, ``graph`` or ``node``.
         temperature: :math:`\tau'`; for ``kl`` that of the softmax.
         weight: factor of the added term; 1 in the paper.
-        weighting: see :class:`FedAvg`.
-        optimizer_state: see :class:`FedAvg`.
+        kwargs: see :class:`FedAvg`.
     """
 
     def __init__(
@@ -65,10 +64,9 @@ class FCLG(FedAvg):
         level: Level = "graph",
         temperature: float = 0.5,
         weight: float = 1.0,
-        weighting: Literal["samples", "uniform"] = "samples",
-        optimizer_state: Literal["keep", "reset"] = "keep",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(weighting, optimizer_state)
+        super().__init__(**kwargs)
         expect(inter in get_args(Inter), "aggregator.inter", "contrast, kl, mse or none", inter)
         expect(level in get_args(Level), "aggregator.level", "graph or node", level)
         expect(0 < temperature < float("inf"), "aggregator.temperature", "a positive, finite number", temperature)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from flgraph.errors import expect
-from flgraph.federation.aggregation import weighted_mean
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.client import Client
-from flgraph.federation.payload import Payload, Scalar
-from flgraph.federation.routes import Route, personal, shared
+from flgraph.federation.payload import Payload
+from flgraph.federation.routes import Route, UploadKind, personal, shared
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.server_model import ServerModel, relative_distance, server_trainer
-from flgraph.models.nodes.fedego import EgoHead, Labels, MashedEgos
+from flgraph.models.nodes.fedego import EgoHead, MashedEgoGraphs
 from flgraph.models.nodes.fedego import FedEgo as FedEgoNet
 
-_GLOBAL, _STATE = "global/", "server/"
+_EGO_GRAPHS = "ego_graphs"
 
 
 class FedEgo(Aggregator):
@@ -51,29 +49,21 @@ class FedEgo(Aggregator):
         gamma: exponent of the adaptive mixing coefficient.
         mixing: a fixed coefficient for all clients; adaptive when ``None``.
         average_reduction: whether the reduction layers are averaged; they never leave the client if not.
-        reduction_at: when a client takes over the averaged reduction layers: at the ``"end"`` of a round, so that it is
-            evaluated with them, or at the ``"start"`` of its next one, so that it is evaluated with its own, as in the
-            published code.
         mixup: whether ego-graphs are averaged over a batch; otherwise the first one of each batch is sent as it is,
             which gives a node's embedding away.
         noise: standard deviation of Gaussian noise that clients add to the embeddings they send. It has no privacy
             budget. Like all that a client draws it derives from the client's seed, see :class:`Client`.
-        trees: which mashed ego-graphs have edges at the server: ``"all"``, or as many as the client that sends most of
-            them, ``"largest"``, the first ones in the order of clients' names; the others are centers alone. The
-            published code has the latter: it puts the edges of all clients into one graph, where each client's nodes
-            are numbered from 0.
-        labels: whose classes are averaged for the soft labels of positions around the centers, which say what
-            :math:`P_g` is: those of ``"training"`` nodes, which alone are known where clients really learn, or of
-            ``"all"``, validation and test nodes too, as in the published code. Centers are training nodes.
         server_epochs: epochs that the server trains per round.
         server_fraction: share of the mashed ego-graphs that one of these epochs visits, drawn anew for each.
         server_batch_size: mashed ego-graphs per batch.
         server_lr: learning rate of the server; the clients' own when ``None``.
         server_accelerator: where the server trains, see :class:`pytorch_lightning.Trainer`.
-        optimizer_state: whether clients keep their optimizers' state over rounds; the server keeps its own.
+        kwargs: see :class:`~flgraph.federation.Aggregator`; the server keeps its optimizer's state.
     """
 
-    extra_tensors = ("ego.embedding", "ego.label")
+    extra_tensors: ClassVar[Mapping[str, UploadKind]] = {f"{_EGO_GRAPHS}/*": "data"}
+    server_attributes: Sequence[str] = ("_head", "_labels", "_loss")
+    client_attributes: Sequence[str] = ("_own",)
     upload_scalars = ("head", "fanouts")
     reported_scalars = ("mixing/lambda", "mixing/emd", "mixing/divergence")
 
@@ -82,25 +72,19 @@ class FedEgo(Aggregator):
         gamma: float = 0.5,
         mixing: float | None = None,
         average_reduction: bool = True,
-        reduction_at: Literal["end", "start"] = "end",
         mixup: bool = True,
         noise: float = 0.0,
-        trees: Literal["all", "largest"] = "all",
-        labels: Labels = "training",
         server_epochs: int = 5,
         server_fraction: float = 0.2,
         server_batch_size: int = 32,
         server_lr: float | None = None,
         server_accelerator: str = "auto",
-        optimizer_state: Literal["keep", "reset"] = "keep",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer_state)
+        super().__init__(**kwargs)
         expect(0 <= gamma < float("inf"), "aggregator.gamma", "a finite number, 0 or more", gamma)
         expect(mixing is None or 0 <= mixing <= 1, "aggregator.mixing", "from 0 to 1, or null for adaptive", mixing)
-        expect(reduction_at in ("end", "start"), "aggregator.reduction_at", "end or start", reduction_at)
         expect(0 <= noise < float("inf"), "aggregator.noise", "a finite number, 0 or more", noise)
-        expect(trees in ("all", "largest"), "aggregator.trees", "all or largest", trees)
-        expect(labels in get_args(Labels), "aggregator.labels", "training or all", labels)
         for name, count in (("server_epochs", server_epochs), ("server_batch_size", server_batch_size)):
             expect(count >= 1, f"aggregator.{name}", "1 or more", count)
         expect(0 < server_fraction <= 1, "aggregator.server_fraction", "above 0 and at most 1", server_fraction)
@@ -110,19 +94,16 @@ class FedEgo(Aggregator):
             "a finite number above 0, or null for the model's",
             server_lr,
         )
-        self.gamma, self.mixing, self.noise, self.trees, self.labels = gamma, mixing, noise, trees, labels
-        self.average_reduction, self.reduction_at, self.mixup = average_reduction, reduction_at, mixup
+        self.gamma, self.mixing, self.noise = gamma, mixing, noise
+        self.average_reduction, self.mixup = average_reduction, mixup
         self.server_epochs, self.server_fraction = server_epochs, server_fraction
         self.server_batch_size, self.server_lr = server_batch_size, server_lr
-        self._server_accelerator = server_accelerator  # no hyper-parameter: a run may go on on another machine
-        self._reduction: dict[str, Tensor] = {}
+        self.server_accelerator = server_accelerator
         self._head: dict[str, Any] = {}
         self._model: ServerModel | None = None
         self._labels = torch.zeros(0)
         self._loss = float("nan")
-        # Of the client half: personalization after the last local training, and reduction for the next one.
-        self._own: dict[str, Tensor] = {}
-        self._waiting: dict[str, Tensor] = {}
+        self._own: dict[str, Tensor] = {}  # the client half's personalization layers after the last local training
 
     def routes(self) -> list[Route]:
         kept = [*personal("personalization.*"), *personal("*")]
@@ -130,33 +111,33 @@ class FedEgo(Aggregator):
 
     # ----------------------------------------------------------------------------------------------- server half
     def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
-        self._reduction = dict(initial)
-        server_trainer([], {"accelerator": self._server_accelerator})  # or else a mistake shows after the first round
+        super().start(initial, clients)
+        server_trainer([], {"accelerator": self.server_accelerator})  # or else a mistake shows after the first round
 
-    def download(self, client: str, round: int, exchange: str) -> Payload | None:
+    def download(self, client: str, round: int, exchange: str | None) -> Payload | None:
         if self._model is None:
-            return Payload(self._reduction) if self._reduction else None
-        weights = {_GLOBAL + name: tensor for name, tensor in self._model.tensors().items()}
-        return Payload({**self._reduction, **weights, "labels": self._labels})
+            return super().download(client, round, exchange)
+        return Payload({**self.shared, "global": self._model.tensors(), "labels": {"global": self._labels}})
 
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         self._check_heads(uploads)
-        layers = {
-            client: Payload({name: t for name, t in upload.tensors.items() if name not in self.extra_tensors})
-            for client, upload in uploads.items()
-        }
-        self._reduction = {**self._reduction, **weighted_mean(layers, dict.fromkeys(uploads, 1.0))}
-        egos = _together(uploads)
-        if self.trees == "largest":
-            most = max(upload.tensors["ego.label"].size(0) for upload in uploads.values())
-            bare = torch.arange(egos.label.size(0)) >= most
-            inner = egos.label.size(1) - prod(egos.fanouts) if egos.fanouts else 0
-            egos.childless = bare.unsqueeze(1).expand(-1, inner)
-        told = egos.label.sum((0, 1))
-        self._labels = told / told.sum()  # not every position need tell of a class
+        reduction = super().aggregate(uploads, round, exchange)
+        ego_graphs = self.collect(uploads)
+        labels = ego_graphs.label.sum((0, 1))
+        self._labels = labels / labels.sum()  # not every position need have a class
         self._model = self._model or self._make_model()
-        batches = _MashedLoader(egos, self.server_batch_size, self.server_fraction)
+        batches = _MashedLoader(ego_graphs, self.server_batch_size, self.server_fraction)
         self._loss = self._model.fit(batches, self.server_epochs, round)["train/loss"]
+        return reduction
+
+    def collect(self, uploads: Mapping[str, Payload]) -> MashedEgoGraphs:
+        """The mashed ego-graphs of all clients, in the order of their names."""
+        order = sorted(uploads)
+        shapes = {str(uploads[client].scalars["fanouts"]) for client in order}
+        expect(len(shapes) == 1, "fanouts", "the same for all clients", sorted(shapes))
+        parts = [uploads[client].group(_EGO_GRAPHS) for client in order]
+        embedding, label = (torch.cat([part[name] for part in parts]) for name in ("embedding", "label"))
+        return MashedEgoGraphs(embedding, label, tuple(json.loads(shapes.pop())))
 
     def _check_heads(self, uploads: Mapping[str, Payload]) -> None:
         """The server's layers are made like the clients', who must agree on them."""
@@ -168,41 +149,30 @@ class FedEgo(Aggregator):
     def _make_model(self) -> ServerModel:
         settings = {**self._head, "lr": self._head["lr"] if self.server_lr is None else self.server_lr}
         seed_all(derive_seed(self.seed, "server", 0))
-        return ServerModel(EgoHead(**settings), self.seed, {"accelerator": self._server_accelerator})
+        return ServerModel(EgoHead(**settings), self.seed, {"accelerator": self.server_accelerator})
 
     def log_scalars(self) -> Mapping[str, float]:
         return {"server_loss": self._loss}
 
-    def server_state(self) -> Payload:
-        model = Payload() if self._model is None else self._model.state()
-        tensors = {_STATE + name: tensor for name, tensor in model.tensors.items()}
-        scalars = {_STATE + name: value for name, value in model.scalars.items()}
-        plain: dict[str, Scalar] = {"head": json.dumps(self._head), "loss": self._loss}
-        return Payload({**self._reduction, **tensors, "labels": self._labels}, {**scalars, **plain})
+    def server_state(self) -> dict[str, Any]:
+        return {**super().server_state(), "model": None if self._model is None else self._model.state()}
 
-    def load_server_state(self, state: Payload) -> None:
-        own = {name.removeprefix(_STATE): t for name, t in state.tensors.items() if name.startswith(_STATE)}
-        scalars = {name.removeprefix(_STATE): v for name, v in state.scalars.items() if name.startswith(_STATE)}
-        self._reduction = {n: t for n, t in state.tensors.items() if not n.startswith(_STATE) and n != "labels"}
-        self._labels, self._loss = state.tensors["labels"], float(state.scalars["loss"])
-        self._head = json.loads(str(state.scalars["head"]))
-        if self._head:
+    def load_server_state(self, state: Mapping[str, Any]) -> None:
+        super().load_server_state({name: state[name] for name in self.server_attributes})
+        if state["model"] is not None:
             self._model = self._make_model()
-            self._model.load_state(Payload(own, scalars))
+            self._model.load_state(state["model"])
 
     # ----------------------------------------------------------------------------------------------- client half
     def install(self, client: Client, download: Payload) -> None:
-        tensors = download.tensors
-        self._waiting = {name: tensors[name] for name in client.routing.shared if name in tensors}
-        if self.reduction_at == "end":
-            self._load_waiting(client)
-        received = {name.removeprefix(_GLOBAL): t for name, t in tensors.items() if name.startswith(_GLOBAL)}
+        self.install_reduction(client, download.group())
+        received = download.group("global")
         if received:
-            self._mix(client, received, tensors["labels"])
+            self._mix(client, received, download.group("labels")["global"])
 
-    def _load_waiting(self, client: Client) -> None:
-        client.load_shared(self._waiting)
-        self._waiting = {}
+    def install_reduction(self, client: Client, layers: Mapping[str, Tensor]) -> None:
+        """Puts the averaged reduction layers into the client."""
+        client.load_shared(layers)
 
     def _mix(self, client: Client, received: Mapping[str, Tensor], labels: Tensor) -> None:
         emd = float((label_distribution(client) - labels.double()).abs().sum())
@@ -227,28 +197,24 @@ class FedEgo(Aggregator):
         self._own = {name: tensor.clone() for name, tensor in own.items() if name.startswith("personalization.")}
         module.eval()
         convert = client.trainer.precision_plugin.convert_input
-        mashed = [module.mash(convert(batch).to(module.device), self.mixup, self.labels) for batch in batches]
+        mashed = [self.mash(module, convert(batch).to(module.device)) for batch in batches]
         module.train()  # Lightning would leave it as it is, and train without dropout
         embedding = torch.cat([part.embedding for part in mashed])
         if self.noise:
             embedding = embedding + self.noise * torch.randn(embedding.shape).to(embedding)
-        egos = {"ego.embedding": embedding, "ego.label": torch.cat([part.label for part in mashed])}
+        ego_graphs = {"embedding": embedding, "label": torch.cat([part.label for part in mashed])}
         keys = ("hidden_channels", "num_classes", "num_layers", "linear", "ego", "dropout", "lr", "weight_decay")
         head = json.dumps({key: module.hparams[key] for key in (*keys, "optimizer")})
-        return Payload({**client.shared_tensors(), **egos}, {"head": head, "fanouts": json.dumps(mashed[0].fanouts)})
+        scalars = {"head": head, "fanouts": json.dumps(mashed[0].fanouts)}
+        return Payload({**client.shared_tensors(), _EGO_GRAPHS: ego_graphs}, scalars)
+
+    def mash(self, module: FedEgoNet, batch: Any) -> MashedEgoGraphs:
+        """One mashed ego-graph of a batch of ego-graphs around training nodes (Eq. 6-8)."""
+        return module.mash(batch, self.mixup)
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         _mixup_data(client).mixup_dataloader()  # refuses before the work, not after it
-        self._load_waiting(client)
         super().local_update(client, round, exchange)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The personalization layers that the client mixes with every new global model, and what waits to be used."""
-        return {"own": self._own, "waiting": self._waiting}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Puts back what :meth:`state_dict` returned."""
-        self._own, self._waiting = dict(state_dict["own"]), dict(state_dict["waiting"])
 
 
 @runtime_checkable
@@ -273,17 +239,17 @@ def _mixup_data(client: Client) -> MixupData:
 class _MashedLoader:
     """Mashed ego-graphs in batches; each pass visits a random part of them."""
 
-    def __init__(self, egos: MashedEgos, batch_size: int, fraction: float) -> None:
-        self.egos, self.batch_size = egos, batch_size
-        self.count = max(1, int(fraction * egos.label.size(0) + 0.5))
+    def __init__(self, ego_graphs: MashedEgoGraphs, batch_size: int, fraction: float) -> None:
+        self.ego_graphs, self.batch_size = ego_graphs, batch_size
+        self.count = max(1, int(fraction * ego_graphs.label.size(0) + 0.5))
 
     def __len__(self) -> int:
         return -(-self.count // self.batch_size)
 
-    def __iter__(self) -> Iterator[MashedEgos]:
-        chosen = torch.randperm(self.egos.label.size(0))[: self.count]
+    def __iter__(self) -> Iterator[MashedEgoGraphs]:
+        chosen = torch.randperm(self.ego_graphs.label.size(0))[: self.count]
         for part in chosen.split(self.batch_size):
-            yield self.egos.part(part)
+            yield self.ego_graphs.part(part)
 
 
 def label_distribution(client: Client) -> Tensor:
@@ -291,12 +257,3 @@ def label_distribution(client: Client) -> Tensor:
     labels = _mixup_data(client).train_labels
     counts = torch.bincount(labels.cpu(), minlength=int(client.data.model_args["num_classes"]))
     return counts.double() / counts.sum()
-
-
-def _together(uploads: Mapping[str, Payload]) -> MashedEgos:
-    """The ego-graphs of all clients, in the order of their names."""
-    order = sorted(uploads)
-    shapes = {str(uploads[client].scalars["fanouts"]) for client in order}
-    expect(len(shapes) == 1, "fanouts", "the same for all clients", sorted(shapes))
-    parts = [[uploads[client].tensors[name] for client in order] for name in FedEgo.extra_tensors]
-    return MashedEgos(torch.cat(parts[0]), torch.cat(parts[1]), tuple(json.loads(shapes.pop())))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,10 +14,11 @@ from flgraph.callbacks.fedavg import FedAvg
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
-from flgraph.models.nodes.gcn import KnownNeighbours, NodeGCN
+from flgraph.federation.routes import UploadKind
+from flgraph.models.nodes.gcn import NeighbourSums, NodeGCN
 
-_OWN = "fedgcn."
-"""Prefix of the tensors that are no part of the model."""
+_SETUP = "setup"
+"""Group of the tensors that are no part of the model."""
 
 
 class FedGCN(FedAvg):
@@ -52,27 +53,17 @@ class FedGCN(FedAvg):
 
     Args:
         num_hops: 1 or 2, see above.
-        install_average: whether clients go on from the average of the weights; the published code of FedEgo computes it
-            for this method and never installs it, so that clients go on alone, each from weights of its own (false).
-        weighting: see :class:`FedAvg`.
-        optimizer_state: see :class:`FedAvg`.
+        kwargs: see :class:`FedAvg`.
     """
 
-    extra_tensors = (f"{_OWN}*",)
+    extra_tensors: ClassVar[Mapping[str, UploadKind]] = {f"{_SETUP}/*": "data"}
     upload_scalars = ("num_samples", "cross_edges", "num_features")
 
-    def __init__(
-        self,
-        num_hops: int = 1,
-        install_average: bool = True,
-        weighting: Literal["samples", "uniform"] = "samples",
-        optimizer_state: Literal["keep", "reset"] = "keep",
-    ) -> None:
-        super().__init__(weighting, optimizer_state)
+    def __init__(self, num_hops: int = 1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         expect(num_hops in (1, 2), "aggregator.num_hops", "1 or 2", num_hops)
-        self.num_hops, self.install_average = num_hops, install_average
+        self.num_hops = num_hops
         self._clients: list[str] = []
-        self._settled = True  # no setup under way
         self._answers: dict[str, dict[str, Tensor]] = {}  # what each client is sent beside the weights
         self._keys: dict[str, Tensor] = {}  # nodes that each client speaks of, its own first
         self._sizes: dict[str, int] = {}  # how many of them are its own
@@ -81,91 +72,83 @@ class FedGCN(FedAvg):
     def exchanges(self, round: int) -> Sequence[str]:
         return ("train",) if round else ("nodes", "degrees", "neighbours")
 
-    @property
-    def wants_initial(self) -> bool:
-        return self.install_average
-
     # ----------------------------------------------------------------------------------------------- server half
     def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
         super().start(initial, clients)
-        self._clients, self._settled = list(clients), False
+        self._clients = list(clients)
 
-    def download(self, client: str, round: int, exchange: str) -> Payload | None:
-        answer = self._answers.get(client)
-        if not self._settled:
-            return None if answer is None else Payload(answer)
-        weights = super().download(client, round, exchange) if self.install_average else None
-        if answer is None:
-            return weights
-        return Payload({**(weights.tensors if weights else {}), **answer})
+    def download(self, client: str, round: int, exchange: str | None) -> Payload | None:
+        answer = self._answers.get(client, {})
+        if round == 0 and exchange is not None:
+            return Payload({_SETUP: answer}) if answer else None
+        weights = super().download(client, round, exchange)
+        return Payload({**(weights.tensors if weights else {}), _SETUP: answer}) if answer else weights
 
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         self._answers = {}
         if round:
-            super().aggregate(uploads, round, exchange)
-        elif exchange == "nodes":
+            return super().aggregate(uploads, round, exchange)
+        if exchange == "nodes":
             self._take_nodes(uploads)
         elif exchange == "degrees":
             self._add_degrees(uploads)
         else:
             self._add_neighbours(uploads)
-            self._settled, self._keys = True, {}
+            self._keys = {}
+        return {}
 
     def _take_nodes(self, uploads: Mapping[str, Payload]) -> None:
         for name in ("cross_edges", "num_features"):
-            told = {upload.scalars[name] for upload in uploads.values()}
-            expect(len(told) == 1, f"data.{name}", "the same for all clients", sorted(told))
-        self._keys = {client: uploads[client].tensors[_OWN + "nodes"] for client in self._clients}
+            values = {upload.scalars[name] for upload in uploads.values()}
+            expect(len(values) == 1, f"data.{name}", "the same for all clients", sorted(values))
+        self._keys = {client: uploads[client].group(_SETUP)["nodes"] for client in self._clients}
         self._sizes = {client: keys.numel() for client, keys in self._keys.items()}
-        for place, client in enumerate(self._clients):
+        for number, client in enumerate(self._clients):
             own = self._keys[client]
-            earlier = [torch.isin(own, self._keys[other]) for other in self._clients[:place]]
+            earlier = [torch.isin(own, self._keys[other]) for other in self._clients[:number]]
             held = torch.stack(earlier, dim=1) if earlier else torch.zeros(own.numel(), 0, dtype=torch.bool)
-            self._answers[client] = {_OWN + "earlier": held}
+            self._answers[client] = {"earlier": held}
 
     def _add_degrees(self, uploads: Mapping[str, Payload]) -> None:
         held = torch.cat(list(self._keys.values())).unique()
         for client in self._clients:
-            self._keys[client] = torch.cat([self._keys[client], uploads[client].tensors[_OWN + "outside"]])
+            self._keys[client] = torch.cat([self._keys[client], uploads[client].group(_SETUP)["outside"]])
         total = torch.zeros(self._num_nodes(), dtype=torch.int32)
         for client in self._clients:
-            total.index_add_(0, self._keys[client], uploads[client].tensors[_OWN + "degree"])
+            total.index_add_(0, self._keys[client], uploads[client].group(_SETUP)["degree"])
         for client, keys in self._keys.items():
             # What no client holds has no features to add up; 0 tells the client to leave it out.
             degree = torch.where(torch.isin(keys, held), total[keys], 0)
-            self._answers[client] = {_OWN + "degree": degree}
+            self._answers[client] = {"degree": degree}
             self._keys[client] = keys[degree > 0]
 
     def _add_neighbours(self, uploads: Mapping[str, Payload]) -> None:
         columns = int(next(iter(uploads.values())).scalars["num_features"])
         total = sparse.csr_matrix((self._num_nodes(), columns), dtype=np.float64)
         for client in self._clients:
-            part, places = _rows_of(uploads[client].tensors, columns), self._keys[client].numpy()
-            size = (total.shape[0], places.size)
-            total = total + sparse.csr_matrix((np.ones(places.size), (places, np.arange(places.size))), size) @ part
+            part, index = _rows_of(uploads[client].group(_SETUP), columns), self._keys[client].numpy()
+            size = (total.shape[0], index.size)
+            total = total + sparse.csr_matrix((np.ones(index.size), (index, np.arange(index.size))), size) @ part
         for client, keys in self._keys.items():  # their own and, for two hops, their neighbours
             wanted = keys if self.num_hops == 2 else keys[: self._sizes[client]]
-            self._answers[client] = _parts_of(total[wanted.numpy()])
+            self._answers[client] = _csr_parts(total[wanted.numpy()])
 
     def _num_nodes(self) -> int:
         return 1 + max(int(keys.max()) for keys in self._keys.values())
 
-    def load_server_state(self, state: Payload) -> None:
-        super().load_server_state(state)
-        self._settled, self._answers = True, {}
-
     # ----------------------------------------------------------------------------------------------- client half
     def install(self, client: Client, download: Payload) -> None:
-        weights = {name: t for name, t in download.tensors.items() if not name.startswith(_OWN)}
-        own = {name.removeprefix(_OWN): t for name, t in download.tensors.items() if name.startswith(_OWN)}
-        super().install(client, Payload(weights))
-        if "earlier" in own and self._part is not None:
-            self._part.settle(own["earlier"])
-        if "degree" in own and self._part is not None:
-            self._part.scale(own["degree"])
-        if "value" in own and self._part is not None:
+        super().install(client, download)
+        answer = download.group(_SETUP)
+        if self._part is None or not answer:
+            return
+        if "earlier" in answer:
+            self._part.count(answer["earlier"])
+        elif "degree" in answer:
+            self._part.scale(answer["degree"])
+        else:
             assert isinstance(client.module, NodeGCN)
-            client.module.know(self._part.finish(download.tensors, self.num_hops))
+            client.module.use_sums(self._part.finish(answer, self.num_hops))
             self._part = None
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
@@ -183,11 +166,11 @@ class FedGCN(FedAvg):
             cross = self._part.cross is not None
             wanted = "1 where clients do not know their edges to nodes of others (`data.cross_edges`)"
             expect(cross or self.num_hops == 1, "aggregator.num_hops", wanted, self.num_hops)
-            told = {"cross_edges": cross, "num_features": self._part.x.shape[1]}
-            return Payload({_OWN + "nodes": self._part.nodes.int()}, told)
+            scalars = {"cross_edges": cross, "num_features": self._part.x.shape[1]}
+            return Payload({_SETUP: {"nodes": self._part.nodes.int()}}, scalars)
         if exchange == "degrees":
-            return Payload(self._part.degrees())
-        return Payload(self._part.sums(), {"num_features": self._part.x.shape[1]})
+            return Payload({_SETUP: self._part.degrees()})
+        return Payload({_SETUP: self._part.sums()}, {"num_features": self._part.x.shape[1]})
 
 
 class _Part:
@@ -211,14 +194,14 @@ class _Part:
         if self.cross is None:
             self.outside = self.nodes[:0]
         else:
-            self.outside, place = self.cross[1].unique(return_inverse=True)
-            target, source = torch.cat([target, n + place]), torch.cat([source, self.cross[0]])
+            self.outside, position = self.cross[1].unique(return_inverse=True)
+            target, source = torch.cat([target, n + position]), torch.cat([source, self.cross[0]])
         # Contributions: the features of own node `source` go into the sum of node `target`, own ones coming first.
         self.target, self.source = target, source
         self.counted = torch.ones_like(target, dtype=torch.bool)
         self.degree = torch.zeros(0)
 
-    def settle(self, earlier: Tensor) -> None:
+    def count(self, earlier: Tensor) -> None:
         """Finds out which contributions an earlier client makes.
 
         Args:
@@ -232,32 +215,32 @@ class _Part:
     def degrees(self) -> dict[str, Tensor]:
         """Number of own contributions to every node, 1 for the node itself included."""
         counts = torch.bincount(self.target[self.counted], minlength=self.nodes.numel() + self.outside.numel())
-        return {_OWN + "outside": self.outside.int(), _OWN + "degree": counts.int()}
+        return {"outside": self.outside.int(), "degree": counts.int()}
 
     def scale(self, degree: Tensor) -> None:
         """Takes the degrees in the union graph; leaves out what no client holds."""
         kept = degree > 0
-        place = kept.cumsum(0) - 1
+        position = kept.cumsum(0) - 1
         inside = kept[self.target]
-        self.target, self.source = place[self.target[inside]], self.source[inside]
+        self.target, self.source = position[self.target[inside]], self.source[inside]
         self.counted, self.degree = self.counted[inside], degree[kept].double()
 
     def sums(self) -> dict[str, Tensor]:
         r"""Sums of :math:`x_j / \sqrt{d_j}` over own contributions, for every node."""
         source = self.source[self.counted]
         own = self._matrix(self.target[self.counted], source, self.degree.rsqrt()[source])
-        return _parts_of(own @ self.x)
+        return _csr_parts(own @ self.x)
 
-    def finish(self, tensors: Mapping[str, Tensor], num_hops: int) -> KnownNeighbours:
-        """The rows and, for two hops, the matrix that the model is told of."""
+    def finish(self, tensors: Mapping[str, Tensor], num_hops: int) -> NeighbourSums:
+        """The rows and, for two hops, the matrix that the model takes."""
         scale = self.degree.rsqrt()
         total = _rows_of(tensors, self.x.shape[1])
         first = sparse.diags(scale[: total.shape[0]].numpy()) @ total
         if num_hops == 1:
-            return KnownNeighbours(self.nodes, _torch(first))
+            return NeighbourSums(self.nodes, _torch(first))
         # The graph is undirected: what own nodes give to node i is what they take from it.
         given = self._matrix(self.target, self.source, scale[self.target] * scale[self.source])
-        return KnownNeighbours(self.nodes, _torch(first), _torch(given.T))
+        return NeighbourSums(self.nodes, _torch(first), _torch(given.T))
 
     def _matrix(self, row: Tensor, column: Tensor, value: Tensor) -> sparse.csr_matrix:
         size = (self.degree.numel(), self.nodes.numel())
@@ -277,21 +260,16 @@ def _scipy(x: Tensor) -> sparse.csr_matrix:
 
 
 def _csr_parts(rows: sparse.csr_matrix) -> dict[str, Tensor]:
-    """A sparse matrix as tensors: 32-bit places and float32 values."""
+    """A sparse matrix as tensors: 32-bit indices and float32 values."""
     rows = sparse.csr_matrix(rows)
     rows.sort_indices()
     arrays = (rows.indptr.astype(np.int32), rows.indices.astype(np.int32), rows.data.astype(np.float32))
     return {name: torch.from_numpy(array) for name, array in zip(_PARTS, arrays, strict=True)}
 
 
-def _parts_of(rows: sparse.csr_matrix) -> dict[str, Tensor]:
-    """A sparse matrix as it travels."""
-    return {_OWN + name: tensor for name, tensor in _csr_parts(rows).items()}
-
-
 def _rows_of(tensors: Mapping[str, Tensor], columns: int) -> sparse.csr_matrix:
-    """What :func:`_parts_of` made tensors of, in float64."""
-    rowptr, col, value = (tensors[_OWN + name].numpy() for name in _PARTS)
+    """What :func:`_csr_parts` made tensors of, in float64."""
+    rowptr, col, value = (tensors[name].numpy() for name in _PARTS)
     return sparse.csr_matrix((value.astype(np.float64), col, rowptr), (rowptr.size - 1, columns))
 
 

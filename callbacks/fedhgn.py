@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import pytorch_lightning as pl
@@ -15,10 +14,10 @@ from flgraph.callbacks.fedavg import FedAvg
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
-from flgraph.federation.routes import Route, personal, shared
-from flgraph.models.classifier import at_least_float32
+from flgraph.federation.routes import Route, UploadKind, personal, shared
+from flgraph.nn import at_least_float32
 
-_ROWS, _COEFFICIENTS, _BASES = "rows.", ".coefficients", ".bases"
+_COEFFICIENTS, _BASES = ".coefficients", ".bases"
 
 
 class FedHGN(FedAvg):
@@ -50,74 +49,55 @@ class FedHGN(FedAvg):
     Args:
         alignment: :math:`\lambda`; with 0 nothing is sent of the coefficients (the paper's ablation "B").
         bases: patterns of the shared tensors.
-        weighting: see :class:`FedAvg`.
-        optimizer_state: see :class:`FedAvg`.
+        kwargs: see :class:`FedAvg`.
     """
 
-    extra_tensors = (_ROWS + "*",)
+    extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"rows/*": "data"}
+    server_attributes = ("_rows",)
 
     def __init__(
         self,
         alignment: float = 0.5,
         bases: Sequence[str] = ("convs.*.bases", "convs.*.bias", "classifier.*"),
-        weighting: Literal["samples", "uniform"] = "samples",
-        optimizer_state: Literal["keep", "reset"] = "keep",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(weighting, optimizer_state)
+        super().__init__(**kwargs)
         expect(0 <= alignment < float("inf"), "aggregator.alignment", "a finite number, 0 or more", alignment)
         self.alignment, self.bases = alignment, list(bases)
         self._rows: dict[str, dict[str, Tensor]] = {}  # server half: client to layer to the rows it sent last
-        self._others: dict[str, Tensor] = {}  # client half: layer to the rows received
+        self._received: dict[str, Tensor] = {}  # client half, while it trains: layer to the rows of other clients
 
     def routes(self) -> list[Route]:
         return [*personal(f"*{_COEFFICIENTS}", "embedding.*"), *shared(*self.bases), *personal("*")]
 
     # ----------------------------------------------------------------------------------------------- server half
-    def download(self, client: str, round: int, exchange: str) -> Payload | None:
-        own = super().download(client, round, exchange)
-        assert own is not None
-        return Payload({**own.tensors, **self._rows_for(client)}) if self.alignment else own
+    def download(self, client: str, round: int, exchange: str | None) -> Payload | None:
+        weights = super().download(client, round, exchange)
+        assert weights is not None
+        return Payload({**weights.tensors, "rows": self._rows_for(client)}) if self.alignment else weights
 
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
-        weights = {}
-        for client, upload in uploads.items():
-            rows = {name: t for name, t in upload.tensors.items() if name.startswith(_ROWS)}
-            self._rows[client] = rows
-            weights[client] = Payload({n: t for n, t in upload.tensors.items() if n not in rows}, upload.scalars)
-        super().aggregate(weights, round, exchange)
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
+        self._rows |= {client: upload.group("rows") for client, upload in uploads.items()}
+        return super().aggregate(uploads, round, exchange)
 
     def _rows_for(self, client: str) -> dict[str, Tensor]:
-        """The rows of all others, layer by layer."""
+        """The rows of all other clients, layer by layer."""
         result = {}
-        for name, bases in self._payload.tensors.items():
+        for name, bases in self.shared.items():
             if not name.endswith(_BASES):
                 continue
-            layer = _ROWS + name.removesuffix(_BASES)
+            layer = name.removesuffix(_BASES)
             sent = [self._rows[other][layer] for other in sorted(self._rows) if other != client]
-            silent = len(sent) < len(self.holders) - 1
+            silent = len(sent) < len(self.owners) - 1
             result[layer] = by_value(torch.cat([*sent, bases.new_zeros(int(silent), bases.size(0))]))
         return result
 
-    def server_state(self) -> Payload:
-        rows = {f"sent/{client}/{layer}": t for client, layers in self._rows.items() for layer, t in layers.items()}
-        return Payload({**super().server_state().tensors, **rows}, {"plain": json.dumps({"clients": list(self._rows)})})
-
-    def load_server_state(self, state: Payload) -> None:
-        self._rows = {client: {} for client in json.loads(str(state.scalars["plain"]))["clients"]}
-        own = {}
-        for name, tensor in state.tensors.items():
-            if name.startswith("sent/"):
-                client, _, layer = name.removeprefix("sent/").rpartition("/")
-                self._rows[client][layer] = tensor
-            else:
-                own[name] = tensor
-        super().load_server_state(Payload(own))
-
     # ----------------------------------------------------------------------------------------------- client half
-    def install(self, client: Client, download: Payload) -> None:
-        rows = {name: tensor for name, tensor in download.tensors.items() if name.startswith(_ROWS)}
-        self._others = {name.removeprefix(_ROWS): tensor.clone() for name, tensor in rows.items()}
-        super().install(client, Payload({n: t for n, t in download.tensors.items() if n not in rows}))
+    def local_update(self, client: Client, round: int, exchange: str) -> None:
+        """Local training with the alignment term."""
+        self._received = client.last_download.group("rows")
+        super().local_update(client, round, exchange)
+        self._received = {}
 
     def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
         own = super().upload(client, round, exchange)
@@ -127,16 +107,16 @@ class FedHGN(FedAvg):
         rows = {}
         for name, parameter in client.module.named_parameters():
             if name.endswith(_COEFFICIENTS):
-                place = name.removesuffix(_COEFFICIENTS)
-                if place + _BASES in client.routing.shared:  # or else they are of bases that nobody else has
-                    rows[_ROWS + place] = by_value(parameter.detach())
+                layer = name.removesuffix(_COEFFICIENTS)
+                if layer + _BASES in client.routing.shared:  # or else they are of bases that nobody else has
+                    rows[layer] = by_value(parameter.detach())
         expect(
             bool(rows),
             "model",
             f"one with coefficients (`*{_COEFFICIENTS}`) of shared bases for FedHGN",
             type(client.module).__name__,
         )
-        return Payload({**own.tensors, **rows}, own.scalars)
+        return Payload({**own.tensors, "rows": rows}, own.scalars)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
@@ -144,7 +124,7 @@ class FedHGN(FedAvg):
         """Adds the gradient of the alignment term."""
         parameters = dict(pl_module.named_parameters())
         stepping = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for layer, rows in self._others.items():
+        for layer, rows in self._received.items():
             coefficients = parameters[layer + _COEFFICIENTS]
             if not rows.numel() or id(coefficients) not in stepping or not coefficients.requires_grad:
                 continue
@@ -153,14 +133,6 @@ class FedHGN(FedAvg):
             nearest = others[distances.argmin(dim=1)]
             gradient = 2 * self.alignment * (coefficients.detach() - nearest)
             coefficients.grad = gradient if coefficients.grad is None else coefficients.grad.add_(gradient)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The others' rows, for a client that is stopped between its download and its training."""
-        return {"others": self._others}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Puts back what :meth:`state_dict` returned."""
-        self._others = dict(state_dict["others"])
 
 
 def by_value(rows: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any
 
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.federation.routes import Route, personal, shared
@@ -16,17 +16,11 @@ class FedPer(FedAvg):
 
     Args:
         base: patterns of the shared tensors' names.
-        weighting: see :class:`FedAvg`.
-        optimizer_state: see :class:`FedAvg`.
+        kwargs: see :class:`FedAvg`.
     """
 
-    def __init__(
-        self,
-        base: Sequence[str] = ("convs.*",),
-        weighting: Literal["samples", "uniform"] = "samples",
-        optimizer_state: Literal["keep", "reset"] = "keep",
-    ) -> None:
-        super().__init__(weighting, optimizer_state)
+    def __init__(self, base: Sequence[str] = ("convs.*",), **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.base = list(base)
 
     def routes(self) -> list[Route]:

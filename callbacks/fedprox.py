@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.errors import expect
 from flgraph.federation.client import Client
-from flgraph.federation.payload import Payload
 
 
 class FedProx(FedAvg):
@@ -23,25 +22,25 @@ class FedProx(FedAvg):
 
     Args:
         mu: weight of the proximal term; 0 is FedAvg.
-        weighting: see :class:`FedAvg`.
-        optimizer_state: see :class:`FedAvg`.
+        kwargs: see :class:`FedAvg`.
     """
 
-    def __init__(
-        self,
-        mu: float = 0.01,
-        weighting: Literal["samples", "uniform"] = "samples",
-        optimizer_state: Literal["keep", "reset"] = "keep",
-    ) -> None:
-        super().__init__(weighting, optimizer_state)
+    def __init__(self, mu: float = 0.01, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         expect(0 <= mu < float("inf"), "aggregator.mu", "a finite number, 0 or more", mu)
         self.mu = mu
-        self._center: dict[str, Tensor] = {}
+        self._center: dict[str, Tensor] = {}  # the client half's, while it trains
 
     # ----------------------------------------------------------------------------------------------- client half
-    def install(self, client: Client, download: Payload) -> None:
-        super().install(client, download)
-        self._center = dict(download.tensors)
+    def center(self, client: Client) -> dict[str, Tensor]:
+        r""":math:`\bar w`, what the client was sent last, by the names of parameters (and buffers)."""
+        return client.last_download.group()
+
+    def local_update(self, client: Client, round: int, exchange: str) -> None:
+        """Local training with the proximal term."""
+        self._center = self.center(client)
+        super().local_update(client, round, exchange)
+        self._center = {}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Moves the center to where the model is, once per training and not at every step."""
@@ -65,11 +64,3 @@ class FedProx(FedAvg):
                 parameter.grad = distance.mul_(self.mu)
             else:
                 parameter.grad.add_(distance, alpha=self.mu)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The center, for a client that is stopped between its download and its training."""
-        return {"center": self._center}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Puts back what :meth:`state_dict` returned."""
-        self._center = dict(state_dict["center"])

@@ -35,11 +35,11 @@ class FedProxAdaptive(FedProx):
         values: in ascending order; FedEgo's (Section 5.2) by default.
         rule: ``"loss"`` or ``"ratio"``.
         patience: falls in a row before a step down (``"loss"``).
-        weighting: see :class:`FedAvg`.
-        optimizer_state: see :class:`FedAvg`.
+        kwargs: see :class:`FedAvg`.
     """
 
     reported_scalars = ("fedprox/mu",)
+    client_attributes = ("mu", "_last", "_falls")
 
     def __init__(
         self,
@@ -47,14 +47,13 @@ class FedProxAdaptive(FedProx):
         values: Sequence[float] = (0.001, 0.01, 0.1, 1.0),
         rule: Rule = "loss",
         patience: int = 5,
-        weighting: Literal["samples", "uniform"] = "samples",
-        optimizer_state: Literal["keep", "reset"] = "keep",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(mu, weighting, optimizer_state)
+        super().__init__(mu, **kwargs)
         self.values, self.rule, self.patience = [float(value) for value in values], rule, patience
         ascending = all(a < b for a, b in pairwise(self.values))
-        sound = len(self.values) > 0 and ascending and self.values[0] >= 0
-        expect(sound, "aggregator.values", "numbers of 0 or more in ascending order", list(values))
+        valid = len(self.values) > 0 and ascending and self.values[0] >= 0
+        expect(valid, "aggregator.values", "numbers of 0 or more in ascending order", list(values))
         expect(mu in self.values, "aggregator.mu", f"one of {self.values}", mu)
         expect(rule in get_args(Rule), "aggregator.rule", f"one of {', '.join(get_args(Rule))}", rule)
         expect(patience >= 1, "aggregator.patience", "1 or more", patience)
@@ -86,8 +85,8 @@ class FedProxAdaptive(FedProx):
             self._move(-1)
 
     def _move(self, steps: int) -> None:
-        place = self.values.index(self.mu) + steps
-        self.mu = self.values[min(max(place, 0), len(self.values) - 1)]
+        index = self.values.index(self.mu) + steps
+        self.mu = self.values[min(max(index, 0), len(self.values) - 1)]
 
     def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
         """Takes in a batch's loss; under ``"ratio"`` the coefficient is moved before the batch's step."""
@@ -111,12 +110,3 @@ class FedProxAdaptive(FedProx):
         parameters: Mapping[str, Tensor] = dict(module.named_parameters())
         parts = [(parameters[name].detach() - t).norm() / t.numel() for name, t in self._center.items() if t.numel()]
         return float(torch.stack(parts).sum()) if parts else 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        """The center, the coefficient, and what the next step depends on."""
-        return {**super().state_dict(), "mu": self.mu, "last": self._last, "falls": self._falls}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Puts back what :meth:`state_dict` returned."""
-        super().load_state_dict(state_dict)
-        self.mu, self._last, self._falls = state_dict["mu"], state_dict["last"], state_dict["falls"]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytorch_lightning as pl
-
 from flgraph.callbacks.fedavg import FedAvg
-from flgraph.errors import InputError
+from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 
@@ -17,16 +15,10 @@ class FedSage(FedAvg):
     has no place in graph classification, where no edges are cut.
 
     Args:
-        weighting: see :class:`FedAvg`.
-        optimizer_state: see :class:`FedAvg`.
+        kwargs: see :class:`FedAvg`.
     """
 
     def install(self, client: Client, download: Payload) -> None:
-        _check_layers(client.module)
+        conv = client.module.hparams.get("conv")
+        expect(conv == "sage", "model.conv", "'sage' for FedSage", conv)
         super().install(client, download)
-
-
-def _check_layers(module: pl.LightningModule) -> None:
-    conv = module.hparams.get("conv")
-    if conv != "sage":
-        raise InputError(f"Expected `model.conv` to be 'sage' for FedSage but got {conv!r}.")

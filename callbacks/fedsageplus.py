@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import pytorch_lightning as pl
 import torch
@@ -14,14 +14,11 @@ from flgraph.callbacks.fedavg import FedAvg
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
-from flgraph.federation.routes import Route, collected, personal, shared
+from flgraph.federation.routes import Route, UploadKind, collected, personal, shared
 from flgraph.federation.seeding import derive_seed
 from flgraph.models.nodes.sage import NeighGenSAGE
 from flgraph.nn import FeatureGenerator
 from flgraph.nn.neighgen import feature_loss, first_ones, nearest_of_all
-
-_OWN = "fedsageplus."
-"""Prefix of the tensors that are no part of the model."""
 
 _FGEN = "generator.fgen."
 
@@ -59,29 +56,23 @@ class FedSagePlus(FedAvg):
         optimizer_state: see :class:`FedAvg`; ``"reset"`` also begins every step of the generators anew.
     """
 
-    extra_tensors = (f"{_OWN}*",)
+    extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"input/*": "data", "gradient/*": "gradient"}
     upload_scalars = ("num_samples", "num_features")
 
     def __init__(
-        self,
-        pretrain_epochs: int = 20,
-        generator_rounds: int = 20,
-        alpha: float = 1.0,
-        weighting: Literal["samples", "uniform"] = "samples",
-        optimizer_state: Literal["keep", "reset"] = "keep",
+        self, pretrain_epochs: int = 20, generator_rounds: int = 20, alpha: float = 1.0, **kwargs: Any
     ) -> None:
-        super().__init__(weighting, optimizer_state)
+        super().__init__(**kwargs)
         expect(pretrain_epochs >= 0, "aggregator.pretrain_epochs", "0 or more", pretrain_epochs)
         expect(generator_rounds >= 0, "aggregator.generator_rounds", "0 or more", generator_rounds)
         expect(0 <= alpha < float("inf"), "aggregator.alpha", "a finite number, 0 or more", alpha)
         self.pretrain_epochs, self.generator_rounds, self.alpha = pretrain_epochs, generator_rounds, alpha
-        self._answers: dict[str, dict[str, Tensor]] = {}  # what each client is sent before the first round
-        self._others: dict[str, dict[str, Tensor]] = {}  # the client half's: other clients' generators
+        self._answers: dict[str, dict[str, Any]] = {}  # what each client is sent before the first round
         self._gradients: dict[str, Tensor] = {}  # the client half's: sums of theirs, until the next step
         self._visible = 0  # the client half's: nodes that are not hidden
 
     def routes(self) -> list[Route]:
-        return [*collected(_FGEN + "*"), *personal("generator.*"), *shared("*", mismatch="personal")]
+        return [*collected(_FGEN + "*"), *personal("generator.*"), *shared("*", on_mismatch="personal")]
 
     def exchanges(self, round: int) -> Sequence[str]:
         if round:
@@ -90,33 +81,30 @@ class FedSagePlus(FedAvg):
         return ("generate", *(f"{step} {number}" for number in steps for step in ("compare", "refine")))
 
     # ----------------------------------------------------------------------------------------------- server half
-    def download(self, client: str, round: int, exchange: str) -> Payload | None:
-        if round or exchange == "evaluate":  # at the end of round 0, too: the classifier's first weights
+    def download(self, client: str, round: int, exchange: str | None) -> Payload | None:
+        if round or exchange is None:  # at the end of round 0, too: the classifier's first weights
             return super().download(client, round, exchange)
         return Payload(self._answers[client]) if client in self._answers else None
 
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         self._answers = {}
         if round:
-            super().aggregate(uploads, round, exchange)
-        elif exchange.startswith("compare"):
-            self._answers = {client: _summed(uploads, client) for client in uploads}
+            return super().aggregate(uploads, round, exchange)
+        if exchange.startswith("compare"):
+            self._answers = {client: {"gradient": _summed(uploads, client)} for client in uploads}
         elif exchange != self.exchanges(0)[-1]:
-            parts = {client: upload.tensors for client, upload in uploads.items()}
             columns = {client: upload.scalars["num_features"] for client, upload in uploads.items()}
             expect(len(set(columns.values())) <= 1, "data", "of as many features at all clients for FedSage+", columns)
-            for client in parts:
-                others = ((other, name, t) for other in parts if other != client for name, t in parts[other].items())
-                self._answers[client] = {f"{_OWN}{other}/{name.removeprefix(_OWN)}": t for other, name, t in others}
+            generators = {client: {**upload.group(), **upload.group("input")} for client, upload in uploads.items()}
+            for client in uploads:
+                foreign = {other: tensors for other, tensors in generators.items() if other != client}
+                self._answers[client] = {"generator": foreign}
+        return {}
 
     # ----------------------------------------------------------------------------------------------- client half
     def install(self, client: Client, download: Payload) -> None:
-        super().install(client, Payload({name: t for name, t in download.tensors.items() if not name.startswith(_OWN)}))
-        self._others = {}
-        for name, tensor in download.tensors.items():
-            if name.startswith(_OWN):
-                other, _, part = name.removeprefix(_OWN).rpartition("/")
-                (self._others.setdefault(other, {}) if other else self._gradients)[part] = tensor
+        super().install(client, download)
+        self._gradients = download.group("gradient")
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         """Training of the generator; comparing others' generated neighbours with one's own nodes; local training."""
@@ -137,31 +125,29 @@ class FedSagePlus(FedAvg):
         if exchange == self.exchanges(0)[-1]:
             return None
         module, batch = _module(client), _batch(client)
-        z, counts = module.published(batch)
+        z, counts = module.anchors(batch)
         self._visible = module.impaired(batch).visible.numel()
         fgen = {_FGEN + name: tensor for name, tensor in module.generator.fgen.state_dict().items()}
-        tensors = {**fgen, _OWN + "z": z, _OWN + "counts": counts.int()}
-        return Payload(tensors, {"num_features": module.in_channels})
+        return Payload({**fgen, "input": {"z": z, "counts": counts.int()}}, {"num_features": module.in_channels})
 
     def _begin(self, client: Client) -> None:
         _module(client).draw_from(derive_seed(self.seed, client.name, "neighgen"))
 
     def _settle(self, client: Client) -> None:
-        if not _module(client).settled:
-            _module(client).settle()
+        if not _module(client).generator_frozen:
+            _module(client).freeze_generator()
             client.forget_optimizers()  # their moments are of another loss and, for the classifier, other weights
 
     def _compare(self, client: Client) -> Payload:
         module, x = _module(client), _batch(client).x
         fgen, gradients = copy.deepcopy(module.generator.fgen).eval(), {}
-        for other in sorted(self._others):
-            part = {name: tensor.to(module.device) for name, tensor in self._others[other].items()}
+        generators = client.last_download
+        for other in sorted({name.split("/")[1] for name in generators.tensors}):
+            part = {name: tensor.to(module.device) for name, tensor in generators.group(f"generator/{other}").items()}
             z, counts = part.pop("z"), part.pop("counts")
             fgen.load_state_dict({name.removeprefix(_FGEN): tensor for name, tensor in part.items()})
-            for name, gradient in foreign_gradients(fgen, z, counts, x).items():
-                gradients[f"{_OWN}{other}/{name}"] = gradient
-        self._others = {}
-        return Payload(gradients)
+            gradients[other] = foreign_gradients(fgen, z, counts, x)
+        return Payload({"gradient": gradients})
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
@@ -198,15 +184,13 @@ def foreign_gradients(fgen: FeatureGenerator, z: Tensor, counts: Tensor, x: Tens
 
 
 def _summed(uploads: Mapping[str, Payload], client: str) -> dict[str, Tensor]:
-    """What the others answered to one client, added up in the order of their names."""
+    """What the other clients answered to one, added up in the order of their names."""
     sums: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
     for other in sorted(uploads):
-        for path, tensor in uploads[other].tensors.items():
-            whose, _, name = path.removeprefix(_OWN).rpartition("/")
-            if whose == client:
-                sums[name], dtypes[name] = sums.get(name, 0) + tensor.double(), tensor.dtype
-    return {_OWN + name: total.to(dtypes[name]) for name, total in sums.items()}
+        for name, tensor in uploads[other].group(f"gradient/{client}").items():
+            sums[name], dtypes[name] = sums.get(name, 0) + tensor.double(), tensor.dtype
+    return {name: total.to(dtypes[name]) for name, total in sums.items()}
 
 
 def _module(client: Client) -> NeighGenSAGE:

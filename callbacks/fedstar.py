@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any
 
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.federation.routes import Route, personal, shared
@@ -17,17 +17,11 @@ class FedStar(FedAvg):
 
     Args:
         structure: patterns of the structure encoder's tensors.
-        weighting: see :class:`FedAvg`.
-        optimizer_state: see :class:`FedAvg`.
+        kwargs: see :class:`FedAvg`.
     """
 
-    def __init__(
-        self,
-        structure: Sequence[str] = ("structure.*",),
-        weighting: Literal["samples", "uniform"] = "samples",
-        optimizer_state: Literal["keep", "reset"] = "keep",
-    ) -> None:
-        super().__init__(weighting, optimizer_state)
+    def __init__(self, structure: Sequence[str] = ("structure.*",), **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.structure = list(structure)
 
     def routes(self) -> list[Route]:

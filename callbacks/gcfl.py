@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any, Literal
+from typing import Any
 
 import networkx as nx
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from flgraph.callbacks.fedper import FedPer
 from flgraph.errors import expect
-from flgraph.federation.aggregation import weighted_mean
 from flgraph.federation.payload import Payload
 
 
@@ -42,9 +40,10 @@ class GCFL(FedPer):
         warmup: rounds before the first split.
         min_clients: clusters with fewer clients are not split.
         base: patterns of the shared tensors' names; the graph convolutions, as in :class:`FedPer`.
-        weighting: see :class:`FedAvg`.
-        optimizer_state: see :class:`FedAvg`.
+        kwargs: see :class:`FedAvg`.
     """
+
+    server_attributes: Sequence[str] = ("_clusters", "_models", "_updates", "_splits", "_norms")
 
     def __init__(
         self,
@@ -53,29 +52,29 @@ class GCFL(FedPer):
         warmup: int = 20,
         min_clients: int = 3,
         base: Sequence[str] = ("convs.*",),
-        weighting: Literal["samples", "uniform"] = "samples",
-        optimizer_state: Literal["keep", "reset"] = "keep",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(base, weighting, optimizer_state)
+        super().__init__(base, **kwargs)
         expect(0 <= eps1 < math.inf, "aggregator.eps1", "a finite number, 0 or more", eps1)
         expect(0 <= eps2 < math.inf, "aggregator.eps2", "a finite number, 0 or more", eps2)
         expect(warmup >= 0, "aggregator.warmup", "0 or more", warmup)
         expect(min_clients >= 2, "aggregator.min_clients", "2 or more", min_clients)
         self.eps1, self.eps2, self.warmup, self.min_clients = eps1, eps2, warmup, min_clients
         self._clusters: list[list[str]] = []
-        self._models: list[Payload] = []  # one per cluster
+        self._models: list[Mapping[str, Tensor]] = []  # one per cluster
         self._updates: dict[str, Tensor] = {}
         self._splits: list[dict[str, Any]] = []
         self._norms: dict[str, float] = {}
 
     # ----------------------------------------------------------------------------------------------- server half
     def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
-        self._clusters, self._models = [list(clients)], [Payload(initial)]
+        self._clusters, self._models = [list(clients)], [initial]
 
-    def download(self, client: str, round: int, exchange: str) -> Payload | None:
-        return self._models[self._cluster_of(client)]
+    def download(self, client: str, round: int, exchange: str | None) -> Payload | None:
+        cluster = self._cluster_of(client)
+        return self.payload((str(cluster),), lambda: self._models[cluster])
 
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         self._take_updates(uploads)
         self._norms = {}
         for number in range(len(self._clusters)):
@@ -84,11 +83,13 @@ class GCFL(FedPer):
         for number, members in enumerate(self._clusters):
             present = {client: uploads[client] for client in members if client in uploads}
             if present:
-                self._models[number] = Payload(weighted_mean(present, self.client_weights(present)))
+                tensors = {client: upload.group() for client, upload in present.items()}
+                self._models[number] = self.combine(tensors, self.client_weights(present))
+        return {}  # nothing is shared by all
 
     def _take_updates(self, uploads: Mapping[str, Payload]) -> None:
         for client, upload in uploads.items():
-            self._updates[client] = _flat(upload) - _flat(self._models[self._cluster_of(client)])
+            self._updates[client] = _flat(upload.tensors) - _flat(self._models[self._cluster_of(client)])
 
     def _should_split(self, number: int, round: int) -> bool:
         members = self._clusters[number]
@@ -120,25 +121,6 @@ class GCFL(FedPer):
 
     def summary(self) -> dict[str, Any]:
         return {"clusters": self._clusters, "splits": self._splits}
-
-    def server_state(self) -> Payload:
-        models = {f"model/{n}/{key}": t for n, model in enumerate(self._models) for key, t in model.tensors.items()}
-        updates = {f"update/{client}": update for client, update in self._updates.items()}
-        plain = {"clusters": self._clusters, "splits": self._splits, "norms": self._norms}
-        return Payload({**models, **updates}, {"plain": json.dumps(plain)})
-
-    def load_server_state(self, state: Payload) -> None:
-        plain = json.loads(str(state.scalars["plain"]))
-        self._clusters, self._splits, self._norms = plain["clusters"], plain["splits"], plain["norms"]
-        models: list[dict[str, Tensor]] = [{} for _ in self._clusters]
-        for name, tensor in state.tensors.items():
-            kind, _, rest = name.partition("/")
-            if kind == "update":
-                self._updates[rest] = tensor
-            else:
-                number, _, key = rest.partition("/")
-                models[int(number)][key] = tensor
-        self._models = [Payload(model) for model in models]
 
     def _cluster_of(self, client: str) -> int:
         return next(number for number, members in enumerate(self._clusters) if client in members)
@@ -172,7 +154,6 @@ def minimum_cut(names: Sequence[str], weights: Tensor) -> tuple[list[str], list[
     return [names[i] for i in first], [names[i] for i in second]
 
 
-def _flat(payload: Payload) -> Tensor:
-    tensors = payload.tensors
+def _flat(tensors: Mapping[str, Tensor]) -> Tensor:
     parts = [tensors[name].flatten().double() for name in sorted(tensors) if tensors[name].is_floating_point()]
     return torch.cat(parts)

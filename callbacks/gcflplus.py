@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,28 +26,13 @@ class GCFLPlus(GCFL):
     Args:
         sequence_length: number of norms that are compared.
         standardize: whether sequences are divided by their standard deviation first.
-        eps1: see :class:`GCFL`, as for all that follow.
-        eps2: see there.
-        warmup: see there.
-        min_clients: see there.
-        base: see there.
-        weighting: see :class:`FedAvg`.
-        optimizer_state: see :class:`FedAvg`.
+        kwargs: see :class:`GCFL`.
     """
 
-    def __init__(
-        self,
-        sequence_length: int = 5,
-        standardize: bool = False,
-        eps1: float = 0.07,
-        eps2: float = 0.28,
-        warmup: int = 20,
-        min_clients: int = 3,
-        base: Sequence[str] = ("convs.*",),
-        weighting: Literal["samples", "uniform"] = "samples",
-        optimizer_state: Literal["keep", "reset"] = "keep",
-    ) -> None:
-        super().__init__(eps1, eps2, warmup, min_clients, base, weighting, optimizer_state)
+    server_attributes = (*GCFL.server_attributes, "_sequences")
+
+    def __init__(self, sequence_length: int = 5, standardize: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         expect(sequence_length >= 1, "aggregator.sequence_length", "1 or more", sequence_length)
         self.sequence_length, self.standardize = sequence_length, standardize
         self._sequences: dict[str, list[float]] = {}
@@ -59,11 +43,12 @@ class GCFLPlus(GCFL):
         super().start(initial, clients)
         self._sequences = {client: [] for client in clients}
 
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         self._has_split = False
-        super().aggregate(uploads, round, exchange)
+        none = super().aggregate(uploads, round, exchange)
         if self._has_split:
             self._sequences = {client: [] for client in self._sequences}
+        return none
 
     def _take_updates(self, uploads: Mapping[str, Payload]) -> None:
         super()._take_updates(uploads)
@@ -85,14 +70,6 @@ class GCFLPlus(GCFL):
             sequences = [sequence / (sequence.std() or 1.0) for sequence in sequences]
         distances = torch.tensor([[dtw_distance(a, b) for b in sequences] for a in sequences], dtype=torch.float64)
         return distances.max() - distances
-
-    def server_state(self) -> Payload:
-        state = super().server_state()
-        return Payload(state.tensors, {**state.scalars, "sequences": json.dumps(self._sequences)})
-
-    def load_server_state(self, state: Payload) -> None:
-        super().load_server_state(state)
-        self._sequences = json.loads(str(state.scalars["sequences"]))
 
 
 def dtw_distance(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:

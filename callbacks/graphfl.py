@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 import torch
@@ -14,11 +14,9 @@ from torch.func import functional_call
 
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.errors import InputError, expect
-from flgraph.federation.aggregation import weighted_mean
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
-
-_META = "meta/"
+from flgraph.federation.routes import UploadKind
 
 
 @runtime_checkable
@@ -47,48 +45,40 @@ class GraphFL(FedAvg):
     with ``first_order`` the bracket is left out. The server steps along the mean :math:`\sum_m \frac{|D_m|}{N} g_m`.
     In ``"train"``, clients train for their local epochs from there, and the server averages their weights.
 
-    With ``adaptation="training"`` a client adapts as it trains, for its local epochs and with its own optimizer, whose
-    state both exchanges share; :math:`g_m` is the gradient at the weights that it has then, of the first order. So does
-    FedEgo's published code, where a client trains on its support set alone, and its query set is never trained on.
-
     Works with any module whose ``training_step`` returns the loss, and that has automatic optimization. Dropout is
     active in the meta exchange as in training; buffers keep their values. Support and query set come from the client's
     data (:class:`FewShot`), or else are the first two batches of the training loader.
 
     Args:
         num_nodes: nodes in the support set, and in the query set (the paper's FedEgo comparison: 100; its code: 80).
-        adaptation: by ``"steps"`` along the gradient, or by ``"training"`` on all training data.
         inner_steps: gradient steps on the support set.
         inner_lr: their length :math:`\alpha`.
         first_order: whether to leave out second derivatives, for layers that have none, or to save half of the time.
         meta_lr: learning rate of the server.
         meta_optimizer: ``"sgd"`` or ``"adam"``, whose state the server keeps.
-        weighting: see :class:`FedAvg`.
-        optimizer_state: see :class:`FedAvg`.
+        kwargs: see :class:`FedAvg`.
     """
+
+    extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"gradient/*": "gradient"}
+    server_attributes = ("_moments",)
 
     def __init__(
         self,
         num_nodes: int = 100,
-        adaptation: Literal["steps", "training"] = "steps",
         inner_steps: int = 1,
         inner_lr: float = 0.01,
         first_order: bool = False,
         meta_lr: float = 0.01,
         meta_optimizer: Literal["sgd", "adam"] = "sgd",
-        weighting: Literal["samples", "uniform"] = "samples",
-        optimizer_state: Literal["keep", "reset"] = "keep",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(weighting, optimizer_state)
+        super().__init__(**kwargs)
         expect(num_nodes >= 1, "aggregator.num_nodes", "1 or more", num_nodes)
-        expect(adaptation in ("steps", "training"), "aggregator.adaptation", "steps or training", adaptation)
-        sound = first_order or adaptation == "steps"
-        expect(sound, "aggregator.first_order", "true for an adaptation by training", first_order)
         expect(inner_steps >= 1, "aggregator.inner_steps", "1 or more", inner_steps)
         expect(0 <= inner_lr < float("inf"), "aggregator.inner_lr", "a finite number, 0 or more", inner_lr)
         expect(0 <= meta_lr < float("inf"), "aggregator.meta_lr", "a finite number, 0 or more", meta_lr)
         expect(meta_optimizer in ("sgd", "adam"), "aggregator.meta_optimizer", "sgd or adam", meta_optimizer)
-        self.num_nodes, self.adaptation, self.first_order = num_nodes, adaptation, first_order
+        self.num_nodes, self.first_order = num_nodes, first_order
         self.inner_steps, self.inner_lr = inner_steps, inner_lr
         self.meta_lr, self.meta_optimizer = meta_lr, meta_optimizer
         self._moments: dict[str, dict[str, Tensor]] = {}  # the meta optimizer's state, by parameter
@@ -98,16 +88,16 @@ class GraphFL(FedAvg):
         return ("meta", "train") if round else ()
 
     # ----------------------------------------------------------------------------------------------- server half
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         if exchange != "meta":
-            super().aggregate(uploads, round, exchange)
-            return
-        self._meta_step(weighted_mean(uploads, self.client_weights(uploads)))
+            return super().aggregate(uploads, round, exchange)
+        gradients = {client: upload.group("gradient") for client, upload in uploads.items()}
+        return self._meta_step(self.combine(gradients, self.client_weights(uploads)))
 
-    def _meta_step(self, gradients: Mapping[str, Tensor]) -> None:
-        parameters = {name: self._weights[name].clone().requires_grad_() for name in gradients}
+    def _meta_step(self, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        parameters = {name: self.shared[name].clone().requires_grad_() for name in gradients}
         if not parameters:
-            return
+            return {}
         kind = torch.optim.Adam if self.meta_optimizer == "adam" else torch.optim.SGD
         optimizer = kind(parameters.values(), lr=self.meta_lr)
         for name, parameter in parameters.items():
@@ -117,44 +107,32 @@ class GraphFL(FedAvg):
         for name, parameter in parameters.items():
             state = optimizer.state[parameter].items()
             self._moments[name] = {key: value for key, value in state if isinstance(value, Tensor)}
-        self._set({**self._weights, **{name: parameter.detach() for name, parameter in parameters.items()}})
-
-    def server_state(self) -> Payload:
-        moments = {f"{_META}{key}/{name}": t for name, state in self._moments.items() for key, t in state.items()}
-        return Payload({**self._weights, **moments})
-
-    def load_server_state(self, state: Payload) -> None:
-        self._set({name: tensor for name, tensor in state.tensors.items() if not name.startswith(_META)})
-        self._moments = {}
-        for path, tensor in state.tensors.items():
-            if path.startswith(_META):
-                key, _, name = path.removeprefix(_META).partition("/")
-                self._moments.setdefault(name, {})[key] = tensor
+        return {name: parameter.detach() for name, parameter in parameters.items()}
 
     # ----------------------------------------------------------------------------------------------- client half
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         """The meta-gradient, or local training."""
         if exchange == "meta":
-            self._gradients = self._meta_gradients(client)
+            self._gradients = self.meta_gradients(client)
         else:
             super().local_update(client, round, exchange)
 
     def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
         if exchange != "meta":
             return super().upload(client, round, exchange)
-        # Under the parameters' own names, so that the guard at the door treats them as it treats the parameters.
         gradients = {name: self._gradients[name] for name in client.routing.shared if name in self._gradients}
         self._gradients = {}
-        return Payload(gradients, {"num_samples": client.num_samples})
+        return Payload({"gradient": gradients}, {"num_samples": client.num_samples})
 
-    def _meta_gradients(self, client: Client) -> dict[str, Tensor]:
+    def meta_gradients(self, client: Client) -> dict[str, Tensor]:
+        """:math:`g_m`, by the names of parameters."""
+        return self.adapted_gradients(client, self.inner_steps)
+
+    def adapted_gradients(self, client: Client, steps: int) -> dict[str, Tensor]:
+        """The gradient of the query loss after ``steps`` on the support loss, with respect to the weights before."""
         module, trainer = client.module, client.trainer
-        sound = module.automatic_optimization
-        expect(sound, "model", "a module with automatic optimization for GraphFL", "one with manual optimization")
-        steps, start = self.inner_steps, None
-        if self.adaptation == "training":
-            steps, start = 0, {name: tensor.clone() for name, tensor in module.state_dict().items()}
-            client.fit()
+        automatic = module.automatic_optimization
+        expect(automatic, "model", "a module with automatic optimization for GraphFL", "one with manual optimization")
         module.to(trainer.strategy.root_device)
         if module._trainer is None:  # before the first training
             module.trainer = trainer
@@ -168,13 +146,8 @@ class GraphFL(FedAvg):
         except RuntimeError as error:
             if "once_differentiable" not in str(error):
                 raise
-            raise InputError(
-                "Expected `aggregator.first_order` to be true for a model with layers that can be differentiated only "
-                "once but got False."
-            ) from error
-        finally:
-            if start is not None:
-                module.load_state_dict(start)
+            once = "true for a model with layers that can be differentiated only once"
+            raise InputError("aggregator.first_order", once, False) from error
 
     def _sets(self, data: Any) -> tuple[Any, Any]:
         if isinstance(data, FewShot):
@@ -182,8 +155,7 @@ class GraphFL(FedAvg):
         loader = data.train_dataloader()
         batches = iter(loader)
         support = next(batches, None)
-        if support is None:
-            raise InputError("Expected `data` to have training batches for support and query sets but got none.")
+        expect(support is not None, "data", "one with training batches for support and query sets", "none")
         query = next(batches, None)
         return support, next(iter(loader)) if query is None else query
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Literal
 
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.client import Client
@@ -14,21 +14,16 @@ class Local(Aggregator):
     """Every client trains alone; nothing is sent in either direction but its metrics.
 
     Args:
-        optimizer_state: whether clients keep their optimizers' state over rounds.
+        optimizer_state: see :class:`~flgraph.federation.Aggregator`.
     """
 
     upload_scalars = ()
 
+    def __init__(self, optimizer_state: Literal["keep", "reset"] = "keep") -> None:
+        super().__init__(optimizer_state)
+
     def routes(self) -> list[Route]:
         return personal("*")
 
-    # ----------------------------------------------------------------------------------------------- server half
-    def download(self, client: str, round: int, exchange: str) -> Payload | None:
-        return None
-
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
-        return None
-
-    # ----------------------------------------------------------------------------------------------- client half
     def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
         return None

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from flgraph.callbacks.fedprox import FedProx
 from flgraph.errors import expect
-from flgraph.federation.aggregation import weighted_mean
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
-from flgraph.federation.routes import Route, personal, shared
+from flgraph.federation.routes import Route, UploadKind, personal, shared
 
-_RELATION = "relation/"
+_RELATIONS = "relations"
 
 
 class SchemaFedAvg(FedProx):
@@ -34,29 +32,23 @@ class SchemaFedAvg(FedProx):
         mu: weight of the proximal term, see :class:`FedProx`; 0 is FedAvg, the paper's FedProx has 1.
         rows: patterns of the parameters with a row per relation.
         common: patterns of the shared tensors that belong to no relation.
-        lacking: how clients count that lack a relation: ``"skip"``, not at all, or ``"as_before"``, with the mean of
-            the round before, as in FedHGN's published code, where every client keeps weights for all relations and
-            sends back untouched those that its graph lacks. The fewer have a relation, the slower its mean then moves.
-        weighting: see :class:`FedAvg`.
-        optimizer_state: see :class:`FedAvg`.
+        kwargs: see :class:`FedAvg`.
     """
 
-    extra_tensors = (_RELATION + "*",)
+    extra_tensors: ClassVar[Mapping[str, UploadKind]] = {f"{_RELATIONS}/*": "weights"}
+    server_attributes = ("_relations", "_names")
 
     def __init__(
         self,
         mu: float = 0.0,
         rows: Sequence[str] = ("convs.*.weight",),
         common: Sequence[str] = ("convs.*.bias", "classifier.*"),
-        lacking: Literal["skip", "as_before"] = "skip",
-        weighting: Literal["samples", "uniform"] = "samples",
-        optimizer_state: Literal["keep", "reset"] = "keep",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(mu, weighting, optimizer_state)
-        expect(lacking in ("skip", "as_before"), "aggregator.lacking", "skip or as_before", lacking)
-        self.rows, self.common, self.lacking = list(rows), list(common), lacking
+        super().__init__(mu, **kwargs)
+        self.rows, self.common = list(rows), list(common)
         self._relations: dict[str, Tensor] = {}  # of the server half: name to weights
-        self._held: dict[str, list[str]] = {}  # client to the names it sent
+        self._names: dict[str, list[str]] = {}  # client to the names it sent
 
     def routes(self) -> list[Route]:
         return [*personal(*self.rows), *shared(*self.common), *personal("*")]
@@ -65,50 +57,44 @@ class SchemaFedAvg(FedProx):
         return ("train",) if round else ("schema",)
 
     # ----------------------------------------------------------------------------------------------- server half
-    def download(self, client: str, round: int, exchange: str) -> Payload | None:
-        own = super().download(client, round, exchange)
-        assert own is not None
-        return Payload({**own.tensors, **{name: self._relations[name] for name in self._held.get(client, ())}})
+    def download(self, client: str, round: int, exchange: str | None) -> Payload | None:
+        common = super().download(client, round, exchange)
+        relations = {name: self._relations[name] for name in self._names.get(client, ())}
+        return Payload({**(common.tensors if common else {}), _RELATIONS: relations})
 
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
-        parts = {client: _divide(upload.tensors) for client, upload in uploads.items()}
-        for client, (relations, _) in parts.items():
-            self._held[client] = list(relations)
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
+        relations = {client: upload.group(_RELATIONS) for client, upload in uploads.items()}
+        self._names |= {client: list(sent) for client, sent in relations.items()}
         if exchange == "schema":
-            for client in self._held:  # the first client's that has it
-                self._relations = {**parts[client][0], **self._relations}
-            return
-        named = {client: Payload(relations) for client, (relations, _) in parts.items()}
-        weights = self.client_weights(uploads)
-        means = weighted_mean(named, weights)
-        if self.lacking == "as_before":
-            for name, mean in means.items():
-                having = sum(weights[client] for client, (relations, _) in parts.items() if name in relations)
-                means[name] = torch.lerp(self._relations[name], mean, having / sum(weights.values()))
-        self._relations = {**self._relations, **means}
-        common = {client: Payload(rest, uploads[client].scalars) for client, (_, rest) in parts.items()}
-        super().aggregate(common, round, exchange)
+            for client in self._names:  # the first client's that has it
+                self._relations = {**relations[client], **self._relations}
+            return {}
+        self._relations |= self.relation_means(relations, self.client_weights(uploads))
+        return super().aggregate(uploads, round, exchange)
 
-    def server_state(self) -> Payload:
-        held = {f"held/{client}": "\n".join(names) for client, names in self._held.items()}
-        return Payload({**super().server_state().tensors, **self._relations}, held)
+    def relation_means(
+        self, relations: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]
+    ) -> dict[str, Tensor]:
+        """The new weights of relations, of those clients that have them.
 
-    def load_server_state(self, state: Payload) -> None:
-        self._relations, rest = _divide(state.tensors)
-        self._held = {name.removeprefix("held/"): str(names).split("\n") for name, names in state.scalars.items()}
-        super().load_server_state(Payload(rest))
+        Args:
+            relations: client to a relation's name to its weights.
+            weights: how much each client counts.
+        """
+        return self.combine(relations, weights)
 
     # ----------------------------------------------------------------------------------------------- client half
     def install(self, client: Client, download: Payload) -> None:
-        relations, rest = _divide(download.tensors)
+        relations = download.group(_RELATIONS)
         for name, row in _rows_of(client, self.rows):
             if name in relations:
                 row.copy_(relations[name])
-        super().install(client, Payload(rest))
-        if relations:  # the proximal term covers what was received, here all of it
-            parameters = dict(client.module.named_parameters())
-            kept = {n: p.detach().clone() for n, p in parameters.items() if _matches(n, self.rows)}
-            self._center = {**self._center, **kept}
+        super().install(client, download)
+
+    def center(self, client: Client) -> dict[str, Tensor]:
+        """What was received, here all rows: before it trains a client has what it was sent."""
+        rows = {n: p.detach().clone() for n, p in client.module.named_parameters() if _matches(n, self.rows)}
+        return {**super().center(client), **rows}
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         if exchange != "schema":
@@ -118,7 +104,8 @@ class SchemaFedAvg(FedProx):
         own = super().upload(client, round, exchange)
         assert own is not None
         tensors = {} if exchange == "schema" else own.tensors
-        return Payload({**tensors, **{name: row.clone() for name, row in _rows_of(client, self.rows)}}, own.scalars)
+        relations = {name: row.clone() for name, row in _rows_of(client, self.rows)}
+        return Payload({**tensors, _RELATIONS: relations}, own.scalars)
 
 
 @runtime_checkable
@@ -138,15 +125,8 @@ def _rows_of(client: Client, patterns: Sequence[str]) -> Iterator[tuple[str, Ten
     for name, parameter in client.module.named_parameters():
         if _matches(name, patterns):
             for relation, row in zip(data.weight_rows, parameter.detach(), strict=True):
-                told = relation if isinstance(relation, str) else "|".join(map(str, relation))
-                yield f"{_RELATION}{name}/{told}", row
+                yield f"{name}/{relation if isinstance(relation, str) else '|'.join(map(str, relation))}", row
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _divide(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Those of relations, and the others."""
-    relations = {name: tensor for name, tensor in tensors.items() if name.startswith(_RELATION)}
-    return relations, {name: tensor for name, tensor in tensors.items() if name not in relations}

@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch_geometric.data import Data
 
 import flgraph
-from flgraph.data import GraphFederation
-from flgraph.federation import Aggregator, FederatedTrainer, Payload, Sequential, Turn, memory
+from flgraph.data import EgoLoader, GraphFederation, NodeGraph
+from flgraph.federation import Aggregator, FederatedTrainer, Payload, Request, Sequential, Turn, loop
 from flgraph.runs.history import read_records
 
 # The same examples in every run: what fails for one fails for everybody.
@@ -45,7 +45,7 @@ PASSING = {
 }
 
 
-LONG = ("flare", "parity", "reproduce", "faults", "examples")
+LONG = ("flare", "parity", "reproduce", "faults", "golden", "examples")
 """Folders whose tests take long, most of them because they start processes."""
 
 
@@ -77,7 +77,7 @@ def threads() -> None:
 def garbage() -> Iterator[None]:
     """Runs begin without a collection of garbage: that takes longer than most of these runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "gc", SimpleNamespace(collect=lambda: 0, freeze=gc.freeze, unfreeze=gc.unfreeze))
+        patch.setattr(loop, "gc", SimpleNamespace(collect=lambda: 0, freeze=gc.freeze, unfreeze=gc.unfreeze))
         yield
 
 
@@ -151,19 +151,51 @@ class ToyData:
     test_dataloader = predict_dataloader = val_dataloader
 
 
+class EgoData:
+    """A client's graph in which every node is a training, validation and test node, with ego-graphs of 1 + 2 + 4."""
+
+    def __init__(self, graph: NodeGraph, train: Tensor, batch_size: int = 4) -> None:
+        self.graph, self.train, self.batch_size = graph, train, batch_size
+        self.settings = {"batch_size": batch_size}
+
+    @property
+    def num_train_samples(self) -> int:
+        return self.train.numel()
+
+    @property
+    def model_args(self) -> dict[str, int]:
+        return {"in_channels": self.graph.num_features, "num_classes": self.graph.num_classes}
+
+    @property
+    def train_labels(self) -> Tensor:
+        return self.graph.y[self.train]
+
+    def train_dataloader(self) -> EgoLoader:
+        return EgoLoader(self.graph, self.train, self.batch_size, (2, 2), shuffle=True)
+
+    def mixup_dataloader(self) -> EgoLoader:
+        return EgoLoader(self.graph, self.train, self.batch_size, (2, 2))
+
+    def val_dataloader(self) -> EgoLoader:
+        return EgoLoader(self.graph, self.train, 64, (2, 2), fixed=True)
+
+    def test_dataloader(self) -> list[EgoLoader]:
+        return [self.val_dataloader(), EgoLoader(self.graph, self.train[:3], 64, (2, 2), fixed=True)]
+
+
 class ToyFederation:
     """Clients by name, for a trainer."""
 
     name = "toy"
 
-    def __init__(self, given: Mapping[str, ToyData]) -> None:
+    def __init__(self, given: Mapping[str, Any]) -> None:
         self.given = dict(given)
 
     @property
     def clients(self) -> list[str]:
         return list(self.given)
 
-    def client(self, name: str) -> ToyData:
+    def client(self, name: str) -> Any:
         return self.given[name]
 
     def prepare_data(self) -> None: ...
@@ -234,11 +266,11 @@ class Recorder(Sequential):
         return answers
 
     def uploads(self, exchange: str = "train", some: bool = True) -> list[tuple[str, Payload]]:
-        """What clients sent in the exchanges of that name, which must be something unless told otherwise."""
+        """What clients sent in exchanges or requests of that name, which must be something unless told otherwise."""
         found = [
             (name, Payload.from_bytes(answer))
             for name, turn, answer in self.crossed
-            if turn.exchange == exchange and answer
+            if turn.name == exchange and answer
         ]
         assert found or not some, f"nothing was sent in `{exchange}`"
         return found
@@ -248,7 +280,7 @@ class Recorder(Sequential):
         return [
             (name, turn, Payload.from_bytes(turn.download))
             for name, turn, _ in self.crossed
-            if turn.download is not None and turn.exchange != "agree"
+            if turn.download is not None and turn.request is not Request.AGREE
         ]
 
 
@@ -280,6 +312,25 @@ def toy_federation(toy_data: Callable[..., ToyData]) -> Callable[..., ToyFederat
         return ToyFederation(
             {chr(65 + number): toy_data(count, seed=number, **kwargs) for number, count in enumerate(rows)}
         )
+
+    return make
+
+
+@pytest.fixture
+def ego_federation() -> Callable[..., ToyFederation]:
+    """Makes a federation with a client per tuple: a ring of nodes with these classes by turns."""
+
+    def make(classes: tuple[tuple[int, ...], ...] = ((0, 0, 1), (1, 2), (0, 1, 2)), nodes: int = 12) -> ToyFederation:
+        given = {}
+        for number, pattern in enumerate(classes):
+            generator = torch.Generator().manual_seed(number)
+            y = torch.tensor(pattern).repeat(nodes)[:nodes]
+            ring = torch.arange(nodes)
+            edges = torch.stack([torch.cat([ring, ring.roll(-1)]), torch.cat([ring.roll(-1), ring])])
+            edges = edges[:, (edges[0] * nodes + edges[1]).argsort()]
+            x = (torch.rand(nodes, 6, generator=generator) + F.one_hot(y, 6)).floor()
+            given[chr(65 + number)] = EgoData(NodeGraph(x.to_sparse_csr(), edges, y, 3), torch.arange(nodes))
+        return ToyFederation(given)
 
     return make
 

@@ -23,12 +23,13 @@ from flgraph.cli import main as cli
 from flgraph.configs import find_config
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer, ProcessGroup
-from flgraph.federation.denormals import flushing_denormals
 from flgraph.federation.display import MetricsTable
 from flgraph.federation.engines.distributed import launcher, transport
 from flgraph.federation.engines.distributed.environment import ProcessEnvironment
+from flgraph.federation.lightning import flushing_denormals
 from flgraph.federation.seeding import derive_seed, seed_all
-from flgraph.runs.history import Metrics, writing
+from flgraph.runs.files import writing
+from flgraph.runs.history import Metrics
 from flgraph.runs.predictions import write_predictions
 
 DESCRIPTION = (

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flgraph.errors import EngineError
+    from flgraph.federation.aggregation import Combine, WeightedMean, weighted_mean
     from flgraph.federation.aggregator import Aggregator
     from flgraph.federation.callback import FederatedCallback
-    from flgraph.federation.client import Client, Predictions, Turn
+    from flgraph.federation.client import Client
     from flgraph.federation.engines import ClientError, Engine, ProcessGroup, Sequential
+    from flgraph.federation.messages import Predictions, Request, Turn
     from flgraph.federation.payload import Payload
     from flgraph.federation.routes import Route, RouteKind, collected, personal, shared
     from flgraph.federation.trainer import FederatedTrainer
@@ -19,6 +21,7 @@ __all__ = [
     "Aggregator",
     "Client",
     "ClientError",
+    "Combine",
     "Engine",
     "EngineError",
     "FederatedCallback",
@@ -26,20 +29,25 @@ __all__ = [
     "Payload",
     "Predictions",
     "ProcessGroup",
+    "Request",
     "Route",
     "RouteKind",
     "Sequential",
     "Turn",
+    "WeightedMean",
     "collected",
     "personal",
     "shared",
+    "weighted_mean",
 ]
 
 _HOMES = {
+    "aggregation": ("Combine", "WeightedMean", "weighted_mean"),
     "aggregator": ("Aggregator",),
     "callback": ("FederatedCallback",),
-    "client": ("Client", "Predictions", "Turn"),
+    "client": ("Client",),
     "engines": ("ClientError", "Engine", "EngineError", "ProcessGroup", "Sequential"),
+    "messages": ("Predictions", "Request", "Turn"),
     "payload": ("Payload",),
     "routes": ("Route", "RouteKind", "collected", "personal", "shared"),
     "trainer": ("FederatedTrainer",),

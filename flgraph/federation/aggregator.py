@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from flgraph.errors import expect
+from flgraph.federation.aggregation import Combine, WeightedMean
 from flgraph.federation.callback import FederatedCallback
+from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
-from flgraph.federation.routes import Route
-from flgraph.runs.history import plain_values
-
-if TYPE_CHECKING:
-    from flgraph.federation.client import Client
+from flgraph.federation.routes import Route, UploadKind
 
 
 class Aggregator(FederatedCallback):
@@ -29,33 +27,57 @@ class Aggregator(FederatedCallback):
 
     1. server: :meth:`download`; nothing is sent if the client has already installed what the server has to give,
     2. client: :meth:`install`, :meth:`local_update`, :meth:`upload`,
-    3. server: :meth:`aggregate` with all uploads.
+    3. server: :meth:`aggregate` with all uploads, which returns the new shared tensors.
 
-    State that must survive a stopped run: the server half returns its own from :meth:`server_state`; the client half
-    uses Lightning's ``state_dict`` and ``load_state_dict``.
+    The framework keeps the shared tensors, sends them, and has them in checkpoints; what else the halves remember they
+    declare in :attr:`server_attributes` and :attr:`client_attributes`.
 
     Args:
         optimizer_state: whether a client's optimizers and schedulers are kept over rounds or made anew in each.
+        combine: makes one tensor of those of several clients; their weighted mean when ``None``.
     """
 
-    extra_tensors: Sequence[str] = ()
-    """Patterns of uploaded tensors that are no part of the model; nothing else may leave a client."""
+    upload_kind: UploadKind = "weights"
+    """What uploaded tensors of the model are, and so what they are relative to."""
+
+    extra_tensors: ClassVar[Mapping[str, UploadKind]] = {}
+    """Patterns of uploaded tensors that are no part of the model, and what they are; nothing else leaves a client."""
 
     upload_scalars: Sequence[str] = ("num_samples",)
     """Names of the scalars that may leave a client."""
 
     reported_scalars: Sequence[str] = ()
-    """Patterns of further metrics that the client half tells with evaluations (:meth:`Client.report`)."""
+    """Patterns of further metrics that the client half reports with evaluations (:meth:`Client.report`)."""
+
+    server_attributes: Sequence[str] = ()
+    """Attributes of the server half that checkpoints hold: nested dicts and lists of tensors and plain values."""
+
+    client_attributes: Sequence[str] = ()
+    """The same of the client half. What it was sent last it need not keep: :attr:`Client.last_download`."""
+
+    initial_weights: Literal["first", "mean", "own"] = "first"
+    """Which values shared tensors begin with at all clients: those of the first client that has them; the mean over the
+    clients' own, which is smaller by the square root of their number where these are independent draws; or each client
+    with its own, so that the server knows none."""
+
+    evaluated_model: Literal["aggregated", "trained"] = "aggregated"
+    """Which model of a client is evaluated after a round: the one that it would use, with the newest aggregate
+    installed; or the one that its last local training left, which some published code evaluates."""
 
     seed: int = 0
-    """The run's seed; set before the first call. Random numbers of the server half derive from it (``derive_seed``)."""
+    """The run's seed; set before the first call. Global random generators are seeded for every :meth:`aggregate`; what
+    is drawn elsewhere on the server derives from it (``derive_seed``)."""
 
-    holders: Mapping[str, Sequence[str]] = {}
+    owners: Mapping[str, Sequence[str]] = {}
     """Client to the names of the tensors that it shares; set on the server half before :meth:`start`."""
 
-    def __init__(self, optimizer_state: Literal["keep", "reset"] = "keep") -> None:
+    def __init__(self, optimizer_state: Literal["keep", "reset"] = "keep", combine: Combine | None = None) -> None:
         expect(optimizer_state in ("keep", "reset"), "aggregator.optimizer_state", "keep or reset", optimizer_state)
-        self.optimizer_state = optimizer_state
+        self.optimizer_state: Literal["keep", "reset"] = optimizer_state
+        self.combine = combine or WeightedMean()
+        self.shared: dict[str, Tensor] = {}
+        """The server half's newest shared tensors by name."""
+        self._payloads: dict[tuple[str, ...], Payload] = {}
 
     @property
     def name(self) -> str:
@@ -74,38 +96,69 @@ class Aggregator(FederatedCallback):
         """Names of the exchanges of a round, in order. Round 0 stands for the time before the first round."""
         return ("train",) if round else ()
 
-    @property
-    def wants_initial(self) -> bool:
-        """Whether the server half uses the initial values of shared tensors; otherwise nobody sends any."""
-        return True
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """Plain values that define the algorithm; a run can only be resumed with the same ones."""
-        public = {key: value for key, value in vars(self).items() if not key.startswith("_") and key != "holders"}
-        return plain_values(public)
-
     # ----------------------------------------------------------------------------------------------- server half
     def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
-        """Called once, with the initial value of every shared tensor and all clients' names.
+        """Called once, with the initial value of every shared tensor (:attr:`initial_weights`) and all clients' names.
 
-        That is the first holder's value, or the mean over all holders (``initial_weights`` of the trainer).
+        It takes the values as :attr:`shared`.
         """
+        self.accept(initial)
 
-    @abstractmethod
-    def download(self, client: str, round: int, exchange: str) -> Payload | None:
-        """What ``client`` is sent now; ``None`` if the algorithm sends nothing.
+    def download(self, client: str, round: int, exchange: str | None) -> Payload | None:
+        """What ``client`` is sent now: by default the newest of the tensors that it shares; ``None`` for nothing.
 
         Must not depend on which other clients were asked before, nor on ``exchange`` where a round has only one: what
-        an aggregation gave is often sent with the evaluation that follows it (``exchange`` is then ``"evaluate"``).
+        an aggregation gave is often sent with the evaluation that follows it (``exchange`` is then ``None``).
         Called at most once per client between two calls of :meth:`aggregate`.
         """
+        names = tuple(name for name in self.owners[client] if name in self.shared)
+        return self.payload(names, lambda: {name: self.shared[name] for name in names}) if names else None
 
-    @abstractmethod
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
-        """Takes in the uploads of one exchange; called in the server's process, after all of them arrived."""
+    def payload(self, key: tuple[str, ...], tensors: Callable[[], Mapping[str, Tensor]]) -> Payload:
+        """One payload for all clients that are sent the same until the next :meth:`aggregate`: it is made once."""
+        if key not in self._payloads:
+            self._payloads[key] = Payload(tensors())
+        return self._payloads[key]
+
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
+        """Makes new shared tensors of the uploads of one exchange, by default the clients' weighted mean.
+
+        Called in the server's process, after all uploads arrived.
+
+        Args:
+            uploads: client to upload, of those that answered.
+            round: counts from 1; 0 before the first round.
+            exchange: see :meth:`exchanges`.
+
+        Returns:
+            The new values of shared tensors; those that it leaves out stay as they are.
+        """
+        tensors = {client: upload.group() for client, upload in uploads.items()}
+        return self.combine(tensors, self.client_weights(uploads))
+
+    def client_weights(self, uploads: Mapping[str, Payload]) -> dict[str, float]:
+        """How much each client counts where it is combined with others; not normalised. All alike by default."""
+        return dict.fromkeys(uploads, 1.0)
+
+    def accept(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes new values of shared tensors; called with what :meth:`aggregate` returned.
+
+        Raises:
+            InputError: they are no mapping of tensors, or not of the names and shapes of those that are shared.
+        """
+        field = f"result of {type(self).__name__}.aggregate"
+        expect(isinstance(tensors, Mapping), field, "the new shared tensors by name", type(tensors).__name__)
+        agreed = {name for names in self.owners.values() for name in names}
+        for name, tensor in tensors.items():
+            expect(name in agreed, field, "of tensors that clients share", name)
+            expect(isinstance(tensor, Tensor), field, f"a tensor for `{name}`", type(tensor).__name__)
+            shape = self.shared.get(name, tensor).shape
+            expect(tensor.shape == shape, field, f"of shape {list(shape)} for `{name}`", list(tensor.shape))
+        self.shared = {**self.shared, **tensors}
+        self._payloads = {}
 
     def log_scalars(self) -> Mapping[str, float]:
-        """What the server half has to tell of the round just aggregated, such as the number of clusters.
+        """What the server half reports of the round just aggregated, such as the number of clusters.
 
         Goes to ``history.jsonl``, TensorBoard and other loggers. A tag ``GROUP/NAME`` is shown in its group, one
         without a slash in the group ``server``; one value per client is ``GROUP/CLIENT``.
@@ -113,20 +166,21 @@ class Aggregator(FederatedCallback):
         return {}
 
     def summary(self) -> dict[str, Any]:
-        """What the server half has to tell of the whole run, in values that JSON can hold, for ``results.json``."""
+        """What the server half reports of the whole run, in values that JSON can hold, for ``results.json``."""
         return {}
 
-    def server_state(self) -> Payload:
-        """Everything the server half needs to continue after a restart."""
-        return Payload()
+    def server_state(self) -> dict[str, Any]:
+        """Everything the server half needs to continue after a restart, beside the shared tensors."""
+        return {name: getattr(self, name) for name in self.server_attributes}
 
-    def load_server_state(self, state: Payload) -> None:
+    def load_server_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what :meth:`server_state` returned."""
+        vars(self).update(state)
 
     # ----------------------------------------------------------------------------------------------- client half
     def install(self, client: Client, download: Payload) -> None:
-        """Puts a download into the client; by default its tensors replace those of the same name in the model."""
-        client.load_shared(download.tensors)
+        """Puts a download into the client; by default the tensors of the model replace those of the same name."""
+        client.load_shared(download.group())
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         """The client's work in an exchange; by default it trains for its local epochs."""
@@ -135,3 +189,11 @@ class Aggregator(FederatedCallback):
     def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
         """What the client sends (nothing if ``None``); by default its shared tensors and number of training samples."""
         return Payload(client.shared_tensors(), {"num_samples": client.num_samples})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The client half's :attr:`client_attributes`, for its checkpoint."""
+        return {name: getattr(self, name) for name in self.client_attributes}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Puts back what :meth:`state_dict` returned."""
+        vars(self).update(state_dict)

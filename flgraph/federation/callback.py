@@ -2,12 +2,60 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import inspect
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, Self
 
 import pytorch_lightning as pl
+from pytorch_lightning.loggers import Logger
+from rich.console import Console
 
-if TYPE_CHECKING:
-    from flgraph.federation.trainer import FederatedTrainer
+from flgraph.federation.data import FederatedData
+from flgraph.federation.messages import Predictions
+from flgraph.runs.history import History, RoundRecord
+
+
+class Run(Protocol):
+    """What hooks may use of the :class:`FederatedTrainer` that calls them."""
+
+    rounds: int
+    monitor: str
+    monitor_mode: Any
+    current_round: int
+    should_stop: bool
+    record: RoundRecord
+    history: History
+    run_dir: Path | None
+    console: Console
+    writes: bool
+
+    @property
+    def loggers(self) -> list[Logger]:
+        """Where metrics go."""
+
+    @property
+    def federated_data(self) -> FederatedData | None:
+        """The data of the run."""
+
+    @property
+    def shares(self) -> bool:
+        """Whether anything but metrics leaves a client."""
+
+    def install(self) -> None:
+        """Lets all clients install what is new, as an evaluation does."""
+
+    def predictions(self) -> Iterator[tuple[str, Predictions]]:
+        """Client and its predictions with the model that it holds, one client after another."""
+
+    def snapshot(self, clients: Collection[str]) -> None:
+        """Lets clients keep a copy of their models as they are, in place of an earlier one."""
+
+    def restore(self, clients: Collection[str]) -> None:
+        """Lets clients exchange their models and the copies that :meth:`snapshot` made."""
+
+    def retire(self, clients: Collection[str]) -> None:
+        """Lets clients take part in no more rounds; they are evaluated all the same."""
 
 
 class FederatedCallback(pl.Callback):
@@ -19,35 +67,62 @@ class FederatedCallback(pl.Callback):
     turns.
 
     What ``state_dict`` of the object on the server returns is kept in checkpoints and comes back through
-    ``load_state_dict``; it may hold what JSON can. The copies' states are kept as well, by Lightning's rules.
+    ``load_state_dict``; it may hold what JSON can. The copies' states are kept as well, by Lightning's rules. A run
+    that goes on may have other callbacks, but none of the same class with other arguments of the constructor.
     """
 
-    def on_federation_start(self, trainer: FederatedTrainer) -> None:
+    arguments: Mapping[str, Any]
+    """The constructor's arguments by name, defaults included."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Notes the arguments."""
+        self = super().__new__(cls)
+        signature = inspect.signature(cls.__init__)
+        bound = signature.bind_partial(self, *args, **kwargs)
+        given = dict(zip(signature.parameters, bound.args, strict=False)) | bound.kwargs
+        self.arguments = {**defaults(cls), **{name: value for name, value in given.items() if name != "self"}}
+        return self
+
+    def on_federation_start(self, trainer: Run) -> None:
         """Called by the trainer once, before the first round of this call of ``fit`` (after a resume, too).
 
         What is shared has been agreed on; what an algorithm exchanges before round 1 has not been exchanged yet.
         """
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: Run) -> None:
         """Called before a round's clients are asked; ``trainer.current_round`` counts from 1."""
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: Run) -> None:
         """Called after a round was aggregated and, if it was its turn, evaluated; ``trainer.record`` is its record.
 
         Set ``trainer.should_stop = True`` here to make this the last round.
         """
 
-    def on_last_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_last_round_end(self, trainer: Run) -> None:
         """Called in the last round when it was evaluated and recorded, before its checkpoint and the results.
 
         What clients hold after it is what stays; ``trainer.history.final`` may name another evaluation to report.
         """
 
-    def on_federation_end(self, trainer: FederatedTrainer) -> None:
+    def on_federation_end(self, trainer: Run) -> None:
         """Called once after the last round, when results are written."""
 
-    def on_federation_exception(self, trainer: FederatedTrainer, error: BaseException) -> None:
+    def on_federation_exception(self, trainer: Run, error: BaseException) -> None:
         """Called when ``fit`` ends with an error; the error is raised again afterwards."""
+
+
+def defaults(cls: type) -> dict[str, Any]:
+    """Default values of a constructor's arguments, those that it hands on to its base classes included."""
+    found: dict[str, Any] = {}
+    for base in cls.__mro__:
+        init = vars(base).get("__init__")
+        if init is None or base is object:
+            continue
+        parameters = inspect.signature(init).parameters.values()
+        found = {**{p.name: p.default for p in parameters if p.default is not p.empty}, **found}
+        if not any(p.kind == p.VAR_KEYWORD for p in parameters):
+            break
+    return found
 
 
 _PER_CLIENT_HOOKS = [

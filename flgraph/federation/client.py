@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar, Literal, Protocol
 
 import pytorch_lightning as pl
 import torch
@@ -14,53 +13,37 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from flgraph.errors import InputError, expect
-from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.callback import acts_in_clients
-from flgraph.federation.data import ClientData, Movable, sealed
+from flgraph.federation.data import ClientData, Movable
+from flgraph.federation.lightning import KeepOnDevice, OptimizerStates, fit_more, load_loop, persistent_trainer
+from flgraph.federation.messages import Predictions, Request, Turn
 from flgraph.federation.payload import Payload
-from flgraph.federation.refit import OptimizerStates, fit_more, lasting_trainer, load_loop
-from flgraph.federation.resident import ResidentStrategy
-from flgraph.federation.routes import RouteKind, RoutingTable
+from flgraph.federation.routes import Route, RouteKind, RoutingTable, UploadKind
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.runs.checkpoint import readable
-from flgraph.runs.history import plain_values
-
-DESCRIBE, AGREE, EVALUATE, KEEP, SWAP = "describe", "agree", "evaluate", "keep", "swap"
-"""Exchanges that belong to the loop rather than to an algorithm."""
-
-FORM = "form:"
-"""Prefix of the scalars with which a client describes a shared tensor."""
+from flgraph.runs.compatibility import plain_values, sealed
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One request to a client.
+class ClientHalf(Protocol):
+    """What a client needs of an algorithm; :class:`~flgraph.federation.Aggregator` is one, and a Lightning callback."""
 
-    Args:
-        round: counts from 1; 0 before the first round.
-        exchange: name of the exchange within the round.
-        download: bytes of a :class:`Payload`, or ``None`` if there is nothing new to install.
-        splits: for the ``evaluate`` exchange, which of ``train``, ``val``, ``test`` to report.
-    """
+    seed: int
+    optimizer_state: Literal["keep", "reset"]
+    extra_tensors: ClassVar[Mapping[str, UploadKind]]
+    upload_scalars: Sequence[str]
+    reported_scalars: Sequence[str]
 
-    round: int
-    exchange: str
-    download: bytes | None = None
-    splits: tuple[str, ...] = ()
+    def routes(self) -> list[Route]:
+        """What may leave the client."""
 
+    def install(self, client: Client, download: Payload) -> None:
+        """Puts a download into the client."""
 
-@dataclass(frozen=True)
-class Predictions:
-    """What a client's model says of the client's prediction data.
+    def local_update(self, client: Client, round: int, exchange: str) -> None:
+        """The client's work."""
 
-    Attributes:
-        batches: what the module's ``predict_step`` returns for each batch.
-        rows: what the rows are of: headings, and a value for each row, see :class:`ClientData`; empty where the data
-            does not tell.
-    """
-
-    batches: list[Any]
-    rows: dict[str, list[Any]]
+    def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
+        """What it sends."""
 
 
 class Client:
@@ -75,6 +58,7 @@ class Client:
         seed: what the client draws derives from it: the run's seed where a run is simulated, and can so be repeated;
             at a site of its own, one that nobody else knows.
         local_epochs: epochs per training exchange.
+        personal: patterns of tensors that stay, whatever the algorithm's routes say.
         trainer_args: arguments of the client's :class:`pytorch_lightning.Trainer`.
         device: where the client's model stays, unless ``trainer_args`` name a strategy; Lightning decides when
             ``None``.
@@ -88,20 +72,21 @@ class Client:
         name: str,
         module: pl.LightningModule,
         data: ClientData,
-        aggregator: Aggregator,
+        aggregator: ClientHalf,
         callbacks: Sequence[pl.Callback] = (),
         *,
         seed: int = 0,
         local_epochs: int = 1,
+        personal: Sequence[str] = (),
         trainer_args: Mapping[str, Any] | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.name, self.module, self.data = name, module, data
-        told = _described(data)
-        known = plain_values(told)
-        for key, value in told.items():  # or else the first round would be lost with its checkpoint
+        described = _described(data)
+        plain = plain_values(described)
+        for key, value in described.items():  # or else the first round would be lost with its checkpoint
             what = f"{key}` of the data of client `{name}"
-            expect(key in known, what, "a plain value, such as an int or a list,", f"{type(value).__name__} {value}")
+            expect(key in plain, what, "a plain value, such as an int or a list,", f"{type(value).__name__} {value}")
         self.seed, self.local_epochs = seed, local_epochs
         self.aggregator = copy.deepcopy(aggregator)
         self.aggregator.seed = seed
@@ -110,10 +95,13 @@ class Client:
             module.state_dict(),
             extra=self.aggregator.extra_tensors,
             scalars=self.aggregator.upload_scalars,
+            metrics=self.aggregator.reported_scalars,
+            first=personal,
             client=name,
         )
         self.changed = True  # since it was last written to disk
-        self._kept: dict[str, Tensor] = {}
+        self._snapshot: dict[str, Tensor] = {}
+        self._download: bytes | None = None  # as it came: clients in one process share its memory
         self._train_metrics: dict[str, float] = {}
         self._reported: dict[str, float] = {}
         self._loaders: dict[str, Any] = {}
@@ -121,53 +109,65 @@ class Client:
         own = [copy.deepcopy(callback) for callback in callbacks if acts_in_clients(callback)]
         arguments = dict(trainer_args or {})
         if device is not None and arguments.get("strategy", "auto") == "auto":
-            arguments["strategy"] = ResidentStrategy(device)
-        self.trainer = lasting_trainer([self._optimizers, self.aggregator, *own], arguments)
+            arguments["strategy"] = KeepOnDevice(device)
+        half: Any = self.aggregator
+        self.trainer = persistent_trainer([self._optimizers, half, *own], arguments)
         if isinstance(data, Movable):
             data.to(self.trainer.strategy.root_device)
 
     # --------------------------------------------------------------------------------------- the server's requests
     def turn(self, turn: Turn) -> bytes:
-        """Answers a request: install the download, do the work, return the upload's bytes (none if nothing is sent).
+        """Does what is asked, and returns the answer's bytes (none if nothing is sent).
 
         Raises:
             InputError: the upload holds something that the routes do not name.
         """
-        seed_all(derive_seed(self.seed, self.name, turn.round, turn.exchange))
+        seed_all(derive_seed(self.seed, self.name, turn.round, turn.name))
         download = None if turn.download is None else Payload.from_bytes(turn.download)
-        if turn.exchange == DESCRIBE:
-            return Payload(scalars={FORM + key: form for key, form in self.routing.signature().items()}).to_bytes()
-        if turn.exchange == AGREE:
-            return self._agree(download or Payload()).to_bytes()
-        if turn.exchange in (KEEP, SWAP):
-            self.changed = True
-            self.keep() if turn.exchange == KEEP else self.swap()
+        answer: Payload | None = None
+        match turn.request:
+            case Request.DESCRIBE:
+                return Payload(scalars=self.routing.signature()).to_bytes()
+            case Request.AGREE:
+                answer = self._agree(download or Payload())
+            case Request.SNAPSHOT:
+                self.snapshot()
+            case Request.RESTORE:
+                self.restore()
+            case Request.EVALUATE:
+                self._install(turn, download)
+                return Payload(scalars=self.evaluate(turn.splits, turn.round)).to_bytes()
+            case Request.EXCHANGE:
+                self._install(turn, download)
+                self.changed = True
+                self.aggregator.local_update(self, turn.round, turn.exchange)
+                answer = self.aggregator.upload(self, turn.round, turn.exchange)
+        if answer is None:
             return b""
+        self.routing.check_upload(answer)
+        return answer.to_bytes()
+
+    def _install(self, turn: Turn, download: Payload | None) -> None:
         if download is not None:
             self.changed = True
+            self._download = turn.download
             self.aggregator.install(self, download)
-        if turn.exchange == EVALUATE:
-            return Payload(scalars=self.evaluate(turn.splits, turn.round)).to_bytes()
-        self.changed = True
-        self.aggregator.local_update(self, turn.round, turn.exchange)
-        upload = self.aggregator.upload(self, turn.round, turn.exchange)
-        if upload is None:
-            return b""
-        self.routing.check_upload(upload)
-        return upload.to_bytes()
 
     def _agree(self, terms: Payload) -> Payload:
         self.routing.agree(_names(terms, "shared"))
         tensors = self.module.state_dict()
-        upload = Payload({name: tensors[name] for name in _names(terms, "initial")})
-        self.routing.check_upload(upload)
-        return upload
+        return Payload({name: tensors[name] for name in _names(terms, "initial")})
 
     # --------------------------------------------------------------- what the client half of an algorithm uses
     @property
     def num_samples(self) -> int:
         """Number of training samples."""
         return self.data.num_train_samples
+
+    @property
+    def last_download(self) -> Payload:
+        """What the client installed last; an empty payload before the first. A client that was stopped has it, too."""
+        return Payload() if self._download is None else Payload.from_bytes(self._download)
 
     @property
     def num_parameters(self) -> dict[str, int]:
@@ -191,7 +191,7 @@ class Client:
         Which tensors are personal by the agreement among clients is known after it only; before, the routes decide.
 
         Names of relations, sizes of a schema, classes and the like are settings of the data; see
-        :func:`~flgraph.federation.data.sealed`.
+        :func:`~flgraph.runs.compatibility.sealed`.
         """
         about = self.about
         return {
@@ -211,17 +211,12 @@ class Client:
             InputError: one of them is not shared by this client, or has another shape.
         """
         shared = set(self.routing.shared)
+        field = f"download` of client `{self.name}"
         for name, tensor in tensors.items():
             if name not in shared:
-                raise InputError(
-                    f"Client `{self.name}` refused to install `{name}`: it is not among its shared tensors."
-                )
-            own = self._tensor(name)
-            if own.shape != tensor.shape:
-                raise InputError(
-                    f"Client `{self.name}` refused to install `{name}`: expected shape {list(own.shape)} but got "
-                    f"{list(tensor.shape)}."
-                )
+                raise InputError(field, "one of tensors that it shares", f"`{name}`, which it does not")
+            own, found = self._tensor(name), list(tensor.shape)
+            expect(own.shape == tensor.shape, field, f"one with `{name}` of shape {list(own.shape)}", found)
             own.copy_(tensor)
 
     def _tensor(self, name: str) -> Tensor:
@@ -253,24 +248,25 @@ class Client:
         ):
             loader = self._loader(split) if split in splits and is_overridden(step, self.module) else None
             if loader is not None and not _is_empty(loader):
-                seed_all(derive_seed(self.seed, self.name, round, f"{EVALUATE}/{split}"))
+                seed_all(derive_seed(self.seed, self.name, round, f"{Request.EVALUATE}/{split}"))
                 for result in run(self.module, dataloaders=loader, verbose=False):
                     metrics.update(self._same_everywhere(result))
         return metrics
 
-    def keep(self) -> None:
-        """Keeps a copy of the model as it is now, in place of an earlier one; :meth:`swap` takes it out."""
-        self._kept = {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
+    def snapshot(self) -> None:
+        """Keeps a copy of the model as it is now, in place of an earlier one."""
+        self.changed = True
+        self._snapshot = {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
 
-    def swap(self) -> None:
-        """Exchanges the model and the copy that :meth:`keep` made; the optimizer's state stays with the model.
+    def restore(self) -> None:
+        """Exchanges the model and the copy that :meth:`snapshot` made; the optimizer's state stays as it is.
 
-        Swapped a second time, all is as it was. Nothing happens where there is no copy.
+        Done a second time, all is as it was. Nothing happens where there is no copy.
         """
-        if self._kept:
-            kept = self._kept
-            self.keep()
-            self.module.load_state_dict(kept)
+        if self._snapshot:
+            before = self._snapshot
+            self.snapshot()
+            self.module.load_state_dict(before)
 
     def _same_everywhere(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Means over the processes of the client's Trainer, where it has several (``ddp``), each with its data."""
@@ -287,8 +283,12 @@ class Client:
             InputError: the algorithm does not declare the name in ``reported_scalars``.
         """
         declared = self.aggregator.reported_scalars
-        known = any(fnmatchcase(name, pattern) for pattern in declared)
-        expect(known, f"report of client `{self.name}`", f"among the declared {list(declared)}", name)
+        expect(
+            any(fnmatchcase(name, pattern) for pattern in declared),
+            f"report of client `{self.name}`",
+            f"among the declared {list(declared)}",
+            name,
+        )
         self._reported[name] = value
 
     def predict(self) -> Predictions:
@@ -325,7 +325,10 @@ class Client:
                 "train_metrics": self._train_metrics,
                 "reported": self._reported,
                 "shared": self.routing.shared,
-                "kept": self._kept,
+                "snapshot": self._snapshot,
+                "download": None
+                if self._download is None
+                else torch.frombuffer(bytearray(self._download), dtype=torch.uint8),
             },
         }
         for callback in callbacks:
@@ -348,7 +351,9 @@ class Client:
             callback.on_load_checkpoint(self.trainer, self.module, dict(state))
         self._train_metrics = dict(state["client"]["train_metrics"])
         self._reported = dict(state["client"]["reported"])
-        self._kept = dict(state["client"].get("kept", {}))
+        self._snapshot = dict(state["client"]["snapshot"])
+        download = state["client"]["download"]
+        self._download = None if download is None else download.numpy().tobytes()
         self.routing.agree(state["client"]["shared"])
 
 

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -15,11 +15,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from flgraph.federation.callback import FederatedCallback
+from flgraph.federation.callback import FederatedCallback, Run
 from flgraph.runs.history import Metrics, mean_metrics
-
-if TYPE_CHECKING:
-    from flgraph.federation.trainer import FederatedTrainer
 
 
 class RoundProgress(FederatedCallback):
@@ -39,7 +36,7 @@ class RoundProgress(FederatedCallback):
         self._began = 0.0
         self._first = 0
 
-    def on_federation_start(self, trainer: FederatedTrainer) -> None:
+    def on_federation_start(self, trainer: Run) -> None:
         self._first = trainer.current_round
         if self.console.is_terminal:
             columns = [TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left")]
@@ -49,11 +46,11 @@ class RoundProgress(FederatedCallback):
             self._progress.add_task("rounds", total=trainer.rounds, completed=trainer.current_round, metric="")
             self._progress.start()
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: Run) -> None:
         if trainer.current_round == self._first + 1:
             self._began = time.perf_counter()  # what came before says nothing of the time that rounds take
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: Run) -> None:
         mean, unmonitored = trainer.record.mean, f"train/{trainer.monitor.rpartition('/')[2]}"
         shown = next((name for name in (trainer.monitor, unmonitored) if name in mean), None)
         metric = "" if shown is None else f"{shown} {mean[shown]:.4f}"
@@ -66,10 +63,10 @@ class RoundProgress(FederatedCallback):
             left = elapsed / max(done - self._first, 1) * (trainer.rounds - done)
             self.console.print(f"round {done}/{trainer.rounds}  {metric}  {elapsed:.0f} s, {left:.0f} s left")
 
-    def on_federation_end(self, trainer: FederatedTrainer) -> None:
+    def on_federation_end(self, trainer: Run) -> None:
         self.close()
 
-    def on_federation_exception(self, trainer: FederatedTrainer, error: BaseException) -> None:
+    def on_federation_exception(self, trainer: Run, error: BaseException) -> None:
         self.close()
 
     def close(self) -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from flgraph.errors import InputError
+from flgraph.errors import InputError, expect
 
 Scalar = str | int | float | bool
+Tensors = Mapping[str, "Tensor | Tensors"]
+"""Names to tensors, or to further names: ``{"control": {"weight": tensor}}``."""
 
 
 @dataclass(frozen=True, eq=False)  # comparing tensors is no yes or no
@@ -26,8 +28,12 @@ class Payload:
     It serialises to the safetensors format, never to a pickle. A payload cannot be changed after it was made, and what
     comes out of :meth:`from_bytes` shares no memory with what went in.
 
+    The model's tensors have their names in its ``state_dict``. Whatever else travels is in groups, which may nest:
+    ``Payload({**weights, "control": variates})`` holds ``control/NAME``, and :meth:`group` takes it apart again.
+
     Args:
-        tensors: name to tensor, of any dtype and shape, zero-dimensional and empty ones included.
+        tensors: name to tensor, of any dtype and shape, zero-dimensional and empty ones included; or to a group of
+            such. It is flat afterwards, groups and names joined by ``/``.
         scalars: name to ``str``, ``int``, ``float`` or ``bool``.
 
     Raises:
@@ -37,17 +43,31 @@ class Payload:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
 
+    if TYPE_CHECKING:  # what it is made of may nest, what it holds does not
+
+        def __init__(self, tensors: Tensors = ..., scalars: Mapping[str, Scalar] = ...) -> None: ...
+
     def __post_init__(self) -> None:
-        for name, tensor in self.tensors.items():
-            if not isinstance(tensor, Tensor):
-                raise InputError(f"Expected payload tensor `{name}` to be a tensor but got {type(tensor).__name__}.")
+        tensors = dict(_flat(self.tensors))
+        for name, tensor in tensors.items():
+            expect(isinstance(tensor, Tensor), f"payload.tensors.{name}", "a tensor", type(tensor).__name__)
         for name, scalar in self.scalars.items():
-            if type(scalar) not in (str, int, float, bool):
-                raise InputError(
-                    f"Expected payload scalar `{name}` to be a str, int, float or bool but got {type(scalar).__name__}."
-                )
-        object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
+            plain = type(scalar) in (str, int, float, bool)
+            expect(plain, f"payload.scalars.{name}", "a str, int, float or bool", type(scalar).__name__)
+        object.__setattr__(self, "tensors", MappingProxyType(tensors))
         object.__setattr__(self, "scalars", MappingProxyType(dict(self.scalars)))
+
+    def group(self, name: str = "") -> dict[str, Tensor]:
+        """The tensors of a group by their names in it; those of the model, which are in no group, when it is empty.
+
+        >>> payload = Payload({"bias": torch.zeros(1), "control": {"bias": torch.ones(1)}})
+        >>> payload.group("control"), list(payload.group())
+        ({'bias': tensor([1.])}, ['bias'])
+        """
+        if not name:
+            return {key: tensor for key, tensor in self.tensors.items() if "/" not in key}
+        start = f"{name}/"
+        return {key.removeprefix(start): tensor for key, tensor in self.tensors.items() if key.startswith(start)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Payload:
         return Payload({name: tensor.clone() for name, tensor in self.tensors.items()}, self.scalars)
@@ -75,9 +95,7 @@ class Payload:
             if not isinstance(scalars, dict):
                 raise TypeError("its scalars have no names")
         except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
-            raise InputError(
-                f"Expected `payload` to be whole safetensors bytes but got {len(data)} bytes: {error}."
-            ) from error
+            raise InputError("payload", "whole safetensors bytes", f"{len(data)} bytes: {error}") from error
         # safetensors gives them in no order, another one each time.
         return cls({name: tensors[name] for name in sorted(tensors)}, scalars)
 
@@ -95,6 +113,57 @@ class Payload:
     def nbytes(self) -> int:
         """Bytes on the wire: ``tensor_nbytes + header_nbytes``."""
         return len(self.to_bytes())
+
+
+def pack(value: Any) -> Payload:
+    """Nested dictionaries (with names as keys) and lists of tensors and plain values as a payload; for checkpoints.
+
+    Raises:
+        InputError: something in it is of another kind.
+
+    >>> unpack(pack({"models": [{"w": torch.ones(1)}], "rounds": 3}))
+    {'models': [{'w': tensor([1.])}], 'rounds': 3}
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def plain(part: Any, place: str) -> Any:
+        if isinstance(part, Tensor):
+            tensors[str(len(tensors))] = part
+            return {_TENSOR: str(len(tensors) - 1)}
+        if isinstance(part, Mapping):
+            for key in part:  # JSON would make names of numbers
+                expect(isinstance(key, str), place, "a dictionary with names as keys", f"the key {key!r}")
+            return {key: plain(inner, f"{place}.{key}") for key, inner in part.items()}
+        if isinstance(part, list | tuple):
+            return [plain(inner, f"{place}[{number}]") for number, inner in enumerate(part)]
+        plain_value = part is None or isinstance(part, Scalar)
+        expect(plain_value, place, "a tensor, a plain value, or dictionaries and lists of these", type(part).__name__)
+        return part
+
+    return Payload(tensors, {_TENSOR: json.dumps(plain(value, "state"))})
+
+
+def unpack(payload: Payload) -> Any:
+    """What :func:`pack` packed; tuples are lists then."""
+
+    def whole(part: Any) -> Any:
+        if isinstance(part, dict):
+            key = part.get(_TENSOR)
+            return {name: whole(inner) for name, inner in part.items()} if key is None else payload.tensors[key]
+        return [whole(inner) for inner in part] if isinstance(part, list) else part
+
+    return whole(json.loads(str(payload.scalars[_TENSOR])))
+
+
+_TENSOR = "$tensor"
+
+
+def _flat(tensors: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, Tensor]]:
+    for name, value in tensors.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{group}{name}/")
+        else:
+            yield f"{group}{name}", value
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

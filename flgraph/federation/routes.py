@@ -6,12 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Literal
 
 from torch import Tensor
 
-from flgraph.errors import InputError
+from flgraph.errors import InputError, expect
 from flgraph.federation.payload import Payload
+
+UploadKind = Literal["weights", "update", "gradient", "data"]
+"""What uploaded tensors are: weights, which are relative to the client's last download; what is added to weights, or a
+gradient, which are relative to zero; or data, with which no mean or distance means anything."""
+
+OnMismatch = Literal["error", "personal", "owners"]
 
 
 class RouteKind(StrEnum):
@@ -29,24 +36,24 @@ class Route:
     Args:
         pattern: as in a shell (``*``, ``?``, ``[...]``), case-sensitive; ``*`` also matches dots.
         kind: what may happen to the matching tensors.
-        mismatch: for shared tensors that some client lacks or holds in another shape or dtype: ``"error"``,
-            ``"personal"`` (they stay with every client), or ``"holders"`` (shared among the clients that hold them;
+        on_mismatch: for shared tensors that some client lacks or holds in another shape or dtype: ``"error"``,
+            ``"personal"`` (they stay with every client), or ``"owners"`` (shared among the clients that have them;
             their shapes must agree).
     """
 
     pattern: str
     kind: RouteKind
-    mismatch: Literal["error", "personal", "holders"] = "error"
+    on_mismatch: OnMismatch = "error"
 
     @property
     def may_lack(self) -> bool:
         """Whether a client may have no tensor of this kind, as long as another one does."""
-        return self.kind == RouteKind.SHARED and self.mismatch == "holders"
+        return self.kind == RouteKind.SHARED and self.on_mismatch == "owners"
 
 
-def shared(*patterns: str, mismatch: Literal["error", "personal", "holders"] = "error") -> list[Route]:
+def shared(*patterns: str, on_mismatch: OnMismatch = "error") -> list[Route]:
     """Routes for tensors that go up and come back aggregated."""
-    return [Route(pattern, RouteKind.SHARED, mismatch) for pattern in patterns]
+    return [Route(pattern, RouteKind.SHARED, on_mismatch) for pattern in patterns]
 
 
 def personal(*patterns: str) -> list[Route]:
@@ -80,8 +87,10 @@ class RoutingTable:
     Args:
         routes: rules in order of precedence.
         tensors: the model's ``state_dict``.
-        extra: patterns of uploaded tensors that are no part of the model (gradients, mashed ego-graphs, ...).
+        extra: patterns of uploaded tensors that are no part of the model, and what they are (:data:`UploadKind`).
         scalars: names of the scalars that may leave.
+        metrics: patterns of the metrics that may leave beside those that the model logs.
+        first: patterns of tensors that are personal whatever the rules say.
         client: for error messages.
 
     Raises:
@@ -93,32 +102,32 @@ class RoutingTable:
         routes: Sequence[Route],
         tensors: Mapping[str, Tensor],
         *,
-        extra: Sequence[str] = (),
-        scalars: Iterable[str] = (),
+        extra: Mapping[str, UploadKind] = MappingProxyType({}),
+        scalars: Sequence[str] = (),
+        metrics: Sequence[str] = (),
+        first: Sequence[str] = (),
         client: str = "client",
     ) -> None:
-        self.client, self.extra, self.scalars = client, tuple(extra), frozenset(scalars)
+        self.client, self.extra, self.scalars, self.metrics = client, dict(extra), tuple(scalars), tuple(metrics)
+        routes = [*personal(*first), *routes]
         self.rows: dict[str, RoutedTensor] = {}
         matched: set[str] = set()
         for name, tensor in tensors.items():
             hits = [route for route in routes if fnmatchcase(name, route.pattern)]
             if not hits:
-                raise InputError(
-                    f"Expected the routes to cover every tensor but `{name}` of client `{client}` matches none of "
-                    f"{[route.pattern for route in routes]}."
-                )
+                found = f"{[route.pattern for route in routes]}, none of which matches `{name}`"
+                raise InputError("routes", f"those of every tensor of client `{client}`", found)
             matched.add(hits[0].pattern)
             dtype = str(tensor.dtype).removeprefix("torch.")
             self.rows[name] = RoutedTensor(name, tuple(tensor.shape), dtype, hits[0])
         for position, route in enumerate(routes):
             rest = route.pattern == "*" and position == len(routes) - 1  # "all others" may be none
             if route.pattern not in matched and not route.may_lack and not rest:
-                hidden = any(fnmatchcase(name, route.pattern) for name in tensors)
-                found = f"it matches none of {_some(tensors)}" if tensors else "its model has none"
-                found = "routes before it cover all that it matches" if hidden else found
-                raise InputError(
-                    f"Expected route pattern `{route.pattern}` to match a tensor of client `{client}` but {found}."
-                )
+                same = [name for name in tensors if fnmatchcase(name, route.pattern)]
+                if same and all(any(fnmatchcase(name, pattern) for pattern in first) for name in same):
+                    continue  # made personal by who runs it, not overlooked by who wrote it
+                found = "routes before it that cover the same" if same else _some(tensors) or "a model without any"
+                raise InputError(f"route `{route.pattern}", f"that of a tensor of client `{client}`", found)
         self._ties = _tied(tensors)
         self.agree(self.names(RouteKind.SHARED))
 
@@ -138,8 +147,11 @@ class RoutingTable:
 
     @property
     def lines(self) -> list[tuple[str, str, str]]:
-        """Name, form and kind of every tensor, the agreement among clients included."""
-        return [(name, row.form, str(self.kind(name))) for name, row in self.rows.items()]
+        """Name, form and kind of all that may leave and of personal tensors, the agreement among clients included."""
+        tensors = [(name, row.form, str(self.kind(name))) for name, row in self.rows.items()]
+        extra = [(pattern, kind, "extra tensor") for pattern, kind in self.extra.items()]
+        scalars = [(name, "", "scalar") for name in self.scalars]
+        return [*tensors, *extra, *scalars, *((name, "", "metric") for name in ("what the model logs", *self.metrics))]
 
     def signature(self) -> dict[str, str]:
         """Name to form of the tensors that the rules would share: all that a client tells of its model."""
@@ -154,11 +166,10 @@ class RoutingTable:
         self.agreed = frozenset(names) & frozenset(self.names(RouteKind.SHARED))
         for tie in self._ties:
             kinds = {name: self.kind(name) for name in tie}
+            found = " and ".join(f"`{name}` {kind}" for name, kind in kinds.items())
             if len(set(kinds.values())) > 1:
-                told = " and ".join(f"`{name}` is {kind}" for name, kind in kinds.items())
-                raise InputError(
-                    f"Expected tied tensors of client `{self.client}` to have the same route but {told}; they are one."
-                )
+                field = f"routes` of client `{self.client}"
+                raise InputError(field, "the same for tied tensors, which are one,", found)
 
     def check_upload(self, payload: Payload) -> None:
         """Refuses a payload that holds anything the routes do not name.
@@ -166,29 +177,29 @@ class RoutingTable:
         Raises:
             InputError: it holds a personal or unknown tensor, one of another shape, or an undeclared scalar.
         """
+        field = f"upload` of client `{self.client}"
         for name, tensor in payload.tensors.items():
-            if name in self.rows:
-                row, kind = self.rows[name], self.kind(name)
-                if kind == RouteKind.PERSONAL:
-                    raise InputError(f"Client `{self.client}` refused to upload `{name}`: its route is personal.")
-                if tuple(tensor.shape) != row.shape:
-                    raise InputError(
-                        f"Client `{self.client}` refused to upload `{name}`: expected shape {list(row.shape)} but got "
-                        f"{list(tensor.shape)}."
-                    )
-            elif not any(fnmatchcase(name, pattern) for pattern in self.extra):
-                raise InputError(f"Client `{self.client}` refused to upload `{name}`: no route names it.")
+            if name not in self.rows:
+                if not any(fnmatchcase(name, pattern) for pattern in self.extra):
+                    raise InputError(field, "of what the routes name", f"`{name}`, which no route names")
+                continue
+            if self.kind(name) == RouteKind.PERSONAL:
+                raise InputError(field, "without personal tensors", f"`{name}`, whose route is personal")
+            shape = self.rows[name].shape
+            expect(tensor.shape == shape, field, f"one with `{name}` of shape {list(shape)}", list(tensor.shape))
         for name in payload.scalars:
-            if name not in self.scalars:
-                raise InputError(f"Client `{self.client}` refused to upload scalar `{name}`: no route names it.")
+            expect(name in self.scalars, field, f"one with scalars among {list(self.scalars)}", name)
 
 
-def agree(signatures: Mapping[str, Mapping[str, str]], routes: Sequence[Route]) -> dict[str, list[str]]:
+def agree(
+    signatures: Mapping[str, Mapping[str, str]], routes: Sequence[Route], first: Sequence[str] = ()
+) -> dict[str, list[str]]:
     """Which tensors each client shares, from what all of them told of their models.
 
     Args:
         signatures: client to :meth:`RoutingTable.signature`.
         routes: the same rules that the clients applied.
+        first: patterns that the clients made personal whatever the rules say.
 
     Returns:
         Client to the names that it shares.
@@ -200,23 +211,23 @@ def agree(signatures: Mapping[str, Mapping[str, str]], routes: Sequence[Route]) 
     agreed: dict[str, list[str]] = {client: [] for client in signatures}
     names = {name: None for signature in signatures.values() for name in signature}
     for route in routes:
-        if route.may_lack and not any(fnmatchcase(name, route.pattern) for name in names):
+        made_personal = any(fnmatchcase(route.pattern, pattern) for pattern in first)
+        if route.may_lack and not made_personal and not any(fnmatchcase(name, route.pattern) for name in names):
             raise InputError(
-                f"Expected route pattern `{route.pattern}` to match a shared tensor of some client but it matches none "
-                f"of {_some(names)}."
+                f"route `{route.pattern}", "that of a shared tensor of some client", _some(names) or "none"
             )
     for name in names:
         route = next(route for route in routes if fnmatchcase(name, route.pattern))
-        holders = [client for client, signature in signatures.items() if name in signature]
-        forms = {signatures[client][name]: client for client in reversed(holders)}
+        owners = [client for client, signature in signatures.items() if name in signature]
+        forms = {signatures[client][name]: client for client in reversed(owners)}
         lacking = [client for client in signatures if name not in signatures[client]]
-        if len(forms) > 1 or (lacking and route.mismatch != "holders"):
-            if route.mismatch == "personal":
+        if len(forms) > 1 or (lacking and route.on_mismatch != "owners"):
+            if route.on_mismatch == "personal":
                 continue
-            told = [f"`{client}` holds {form}" for form, client in forms.items()]
-            told += [f"`{client}` has none" for client in lacking[:1]]
-            raise InputError(f"Expected shared `{name}` to be the same in all clients but {' and '.join(told)}.")
-        for client in holders:
+            found = [f"{form} at `{client}`" for form, client in forms.items()]
+            found += [f"none at `{client}`" for client in lacking[:1]]
+            raise InputError(name, "the same in all clients, as it is shared,", " and ".join(found))
+        for client in owners:
             agreed[client].append(name)
     return agreed
 

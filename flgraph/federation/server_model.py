@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,19 +10,21 @@ import torch
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
-from flgraph.federation.arguments import refused_by_lightning
 from flgraph.federation.display import quiet_lightning
-from flgraph.federation.payload import Payload
-from flgraph.federation.refit import OptimizerStates, fit_more, lasting_trainer, load_loop
+from flgraph.federation.lightning import (
+    OptimizerStates,
+    fit_more,
+    load_loop,
+    persistent_trainer,
+    refused_by_lightning,
+)
 from flgraph.federation.seeding import derive_seed, seed_all
-
-_WEIGHT, _OPTIMIZER = "weight/", "optimizer/"
 
 
 class ServerModel:
     """A LightningModule of an algorithm's server half, with a Trainer of its own that lives for the whole run.
 
-    Its state, optimizer included, fits into a :class:`Payload`, as the server half's checkpoints need.
+    Its state, optimizer included, is made of tensors and plain values, as the server half's checkpoints need.
 
     Args:
         module: the model.
@@ -49,39 +50,24 @@ class ServerModel:
         """The model's parameters and buffers by name, copied to the CPU."""
         return {name: tensor.detach().cpu().clone() for name, tensor in self.module.state_dict().items()}
 
-    def state(self) -> Payload:
-        """Everything that another :class:`ServerModel` of the same module needs to go on."""
-        tensors = {_WEIGHT + name: tensor for name, tensor in self.tensors().items()}
-        optimizers = []
-        for place, optimizer in enumerate(self._optimizers.optimizers):
-            plain: dict[str, dict[str, Any]] = {}
-            for number, values in optimizer["state"].items():
-                for name, value in values.items():
-                    if isinstance(value, Tensor):
-                        tensors[f"{_OPTIMIZER}{place}/{number}/{name}"] = value.cpu().clone()
-                    else:
-                        plain.setdefault(str(number), {})[name] = value
-            optimizers.append({"groups": optimizer["param_groups"], "plain": plain})
-        schedulers = self._optimizers.schedulers
-        progress = {"optimizers": optimizers, "schedulers": schedulers, "loop": self.trainer.fit_loop.state_dict()}
-        return Payload(tensors, {"progress": json.dumps(progress)})
+    def state(self) -> dict[str, Any]:
+        """Everything that another :class:`ServerModel` of the same module needs to go on, for :meth:`load_state`."""
+        optimizers = [
+            {**state, "state": {str(number): values for number, values in state["state"].items()}}
+            for state in self._optimizers.optimizers
+        ]
+        progress = {"optimizers": optimizers, "schedulers": self._optimizers.schedulers}
+        return {"weights": self.tensors(), "loop": self.trainer.fit_loop.state_dict(), **progress}
 
-    def load_state(self, state: Payload) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what :meth:`state` returned."""
-        weights = {n.removeprefix(_WEIGHT): t for n, t in state.tensors.items() if n.startswith(_WEIGHT)}
-        self.module.load_state_dict(weights)
-        progress = json.loads(str(state.scalars["progress"]))
-        self._optimizers.optimizers = []
-        for place, saved in enumerate(progress["optimizers"]):
-            values: dict[int, dict[str, Any]] = {int(n): dict(plain) for n, plain in saved["plain"].items()}
-            prefix = f"{_OPTIMIZER}{place}/"
-            for key, tensor in state.tensors.items():
-                if key.startswith(prefix):
-                    number, _, name = key.removeprefix(prefix).partition("/")
-                    values.setdefault(int(number), {})[name] = tensor.clone()
-            self._optimizers.optimizers.append({"state": values, "param_groups": saved["groups"]})
-        self._optimizers.schedulers = progress["schedulers"]
-        load_loop(self.trainer, progress["loop"])
+        self.module.load_state_dict(state["weights"])
+        self._optimizers.optimizers = [
+            {**saved, "state": {int(number): values for number, values in saved["state"].items()}}
+            for saved in state["optimizers"]
+        ]
+        self._optimizers.schedulers = state["schedulers"]
+        load_loop(self.trainer, state["loop"])
 
 
 def server_trainer(callbacks: list[pl.Callback], trainer_args: Mapping[str, Any]) -> pl.Trainer:
@@ -96,7 +82,7 @@ def server_trainer(callbacks: list[pl.Callback], trainer_args: Mapping[str, Any]
     """
     with quiet_lightning():
         try:
-            return lasting_trainer(callbacks, {"devices": 1, **trainer_args})
+            return persistent_trainer(callbacks, {"devices": 1, **trainer_args})
         except (MisconfigurationException, ValueError, TypeError) as error:
             raise refused_by_lightning(trainer_args, error, "aggregator.server_") from error
 

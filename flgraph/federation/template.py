@@ -12,7 +12,6 @@ import pytorch_lightning as pl
 from flgraph.errors import InputError
 from flgraph.federation.data import ClientData
 from flgraph.federation.seeding import derive_seed, seed_all
-from flgraph.runs.history import plain_values
 
 Model = pl.LightningModule | Callable[[ClientData], pl.LightningModule]
 """A template, or a function from a client's data to its model."""
@@ -38,18 +37,9 @@ def client_module(model: Model, data: ClientData, seed: int, name: str) -> pl.Li
         if key not in given or given[key] == 0:  # a size of 0 means that the model does without
             continue
         if given[key] is not None and given[key] not in (-1, value):
-            raise InputError(
-                f"Expected `model.{key}` to be {value}, as in the data of client `{name}`, but got {given[key]}."
-            )
+            raise InputError(f"model.{key}", f"{value}, as in the data of client `{name}`,", given[key])
         given[key] = value
     return type(model)(**given)
-
-
-def model_settings(model: Model) -> dict[str, Any]:
-    """Class and plain hyper-parameters, for comparing runs."""
-    if not isinstance(model, pl.LightningModule):
-        return {"class": getattr(model, "__qualname__", type(model).__qualname__)}
-    return {"class": type(model).__name__, **plain_values(model.hparams)}
 
 
 def _arguments(kind: type[pl.LightningModule], hparams: dict[str, Any]) -> dict[str, Any] | None:

@@ -15,9 +15,9 @@ import yaml
 
 from flgraph.cli.fit import FederatedCLI
 from flgraph.errors import ClientError, EngineError, InputError, expect
-from flgraph.federation.arguments import WHERE
 from flgraph.federation.engines.host import Message, SiteHost, attempt, without_traceback
 from flgraph.federation.engines.remote import Remote, SiteTransport, at_site
+from flgraph.federation.lightning import WHERE
 from flgraph.flare.classes import refuse_foreign_classes, refuse_foreign_names
 from flgraph.flare.settings import SiteSettings, clients_folder, read_settings, site_seed
 from flgraph.runs.checkpoint import find_checkpoint

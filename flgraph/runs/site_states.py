@@ -6,7 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flgraph.runs.checkpoint import CLIENTS, state_name, write_file
+from flgraph.runs.checkpoint import CLIENTS, state_name
+from flgraph.runs.files import write_text
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Location:
 
 def write_location(folder: Path, client: str, location: Location) -> None:
     """Writes down where a client's state is; ``folder`` is the clients' of a checkpoint."""
-    write_file(json.dumps(asdict(location)).encode(), folder / f"{client}.json")
+    write_text(json.dumps(asdict(location)), folder / f"{client}.json")
 
 
 def read_locations(folder: Path) -> dict[str, Location]:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from flgraph.callbacks import FedProx, FedProxAdaptive
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
-from flgraph.federation.resident import ResidentStrategy
+from flgraph.federation.lightning import KeepOnDevice
 
 Federate = Callable[..., FederatedTrainer]
 
@@ -56,7 +56,7 @@ def test_processes_of_a_client_go_the_same_way(
         means.append(tensor)
         return tensor + 1000.0 * len(means)
 
-    monkeypatch.setattr(ResidentStrategy, "reduce", reduce)
+    monkeypatch.setattr(KeepOnDevice, "reduce", reduce)
     trainer = federate(FedProxAdaptive(rule=rule), rounds=4)
     trainer.fit(toy_module(), toy_federation(6))
     assert means

@@ -18,7 +18,7 @@ def test_nothing_is_sent_in_either_direction(
     results = trainer.fit(GNN(hidden_channels=4, num_layers=1), graph_federation())
     assert results["bytes_per_round"] == {"up": 0.0, "down": 0.0}
     assert recorder.downloads() == []
-    assert [answer for _, turn, answer in recorder.crossed if turn.exchange == "train"] == 6 * [b""]
+    assert [answer for _, turn, answer in recorder.crossed if turn.name == "train"] == 6 * [b""]
     assert not any(upload.tensors for name in ("agree", "describe") for _, upload in recorder.uploads(name))
 
 

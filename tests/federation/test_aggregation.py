@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from flgraph.errors import InputError
-from flgraph.federation import Payload
 from flgraph.federation.aggregation import weighted_mean
 
 
 def mean(weights: dict[str, float], **tensors: Tensor) -> Tensor:
     """The weighted mean of one tensor."""
-    return weighted_mean({name: Payload({"w": tensor}) for name, tensor in tensors.items()}, weights)["w"]
+    return weighted_mean({name: {"w": tensor} for name, tensor in tensors.items()}, weights)["w"]
 
 
 def test_hand_numbers() -> None:
@@ -30,7 +29,7 @@ def test_order_does_not_matter() -> None:
     """The same bits, whoever answered first."""
     generator = torch.Generator().manual_seed(0)
     tensors = {name: torch.randn(50, generator=generator) * 10.0**power for power, name in enumerate("ABCD", start=-4)}
-    uploads = {name: Payload({"w": tensor, f"own.{name}": tensor}) for name, tensor in tensors.items()}
+    uploads = {name: {"w": tensor, f"own.{name}": tensor} for name, tensor in tensors.items()}
     weights = {"A": 0.1, "B": 7.0, "C": 1 / 3, "D": 2.0}
     first = weighted_mean(uploads, weights)
     for order in itertools.permutations(uploads):
@@ -89,9 +88,9 @@ def test_integers_are_rounded() -> None:
 
 def test_tensors_of_some_clients_are_averaged_over_those() -> None:
     uploads = {
-        "A": Payload({"all": torch.tensor([0.0]), "some": torch.tensor([1.0])}),
-        "B": Payload({"all": torch.tensor([6.0])}),
-        "C": Payload({"all": torch.tensor([0.0]), "some": torch.tensor([4.0])}),
+        "A": {"all": torch.tensor([0.0]), "some": torch.tensor([1.0])},
+        "B": {"all": torch.tensor([6.0])},
+        "C": {"all": torch.tensor([0.0]), "some": torch.tensor([4.0])},
     }
     result = weighted_mean(uploads, {"A": 2, "B": 3, "C": 1})
     assert result["all"].item() == 3.0
@@ -103,7 +102,7 @@ def test_weightless_clients_do_not_count() -> None:
 
 
 def test_weights_of_zero_are_an_error() -> None:
-    with pytest.raises(InputError, match="weights for `w` to sum to more than 0 but got 0"):
+    with pytest.raises(InputError, match=r"`weights of `w`` to be of a sum above 0 but got 0"):
         mean({"A": 0, "B": 0}, A=torch.ones(1), B=torch.ones(1))
 
 

@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from flgraph.callbacks import FedAvg, Local
 from flgraph.data import GraphFederation
-from flgraph.federation import Aggregator, Client, FederatedCallback, FederatedTrainer, Payload, Turn
+from flgraph.federation import Aggregator, Client, FederatedCallback, FederatedTrainer, Payload, Request, Turn
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.template import client_module
 from flgraph.models import GNN
+from flgraph.runs.checkpoint import load_bytes, state_bytes
 
 Fit = Callable[..., FederatedTrainer]
 
@@ -307,7 +308,7 @@ def test_metrics_are_those_of_the_installed_aggregate(fit: Fit, toy_federation: 
     trainer = fit(FedAvg(), toy_module(dropout=0.5))
     x, y = trainer.engine.clients["A"].data.x, trainer.engine.clients["A"].data.y
     module = toy_module(in_features=4).eval()
-    module.load_state_dict(dict(trainer.server.aggregator.server_state().tensors))
+    module.load_state_dict(trainer.server.aggregator.shared)
     with torch.no_grad():
         loss = F.cross_entropy(module(x), y).item()
     assert trainer.history.last["clients"]["A"]["val/loss"] == pytest.approx(loss, abs=1e-6)
@@ -331,22 +332,25 @@ def test_refuses_to_send_and_to_install_what_is_personal(fit: Fit) -> None:
         def upload(self, client: Any, round: int, exchange: str) -> Payload:
             return Payload(client.module.state_dict())
 
-    with pytest.raises(Exception, match=r"refused to upload `first\.weight`: its route is personal"):
+    with pytest.raises(Exception, match=r"without personal tensors but got `first\.weight`, whose route is personal"):
         fit(Greedy())
 
     class Pushy(Local):
-        def download(self, client: str, round: int, exchange: str) -> Payload:
+        def download(self, client: str, round: int, exchange: str | None) -> Payload:
             return Payload({"first.weight": torch.zeros(3, 4)})
 
-    with pytest.raises(Exception, match=r"refused to install `first\.weight`: it is not among its shared tensors"):
+    with pytest.raises(
+        Exception,
+        match=r"of client `A` to be one of tensors that it shares but got `first\.weight`, which it does not",
+    ):
         fit(Pushy())
 
 
 def test_refuses_to_install_another_shape(fit: Fit) -> None:
     client = fit(FedAvg()).engine.clients["A"]
     before = client.module.first.weight.clone()
-    with pytest.raises(Exception, match=r"expected shape \[3, 4\] but got \[4, 3\]"):
-        client.turn(Turn(9, "train", Payload({"first.weight": torch.zeros(4, 3)}).to_bytes()))
+    with pytest.raises(Exception, match=r"to be one with `first\.weight` of shape \[3, 4\] but got \[4, 3\]"):
+        client.turn(Turn(9, Request.EXCHANGE, "train", Payload({"first.weight": torch.zeros(4, 3)}).to_bytes()))
     assert torch.equal(client.module.first.weight, before)
 
 
@@ -397,3 +401,48 @@ def test_trains_with_what_evaluation_kept(toy_module: Any, toy_data: Callable[..
     client.evaluate(("val",))
     client.fit(1)
     assert client.trainer.global_step == 1
+
+
+# ------------------------------------------------------------------------------------------------- the last download
+class Pulled(FedAvg):
+    """Goes half of the way back to what it was sent, once it has trained."""
+
+    def local_update(self, client: Client, round: int, exchange: str) -> None:
+        super().local_update(client, round, exchange)
+        for name, sent in client.last_download.group().items():
+            client.shared_tensors()[name].lerp_(sent, 0.5)
+
+
+def test_the_last_download_survives_a_checkpoint(
+    toy_module: Any, toy_data: Callable[..., Any], assert_same: Any
+) -> None:
+    """A client that is killed between an evaluation, which brings the aggregate, and its training has it, too."""
+
+    def client() -> Client:
+        return Client("A", toy_module(4), toy_data(6), Pulled(), trainer_args={"accelerator": "cpu"})
+
+    one, other = client(), client()
+    assert not one.last_download.tensors
+    sent = Payload({"last.bias": torch.tensor([3.0, -3.0])}, {"round": 1})
+    for turn in (
+        Turn(0, Request.AGREE, download=Payload(scalars={"shared": "last.bias", "initial": ""}).to_bytes()),
+        Turn(1, Request.EVALUATE, download=sent.to_bytes(), splits=("val",)),
+    ):
+        one.turn(turn)
+    assert one.last_download.to_bytes() == sent.to_bytes(), "the terms of the agreement are no download"
+    other.load_state(load_bytes(state_bytes(one.state()), "A"))
+    assert other.last_download.to_bytes() == sent.to_bytes()
+    work = Turn(2, Request.EXCHANGE, "train")
+    assert one.turn(work) == other.turn(work)
+    assert_same(one.state(), other.state())
+    assert not torch.equal(one.module.last.bias, sent.tensors["last.bias"])
+
+
+def test_what_a_client_makes_of_its_download_is_its_own(toy_module: Any, toy_data: Callable[..., Any]) -> None:
+    """Writing into it changes no other client's, nor what it reads the next time."""
+    given = Payload({"last.bias": torch.ones(2)}).to_bytes()
+    clients = [Client(name, toy_module(4), toy_data(6), FedAvg()) for name in "AB"]
+    for client in clients:
+        client.turn(Turn(1, Request.EVALUATE, download=given))
+    clients[0].last_download.tensors["last.bias"].fill_(7)
+    assert all(torch.equal(client.last_download.tensors["last.bias"], torch.ones(2)) for client in clients)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from flgraph.federation.denormals import flushing_denormals
-from flgraph.federation.refit import fit_more, lasting_trainer
+from flgraph.federation.lightning import fit_more, flushing_denormals, persistent_trainer
 
 TINY = torch.finfo(torch.float32).tiny
 
@@ -62,7 +61,7 @@ def test_training_flushes_them() -> None:
     """The mean gradient ends at zero, where it would stay below the usual range, and no weight differs for it."""
     batches = [torch.ones(1, 2), *[torch.tensor([[1.0, 0.0]])] * 1199]
     module = Words()
-    trainer = lasting_trainer([], {"accelerator": "cpu"})
+    trainer = persistent_trainer([], {"accelerator": "cpu"})
     fit_more(trainer, module, DataLoader(batches, batch_size=None), 1)
     assert set(module.halved) == {0.0}
     assert halved() == TINY / 2

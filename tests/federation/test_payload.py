@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flgraph.errors import InputError
 from flgraph.federation import Payload
+from flgraph.federation.payload import pack, unpack
 
 TENSORS: dict[str, Tensor] = {
     "bfloat16": torch.tensor([1.5, -2.0, math.inf], dtype=torch.bfloat16),
@@ -150,12 +151,12 @@ def test_tensors_come_back_in_one_order() -> None:
 
 @pytest.mark.parametrize("value", [None, [1], {"a": 1}, torch.tensor(1), 1j, b"x"], ids=repr)
 def test_refuses_scalars_that_are_not_plain(value: Any) -> None:
-    with pytest.raises(InputError, match="payload scalar `value`"):
+    with pytest.raises(InputError, match=r"`payload\.scalars\.value` to be a str, int, float or bool"):
         Payload(scalars={"value": value})
 
 
 def test_refuses_tensors_that_are_none() -> None:
-    with pytest.raises(InputError, match="payload tensor `w` to be a tensor but got list"):
+    with pytest.raises(InputError, match=r"`payload\.tensors\.w` to be a tensor but got 'list'"):
         Payload({"w": [1.0]})  # type: ignore[dict-item]
 
 
@@ -204,3 +205,52 @@ def test_is_never_pickled() -> None:
     """An engine that lets multiprocessing pickle payloads behind its back is told so."""
     with pytest.raises(TypeError):
         pickle.dumps(Payload({"w": torch.ones(1)}))
+
+
+# ------------------------------------------------------------------------------------------------- groups, and states
+def test_groups_nest_and_come_back() -> None:
+    weights, control = {"a.weight": torch.ones(2), "b": torch.zeros(1)}, {"a.weight": torch.full((2,), 3.0)}
+    payload = Payload({**weights, "control": control, "clients": {"north": {"z": torch.ones(1)}, "south": {}}})
+    back = Payload.from_bytes(payload.to_bytes())
+    for one in (payload, back):
+        assert set(one.tensors) == {"a.weight", "b", "control/a.weight", "clients/north/z"}
+        assert set(one.group()) == set(weights)
+        assert same(one.group("control")["a.weight"], control["a.weight"])
+        assert list(one.group("clients")) == ["north/z"]
+        assert list(one.group("clients/north")) == ["z"]
+        assert one.group("clients/south") == one.group("cont") == {}
+
+
+def test_what_is_no_tensor_in_a_group_is_named() -> None:
+    with pytest.raises(InputError, match=r"`payload\.tensors\.control/weight` to be a tensor but got 'float'"):
+        Payload({"control": {"weight": 1.0}})  # type: ignore[dict-item]
+
+
+def test_states_of_tensors_and_plain_values_come_back() -> None:
+    state = {
+        "models": [{"w": torch.ones(2, dtype=torch.float16)}, {}],
+        "clusters": [["A", "B"], []],
+        "loss": float("inf"),
+        "none": None,
+        "deep": {"a": {"b": (torch.tensor(3), "text", True)}},
+    }
+    back = unpack(Payload.from_bytes(pack(state).to_bytes()))
+    assert list(back) == list(state)
+    assert same(back["models"][0]["w"], state["models"][0]["w"])  # type: ignore[index]
+    assert (back["clusters"], back["loss"], back["none"]) == (state["clusters"], math.inf, None)
+    number, *rest = back["deep"]["a"]["b"]
+    assert (number.item(), rest) == (3, ["text", True])
+    assert unpack(pack({})) == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"of": {3: "rounds"}}, r"`state\.of` to be a dictionary with names as keys but got 'the key 3'"),
+        ({"seen": [1, {"A"}]}, r"`state\.seen\[1\]` to be a tensor, a plain value, or dictionaries .* got 'set'"),
+    ],
+)
+def test_states_of_anything_else_are_refused(value: Any, message: str) -> None:
+    """JSON would take the first one, and give it back with a text for the number."""
+    with pytest.raises(InputError, match=message):
+        pack(value)

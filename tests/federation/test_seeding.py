@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from flgraph.callbacks import FedAvg, Local
-from flgraph.federation import Client, FederatedTrainer, Sequential, Turn
+from flgraph.federation import Client, FederatedTrainer, Request, Sequential, Turn
 from flgraph.federation.seeding import derive_seed, seed_all
 
 
@@ -81,6 +81,6 @@ def test_rounds_and_clients_draw_different_numbers(toy_data: Callable[..., Any],
     clients = [Client(name, toy_module(4), toy_data(), Draw(), seed=seed) for name in "AB" for seed in (0, 1)]
     for client in clients:
         for round in (1, 2):
-            client.turn(Turn(round, "train"))
-            client.turn(Turn(round, "other"))
+            client.turn(Turn(round, Request.EXCHANGE, "train"))
+            client.turn(Turn(round, Request.EXCHANGE, "other"))
     assert len(set(drawn)) == len(drawn) == 16

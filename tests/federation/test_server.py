@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from flgraph.callbacks import FedAvg, Local
+from flgraph.callbacks import GCFL, DFedGNN, FedAvg, GraphFL, Local
 from flgraph.errors import InputError
-from flgraph.federation import Aggregator, Client, FederatedTrainer, Payload, Route, collected, personal, shared
-from flgraph.federation.aggregation import weighted_mean
+from flgraph.federation import (
+    Aggregator,
+    Client,
+    Combine,
+    FederatedTrainer,
+    Payload,
+    Request,
+    Route,
+    WeightedMean,
+    collected,
+    personal,
+    shared,
+)
 from flgraph.federation.seeding import derive_seed
 
 Fit = Callable[..., FederatedTrainer]
+EMPTY = Payload().to_bytes()
 
 
 @pytest.fixture
@@ -34,11 +48,11 @@ def fit(
 
 
 def turns(trainer: Any) -> list[tuple[str, int, str]]:
-    """Client, round and exchange of everything that was asked of a client but for the beginning's formalities."""
+    """Client, round and name of every exchange."""
     return [
         (name, turn.round, turn.exchange)
         for name, turn, _ in trainer.engine.crossed
-        if turn.exchange not in ("describe", "agree", "evaluate")
+        if turn.request is Request.EXCHANGE
     ]
 
 
@@ -90,7 +104,11 @@ def test_trained_models_are_evaluated_before_the_aggregate_arrives(
     fit: Fit, toy_module: Any, toy_federation: Any, recorder: Any
 ) -> None:
     data = toy_federation(6, 8, 9)
-    trainer: Any = fit(FedAvg(), rounds=2, evaluate_model="trained")
+
+    class Trained(FedAvg):
+        evaluated_model = "trained"
+
+    trainer: Any = fit(Trained(), rounds=2)
     uploads = dict(recorder.uploads()[-3:])
     evaluations = [turn.download for _, turn, _ in recorder.crossed if turn.splits]
     assert evaluations == [None] * 6
@@ -98,7 +116,7 @@ def test_trained_models_are_evaluated_before_the_aggregate_arrives(
         own = toy_module(in_features=4)
         own.load_state_dict(uploads[name].tensors)
         loss = torch.nn.functional.cross_entropy(own(data.client(name).x), data.client(name).y)
-        assert metrics["test/loss"] == pytest.approx(float(loss), rel=1e-5)
+        assert metrics["test/loss"] == pytest.approx(loss.item(), rel=1e-5)
     recorder.crossed.clear()
     fit(FedAvg(), rounds=2)
     for name, upload in recorder.uploads()[-3:]:  # what is learnt stays the same
@@ -106,7 +124,10 @@ def test_trained_models_are_evaluated_before_the_aggregate_arrives(
 
 
 def test_all_clients_begin_with_the_mean_of_their_own_weights(fit: Fit, recorder: Any) -> None:
-    trainer: Any = fit(FedAvg(), rounds=1, initial_weights="mean")
+    class FromMean(FedAvg):
+        initial_weights = "mean"
+
+    trainer: Any = fit(FromMean(), rounds=1)
     own = [answer.tensors for _, answer in recorder.uploads("agree")]
     assert len(own) == 3
     assert not torch.equal(own[0]["first.weight"], own[1]["first.weight"])
@@ -117,7 +138,19 @@ def test_all_clients_begin_with_the_mean_of_their_own_weights(fit: Fit, recorder
     assert trainer.server.setup_record.bytes_up > sum(t.nbytes for one in own for t in one.values())
 
 
-def test_all_clients_begin_with_the_first_holders_weights(fit: Fit, toy_module: Any) -> None:
+def test_clients_may_begin_with_weights_of_their_own(fit: Fit, recorder: Any) -> None:
+    """The server asks for none, and sends none before it has aggregated some."""
+
+    class Own(FedAvg):
+        initial_weights = "own"
+
+    trainer: Any = fit(Own(), rounds=2, client_fraction=0.34)
+    assert not any(answer for _, turn, answer in recorder.crossed if turn.request is Request.AGREE and answer != EMPTY)
+    assert {turn.round for _, turn, _ in recorder.downloads()} == {1, 2}
+    assert trainer.server.aggregator.shared.keys() == set(trainer.engine.clients["A"].routing.shared)
+
+
+def test_all_clients_begin_with_the_first_owners_weights(fit: Fit, toy_module: Any) -> None:
     class Idle(FedAvg):
         def local_update(self, client: Client, round: int, exchange: str) -> None: ...
 
@@ -131,10 +164,10 @@ def test_all_clients_begin_with_the_first_holders_weights(fit: Fit, toy_module: 
 def test_nothing_is_sent_twice(fit: Fit) -> None:
     """An evaluation brings the aggregate; the next round's training need not bring it again."""
     trainer: Any = fit(FedAvg(), rounds=3)
-    received = [(name, turn.round, turn.exchange) for name, turn, _ in trainer.engine.downloads()]
+    received = [(name, turn.round, turn.name) for name, turn, _ in trainer.engine.downloads()]
     assert received == [(name, round, "evaluate") for round in range(4) for name in "ABC"]
     seldom: Any = fit(FedAvg(), rounds=3, evaluate_every=3, engine=type(trainer.engine)())
-    received = [(name, turn.round, turn.exchange) for name, turn, _ in seldom.engine.downloads()]
+    received = [(name, turn.round, turn.name) for name, turn, _ in seldom.engine.downloads()]
     expected = [(0, "evaluate"), (2, "train"), (3, "train"), (3, "evaluate")]
     assert received == [(name, *when) for when in expected for name in "ABC"]
 
@@ -143,12 +176,14 @@ def test_nothing_is_sent_twice(fit: Fit) -> None:
 class TwoExchanges(Aggregator):
     """A round of two exchanges and a download of its own for each client: the ring of D-FedGNN, with a first look."""
 
-    extra_tensors = ("norm",)
+    extra_tensors = {"first/*": "data"}  # noqa: RUF012
     upload_scalars = ("num_samples", "rows")
+    server_attributes = ("_tensors", "_rows")
+    client_attributes = ("_total",)
 
     def __init__(self) -> None:
         super().__init__()
-        self._tensors: dict[str, dict[str, Tensor]] = {}
+        self._tensors: dict[str, Mapping[str, Tensor]] = {}
         self._rows: dict[str, int] = {}
 
     def routes(self) -> list[Route]:
@@ -158,20 +193,20 @@ class TwoExchanges(Aggregator):
         return ("look", "train") if round else ()
 
     def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
-        self._tensors = {client: dict(initial) for client in clients}
+        self._tensors = {client: initial for client in clients}
 
-    def download(self, client: str, round: int, exchange: str) -> Payload | None:
+    def download(self, client: str, round: int, exchange: str | None) -> Payload | None:
         names = list(self._tensors)
         neighbour = names[names.index(client) - 1]
         return Payload(self._tensors[neighbour], {"total": sum(self._rows.values())})
 
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         if exchange == "look":
+            assert all(upload.group("first")["norm"].shape == (1,) for upload in uploads.values())
             self._rows = {name: int(upload.scalars["rows"]) for name, upload in uploads.items()}
         else:
-            self._tensors.update(
-                {name: {k: v for k, v in up.tensors.items() if k != "norm"} for name, up in uploads.items()}
-            )
+            self._tensors |= {name: upload.group() for name, upload in uploads.items()}
+        return {}
 
     def install(self, client: Client, download: Payload) -> None:
         super().install(client, download)
@@ -182,21 +217,10 @@ class TwoExchanges(Aggregator):
             assert self._total == 6 + 8 + 9
             client.fit()
 
-    def upload(self, client: Client, round: int, exchange: str) -> Payload:
+    def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
         if exchange == "look":
-            return Payload({"norm": torch.ones(1)}, {"rows": client.num_samples})
-        return super().upload(client, round, exchange)  # type: ignore[return-value]
-
-    def server_state(self) -> Payload:
-        tensors = {f"{client}/{name}": t for client, own in self._tensors.items() for name, t in own.items()}
-        return Payload(tensors, {f"rows/{client}": rows for client, rows in self._rows.items()})
-
-    def load_server_state(self, state: Payload) -> None:
-        self._tensors = {}
-        for key, tensor in state.tensors.items():
-            client, name = key.split("/")
-            self._tensors.setdefault(client, {})[name] = tensor
-        self._rows = {key.removeprefix("rows/"): int(rows) for key, rows in state.scalars.items()}
+            return Payload({"first": {"norm": torch.ones(1)}}, {"rows": client.num_samples})
+        return super().upload(client, round, exchange)
 
 
 def test_two_exchanges_and_downloads_of_ones_own(fit: Fit) -> None:
@@ -223,22 +247,22 @@ def test_undeclared_scalars_stay(fit: Fit) -> None:
     class Undeclared(TwoExchanges):
         upload_scalars = ("num_samples",)
 
-    with pytest.raises(InputError, match="scalar `rows`: no route names it"):
+    with pytest.raises(InputError, match=r"one with scalars among \['num_samples'\] but got 'rows'"):
         fit(Undeclared())
 
 
 def test_undeclared_tensors_stay(fit: Fit) -> None:
     class Undeclared(TwoExchanges):
-        extra_tensors = ()
+        extra_tensors = {}  # noqa: RUF012
 
-    with pytest.raises(InputError, match="`norm`: no route names it"):
+    with pytest.raises(InputError, match="what the routes name but got `first/norm`, which no route names"):
         fit(Undeclared())
 
 
 class Before(FedAvg):
     """Adds up the clients' features once, before the first round, and tells everybody: FedGCN's first step."""
 
-    extra_tensors = ("features",)
+    extra_tensors = {"sum/*": "data"}  # noqa: RUF012
 
     def __init__(self) -> None:
         super().__init__()
@@ -247,19 +271,20 @@ class Before(FedAvg):
     def exchanges(self, round: int) -> Sequence[str]:
         return ("train",) if round else ("features",)
 
-    def download(self, client: str, round: int, exchange: str) -> Payload | None:
-        return Payload({**self._weights, "features": self._total})
+    def download(self, client: str, round: int, exchange: str | None) -> Payload | None:
+        weights = super().download(client, round, exchange)
+        assert weights is not None
+        return Payload({**weights.tensors, "sum": {"features": self._total}})
 
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
-        if exchange == "features":
-            self._total = weighted_mean(uploads, dict.fromkeys(uploads, 1.0))["features"] * len(uploads)
-        else:
-            super().aggregate(uploads, round, exchange)
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
+        if exchange != "features":
+            return super().aggregate(uploads, round, exchange)
+        self._total = torch.stack([upload.group("sum")["features"] for upload in uploads.values()]).sum(dim=0)
+        return {}
 
     def install(self, client: Client, download: Payload) -> None:
-        tensors = dict(download.tensors)
-        client.module.received = tensors.pop("features")
-        super().install(client, Payload(tensors))
+        client.module.received = download.group("sum")["features"]
+        super().install(client, download)
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         if exchange == "train":
@@ -267,7 +292,7 @@ class Before(FedAvg):
 
     def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
         if exchange == "features":
-            return Payload({"features": client.data.x.sum(dim=0)})  # type: ignore[attr-defined]
+            return Payload({"sum": {"features": client.data.x.sum(dim=0)}})  # type: ignore[attr-defined]
         return super().upload(client, round, exchange)
 
 
@@ -280,13 +305,13 @@ def test_an_exchange_before_the_first_round(fit: Fit) -> None:
         torch.testing.assert_close(client.module.received, expected)
     setup = trainer.server.setup_record
     assert setup.bytes_up > 3 * 4 * 4
-    assert [upload.tensors.keys() for _, upload in trainer.engine.uploads("features")] == 3 * [{"features"}]
+    assert [upload.tensors.keys() for _, upload in trainer.engine.uploads("features")] == 3 * [{"sum/features"}]
 
 
 class Embeddings(Local):
     """Collects embeddings with soft labels, and trains a network of the server's on them: FedEgo's second half."""
 
-    extra_tensors = ("ego.*",)
+    extra_tensors = {"ego_graphs/*": "data"}  # noqa: RUF012
     upload_scalars = ("num_samples",)
 
     def __init__(self) -> None:
@@ -298,21 +323,18 @@ class Embeddings(Local):
         return [*collected("first.bias"), *shared("last.*"), *personal("*")]
 
     def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
+        super().start(initial, clients)
         self._net.weight.data, self._net.bias.data = initial["last.weight"].clone(), initial["last.bias"].clone()
-
-    def download(self, client: str, round: int, exchange: str) -> Payload | None:
-        return Payload({"last.weight": self._net.weight, "last.bias": self._net.bias})
 
     def upload(self, client: Client, round: int, exchange: str) -> Payload:
         with torch.no_grad():
             hidden = torch.tanh(client.module.first(client.data.x))  # type: ignore[attr-defined]
         labels = torch.nn.functional.one_hot(client.data.y, 2).float()  # type: ignore[attr-defined]
-        bias = client.module.first.bias
-        return Payload({"ego.hidden": hidden, "ego.labels": labels, "first.bias": bias})
+        return Payload({"ego_graphs": {"hidden": hidden, "labels": labels}, "first.bias": client.module.first.bias})
 
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
-        hidden = torch.cat([upload.tensors["ego.hidden"] for upload in uploads.values()])
-        labels = torch.cat([upload.tensors["ego.labels"] for upload in uploads.values()])
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
+        parts = [upload.group("ego_graphs") for upload in uploads.values()]
+        hidden, labels = (torch.cat([part[name] for part in parts]) for name in ("hidden", "labels"))
         optimizer = torch.optim.SGD(self._net.parameters(), lr=0.5)
         for _ in range(5):
             loss = torch.nn.functional.cross_entropy(self._net(hidden), labels)
@@ -320,6 +342,7 @@ class Embeddings(Local):
             loss.backward()
             optimizer.step()
             self.losses.append(loss.item())
+        return {f"last.{name}": tensor.detach().clone() for name, tensor in self._net.named_parameters()}
 
 
 def test_a_server_that_trains(fit: Fit) -> None:
@@ -332,25 +355,145 @@ def test_a_server_that_trains(fit: Fit) -> None:
         assert client.aggregator.losses == [], "the client half shares no memory with the server half"
     assert trainer.aggregator.losses == [], "nor does either with what the user gave"
     names = {name for _, upload in trainer.engine.uploads() for name in upload.tensors}
-    assert names == {"ego.hidden", "ego.labels", "first.bias"}
+    assert names == {"ego_graphs/hidden", "ego_graphs/labels", "first.bias"}
 
 
-def test_holders_share_what_only_some_have(
+def test_owners_share_what_only_some_have(
     federate: Callable[..., FederatedTrainer], toy_federation: Callable[..., Any], toy_module: Any, recorder: Any
 ) -> None:
-    """FedHGN's case: a relation that one bank knows and another does not."""
+    """FedHGN's case: a relation that one bank knows and another does not. Who lacks it is sent none of it."""
 
-    class Holders(FedAvg):
+    class Owners(FedAvg):
         def routes(self) -> list[Route]:
-            return [*shared("norm.*", mismatch="holders"), *shared("*")]
+            return [*shared("norm.*", on_mismatch="owners"), *shared("*")]
 
-        def download(self, client: str, round: int, exchange: str) -> Payload | None:
-            names = [name for name in self._weights if client != "C" or not name.startswith("norm.")]
-            return Payload({name: self._weights[name] for name in names})
-
-    trainer: Any = federate(Holders(), rounds=1, enable_checkpointing=False, engine=recorder)
+    trainer: Any = federate(Owners(), rounds=1, enable_checkpointing=False, engine=recorder)
     trainer.fit(lambda data: toy_module(4, norm=len(data.x) != 9), toy_federation(6, 8, 9))
     modules = {name: client.module for name, client in trainer.engine.clients.items()}
     assert torch.equal(modules["A"].norm.weight, modules["B"].norm.weight)
     assert torch.equal(modules["A"].last.weight, modules["C"].last.weight)
     assert "norm.weight" not in dict(recorder.uploads())["C"].tensors
+    sent = {name: set(payload.tensors) for name, _, payload in recorder.downloads()}
+    assert sent["A"] - sent["C"] == {name for name in sent["A"] if name.startswith("norm.")} != set()
+
+
+# ----------------------------------------------------------------------------------------------- what aggregate returns
+class Median(FedAvg):
+    """The override that comes to mind first."""
+
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
+        names = next(iter(uploads.values())).group()
+        return {name: torch.stack([u.tensors[name] for u in uploads.values()]).median(dim=0).values for name in names}
+
+
+class MedianOfAll(Combine):
+    """The same for every algorithm that averages."""
+
+    def __call__(self, tensors: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]) -> dict[str, Tensor]:
+        assert list(weights) == list(tensors)
+        return {n: torch.stack([own[n] for own in tensors.values()]).median(dim=0).values for n in tensors["A"]}
+
+
+@pytest.mark.parametrize("aggregator", [Median(), FedAvg(combine=MedianOfAll())], ids=["aggregate", "combine"])
+def test_a_median_is_what_clients_get_and_resumes(
+    aggregator: Aggregator, fit: Fit, assert_same: Callable[..., None], recorder: Any, tmp_path: Any
+) -> None:
+    whole: Any = fit(aggregator, rounds=4)
+    sent = [upload.tensors for _, upload in recorder.uploads()[-3:]]
+    for name, tensor in whole.server.aggregator.shared.items():
+        median = torch.stack([tensors[name] for tensors in sent]).median(dim=0).values
+        assert torch.equal(tensor, median)
+        assert all(torch.equal(c.module.state_dict()[name], median) for c in whole.engine.clients.values())
+    cut = {"engine": None, "enable_checkpointing": True, "default_root_dir": str(tmp_path / "cut")}
+    fit(aggregator, rounds=2, **cut)
+    resumed: Any = fit(aggregator, rounds=4, ckpt="last", **cut)
+    for name in "ABC":
+        assert_same(resumed.engine.clients[name].state(), whole.engine.clients[name].state())
+
+
+@pytest.mark.parametrize("aggregator", [GraphFL(num_nodes=2), DFedGNN(), GCFL(base=["first.*"])], ids=lambda a: a.name)
+def test_every_algorithm_that_averages_takes_another_mean(aggregator: Aggregator, fit: Fit) -> None:
+    calls = []
+
+    class Spy(WeightedMean):
+        def __call__(self, *args: Any) -> dict[str, Tensor]:
+            calls.append(args)
+            return super().__call__(*args)
+
+    aggregator.combine = Spy()
+    Spy.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
+    fit(aggregator, rounds=1)
+    assert calls
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "to be the new shared tensors by name but got 'NoneType'"),
+        (Payload(), "to be the new shared tensors by name but got 'Payload'"),
+        ({"last.bias": [0.0, 0.0]}, "to be a tensor for `last.bias` but got 'list'"),
+        ({"first.bias": torch.zeros(3)}, "to be of tensors that clients share but got 'first.bias'"),
+        ({"last.bias": torch.zeros(3)}, r"to be of shape \[2\] for `last.bias` but got \[3\]"),
+    ],
+    ids=["None", "Payload", "no tensor", "unknown", "shape"],
+)
+def test_what_aggregate_must_not_return(returned: Any, message: str, fit: Fit) -> None:
+    class Wrong(FedAvg):
+        def routes(self) -> list[Route]:
+            return [*shared("last.*"), *personal("*")]
+
+        def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Any:
+            return returned
+
+    with pytest.raises(InputError, match=rf"^Expected `result of Wrong\.aggregate` {message}\.$"):
+        fit(Wrong())
+
+
+def test_some_tensors_may_be_left_as_they_are(fit: Fit, recorder: Any) -> None:
+    class Bias(FedAvg):
+        def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
+            means = super().aggregate(uploads, round, exchange)
+            return {name: mean for name, mean in means.items() if name.endswith("bias")}
+
+    fit(Bias(), rounds=2)
+    first, *_, last = (payload.tensors for name, _, payload in recorder.downloads() if name == "A")
+    for name, tensor in first.items():
+        assert torch.equal(tensor, last[name]) == name.endswith("weight")
+
+
+# --------------------------------------------------------------------------------------------- randomness and failures
+class Noisy(FedAvg):
+    """Draws from the global generators at the server."""
+
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
+        drawn = random.random() + float(np.random.rand())
+        means = super().aggregate(uploads, round, exchange)
+        return {name: mean + 0.1 * drawn * torch.randn(mean.shape) for name, mean in means.items()}
+
+
+def test_a_server_that_draws_is_seeded_for_every_aggregate(
+    fit: Fit, assert_same: Callable[..., None], tmp_path: Any
+) -> None:
+    """By seed, round and exchange: whatever was drawn before, such as by clients elsewhere, has no influence."""
+    whole: Any = fit(Noisy(), rounds=4)
+    cut = {"engine": None, "enable_checkpointing": True, "default_root_dir": str(tmp_path / "cut")}
+    fit(Noisy(), rounds=2, **cut)
+    torch.rand(7), random.random(), np.random.rand()
+    resumed: Any = fit(Noisy(), rounds=4, ckpt="last", **cut)
+    assert_same(resumed.server.aggregator.shared, whole.server.aggregator.shared)
+    other: Any = fit(Noisy(), rounds=4, seed=1)
+    assert not torch.equal(other.server.aggregator.shared["last.bias"], whole.server.aggregator.shared["last.bias"])
+
+
+def test_an_error_in_the_server_half_leaves_its_traceback(fit: Fit, tmp_path: Any) -> None:
+    class Broken(FedAvg):
+        def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
+            if round == 2:
+                raise RuntimeError("no memory left")
+            return super().aggregate(uploads, round, exchange)
+
+    with pytest.raises(RuntimeError, match="no memory left") as caught:
+        fit(Broken(), enable_checkpointing=True)
+    (error,) = tmp_path.glob("runs/*/version_0/error.txt")
+    assert 'raise RuntimeError("no memory left")' in error.read_text()
+    assert caught.value.__notes__ == [f"its traceback is in {error}", "continue with --ckpt_path last"]

@@ -94,11 +94,15 @@ def test_predictions_are_those_of_the_model_that_is_tested(
     federate: Make, graph_federation: Make, assert_same: Make, evaluated: Any
 ) -> None:
     """Clients have not installed the aggregate of a round without evaluation when its checkpoint is written."""
-    settings: dict[str, Any] = {"evaluate_every": 3, "evaluate_model": evaluated}
-    done = federate(FedAvg(), rounds=3, keep_checkpoints=3, **settings)
+
+    class Evaluated(FedAvg):
+        evaluated_model = evaluated
+
+    settings: dict[str, Any] = {"evaluate_every": 3}
+    done = federate(Evaluated(), rounds=3, keep_checkpoints=3, **settings)
     done.fit(model(), graph_federation())
     path = str(done.run_dir / "checkpoints" / "round-00002")
-    tested, trainer = (federate(FedAvg(), rounds=3, **settings) for _ in range(2))
+    tested, trainer = (federate(Evaluated(), rounds=3, **settings) for _ in range(2))
     tested.test(model(), graph_federation(), ckpt_path=path)
     predictions = trainer.predict(model(), graph_federation(), ckpt_path=path)
     with quiet_lightning():
@@ -128,22 +132,12 @@ def test_a_copied_checkpoint_is_tested_but_not_continued(
         federate(Local(), rounds=2).fit(model(), graph_federation(), ckpt_path=str(copy))
 
 
-def test_hyperparameters_are_what_json_can_hold(federate: Make, graph_federation: Make) -> None:
-    class Rules(FedAvg):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rules, self.table = shared("*", mismatch="personal"), {"a": 1}
-
-    assert Rules().hyperparameters() == {"optimizer_state": "keep", "weighting": "samples", "table": {"a": 1}}
-    assert federate(Rules(), rounds=1).fit(model(), graph_federation())["rounds"] == 1
-
-
 def test_a_personal_route_after_a_shared_one_stops_the_run(federate: Make, graph_federation: Make) -> None:
     class Mistaken(FedAvg):
         def routes(self) -> Any:
-            return [*shared("*", mismatch="personal"), *personal("readout.*")]
+            return [*shared("*", on_mismatch="personal"), *personal("readout.*")]
 
-    with pytest.raises(InputError, match="routes before it cover all"):
+    with pytest.raises(InputError, match="but got routes before it that cover the same"):
         federate(Mistaken(), rounds=1).fit(model(), graph_federation())
 
 

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 
 from flgraph.errors import InputError
-from flgraph.federation.template import client_module, model_settings
+from flgraph.federation.template import client_module
 from flgraph.models import GNN
 
 
@@ -99,9 +99,3 @@ def test_a_function_is_called_with_the_data_and_seeded() -> None:
     first, second = (make(lambda data: Plain(data.model_args["width"]), width=4) for _ in range(2))
     assert first.layer.weight.shape == (4, 4)
     assert torch.equal(first.layer.weight, second.layer.weight)
-
-
-def test_settings_are_class_and_plain_values() -> None:
-    assert model_settings(Saved(width=3)) == {"class": "Saved", "width": 3, "in_features": None}
-    assert model_settings(Plain()) == {"class": "Plain"}
-    assert model_settings(make) == {"class": "make"}

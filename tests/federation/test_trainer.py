@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 from torch.nn import functional as F
 
-from flgraph.callbacks import FedAvg, FedPer, FedProx, Local
+from flgraph.callbacks import GCFL, DFedGNN, FedAvg, FedPer, FedProx, GraphFL, Local
 from flgraph.errors import InputError
 from flgraph.federation import Aggregator, FederatedCallback, FederatedTrainer, Route, personal, shared
 from flgraph.federation.run_log import RunLog
@@ -159,7 +159,7 @@ def test_a_trainer_runs_again_from_the_start(
     data = toy_federation(6, 8)
     one, other = trainer.fit(toy_module(dropout=0.5), data), trainer.fit(toy_module(dropout=0.5), data)
     assert one["final"] == other["final"]
-    assert trainer.aggregator.server_state().nbytes == FedAvg().server_state().nbytes, "what was given stays as it was"
+    assert not trainer.aggregator.shared, "what was given stays as it was"
 
 
 # ------------------------------------------------------------------------------------------------------- tensorboard
@@ -286,12 +286,12 @@ def test_clients_need_names_that_are_file_names(
 
 
 # --------------------------------------------------------------------------------------------- precision and clipping
-def test_mixed_precision_on_the_cpu(fit: Fit, federate: Any, graph_federation: Any, recorder: Any) -> None:
+def test_mixed_precision_the_cpu(fit: Fit, federate: Any, graph_federation: Any, recorder: Any) -> None:
     """Products in bfloat16, weights in float32, on both sides."""
     trainer = federate(FedAvg(), rounds=2, precision="bf16-mixed", engine=recorder)
     trainer.fit(GNN(hidden_channels=8, num_layers=1, dropout=0.0), graph_federation())
     assert {t.dtype for _, upload in recorder.uploads() for t in upload.tensors.values()} == {torch.float32}
-    assert {t.dtype for t in trainer.server.aggregator.server_state().tensors.values()} == {torch.float32}
+    assert {t.dtype for t in trainer.server.aggregator.shared.values()} == {torch.float32}
     exact = federate(FedAvg(), rounds=2)
     exact.fit(GNN(hidden_channels=8, num_layers=1, dropout=0.0), graph_federation())
     one, other = trainer.history.last["mean"]["train/loss"], exact.history.last["mean"]["train/loss"]
@@ -365,3 +365,47 @@ def test_a_function_as_model(fit: Fit, toy_module: Any) -> None:
     assert made == [6, 8]
     assert trainer.engine.clients["A"].module.first.weight.shape == (5, 4)  # type: ignore[attr-defined]
     assert results_of(trainer)["config"]["model"]["class"].endswith("model")
+
+
+# -------------------------------------------------------------------------------------------- what stays with clients
+@pytest.mark.parametrize(
+    "aggregator", [FedAvg(), FedProx(), GCFL(base=["first.*", "norm.*"]), DFedGNN(), GraphFL()], ids=lambda a: a.name
+)
+def test_personal_layers_tighten_any_algorithm(
+    fit: Fit, toy_module: Any, recorder: Any, aggregator: Aggregator
+) -> None:
+    """FedBN (Li et al., ICLR 2021): layers of batch normalisation stay with each client, the rest is averaged."""
+    trainer = fit(aggregator, toy_module(norm=True), personal=["*norm*"], engine=recorder)
+    for _, _, answer in recorder.crossed:
+        assert b"norm." not in answer
+    for _, _, download in recorder.downloads():
+        assert not any("norm" in name for name in download.tensors)
+    one, other = (client.module.state_dict() for client in trainer.engine.clients.values())  # type: ignore[attr-defined]
+    for name in ("norm.weight", "norm.running_mean"):
+        assert not torch.equal(one[name], other[name])
+    assert torch.equal(one["first.weight"], other["first.weight"])
+
+
+def test_personal_patterns_are_checked(fit: Fit, toy_module: Any, recorder: Any) -> None:
+    """One that matches nothing is a misspelt one; one on a tensor that stays anyway opens no door to it."""
+    with pytest.raises(InputError, match=r"`route `\*batchnorm\*` to be that of a tensor of client `A`"):
+        fit(FedAvg(), toy_module(norm=True), personal=["*batchnorm*"])
+    fit(FedPer(base=["first.*"]), personal=["last.*"], engine=recorder)
+    assert {name for _, upload in recorder.uploads() for name in upload.tensors} == {"first.weight", "first.bias"}
+
+
+def test_tables_list_all_that_may_leave(
+    fit: Fit, federate: Any, toy_federation: Any, toy_module: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the screen and in TensorBoard: tensors beside the model, scalars, metrics."""
+    trainer = fit(GraphFL(), logger=True, rounds=1, enable_progress_bar=True)
+    (text,) = scalars(trainer).Tensors("routes/text_summary")
+    table = text.tensor_proto.string_val[0].decode()
+    for row in (
+        "| gradient/* | gradient | extra tensor |",
+        "| num_samples |  | scalar |",
+        "| what the model logs |  | metric |",
+    ):
+        assert row in table
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("What may leave a client", "gradient/*", "num_samples", "extra tensor"))

@@ -17,9 +17,9 @@ import torch
 import yaml
 
 from flgraph.cli.main import main
-from flgraph.federation.data import sealed
 from flgraph.federation.engines.host import Message
 from flgraph.flare.run import Site, open_site
+from flgraph.runs.compatibility import sealed
 
 SITES = {"north": ["trees"], "east": ["rings", "ladders"]}
 """Site to the clients that it has."""

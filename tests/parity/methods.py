@@ -13,13 +13,13 @@ import federations
 import yaml
 
 from flgraph.cli.fit import FederatedCLI
-from flgraph.federation import memory
-from flgraph.federation.denormals import flushing_denormals
+from flgraph.federation import loop
+from flgraph.federation.lightning import flushing_denormals
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "method"
 
 METHODS = [
-    *("fedavg", "fedstar", "fedego", "fedhgn", "gcflplus_chem", "graphfl", "fedgcn", "fedsageplus", "fclg"),
+    *("fedavg", "fedstar", "fedego", "fedhgn", "gcflplus", "graphfl", "fedgcn", "fedsageplus", "fclg"),
     *("fedstar@bf16-mixed", "fedego@bf16-mixed", "fedhgn@bf16-true"),
 ]
 """Files of methods, some with ``@PRECISION``."""
@@ -60,7 +60,7 @@ def settings(method: str, rounds: int) -> list[str]:
 
 def skip_collections() -> None:
     """Runs of this process begin without a collection of garbage, which takes longer than most of them."""
-    memory.gc = SimpleNamespace(collect=lambda: 0, freeze=gc.freeze, unfreeze=gc.unfreeze)  # type: ignore[assignment]
+    loop.gc = SimpleNamespace(collect=lambda: 0, freeze=gc.freeze, unfreeze=gc.unfreeze)  # type: ignore[assignment]
 
 
 def kind(method: str) -> type:

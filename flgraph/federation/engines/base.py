@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from flgraph.federation.client import Client, Predictions, Turn
+from flgraph.federation.client import Client
+from flgraph.federation.messages import Predictions, Turn
 
 
 class Engine(ABC):

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.errors import ClientError, EngineError, InputError, decode_error, encode_error, expect
-from flgraph.federation.client import Client, Predictions, Turn
+from flgraph.federation.client import Client
+from flgraph.federation.messages import Predictions, Turn
 from flgraph.runs.checkpoint import (
     link_or_copy,
     load_bytes,
@@ -22,7 +23,6 @@ from flgraph.runs.checkpoint import (
     save_file,
     state_bytes,
     state_name,
-    write_file,
 )
 from flgraph.runs.site_states import state_file
 
@@ -167,7 +167,7 @@ class Host:
         for name, turn in turns_of(request).items():
             began = time.perf_counter()
             try:
-                with self._during(f"in round {turn.round} ({turn.exchange}) of client `{name}`"):
+                with self._during(f"in round {turn.round} ({turn.name}) of client `{name}`"):
                     uploads[name] = self._numbered_turn(name, turn, request.header)
             except Exception as error:
                 return Message({"seconds": seconds, "failed": name, "error": encode_error(error)}, uploads)
@@ -189,7 +189,7 @@ class Host:
         except InputError:
             raise
         except Exception as error:
-            raise ClientError.in_turn(name, turn.round, turn.exchange, error) from error
+            raise ClientError.in_turn(name, turn.round, turn.name, error) from error
 
     def about(self) -> dict[str, dict[str, Any]]:
         """What clients tell of themselves, by name."""
@@ -309,9 +309,7 @@ class SiteHost(Host):
             self._go_to(name, base)
             file = self._file(name, label)
             file.parent.mkdir(parents=True, exist_ok=True)
-            part = file.with_suffix(".part")
-            write_file(state_bytes(self.clients[name].state()), part)
-            part.replace(file)
+            save_file(self.clients[name].state(), file)
             for old in file.parent.glob(f"{label.partition('.')[0]}.*.ckpt"):
                 if old.stem not in needed:
                     old.unlink()

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flgraph.errors import ClientError, EngineError, InputError, expect
-from flgraph.federation.client import Client, Predictions, Turn
+from flgraph.federation.client import Client
 from flgraph.federation.engines.base import Engine
 from flgraph.federation.engines.host import Message, run_request
+from flgraph.federation.messages import Predictions, Turn
 from flgraph.runs.checkpoint import link_or_copy, state_name
 from flgraph.runs.site_states import Location, checkpoint_label, labels_in_use, read_locations, write_location
 

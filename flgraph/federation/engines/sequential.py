@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flgraph.federation.client import Client, Predictions, Turn
+from flgraph.federation.client import Client
 from flgraph.federation.engines.base import Engine
 from flgraph.federation.engines.host import Host
+from flgraph.federation.messages import Predictions, Turn
 
 
 class Sequential(Engine):

@@ -12,12 +12,13 @@ import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
 from flgraph.errors import EngineError, expect
-from flgraph.federation.client import Client, Predictions, Turn
+from flgraph.federation.client import Client
 from flgraph.federation.engines.distributed.environment import ProcessEnvironment, alone, device_of
 from flgraph.federation.engines.distributed.schedule import assign, reassign
 from flgraph.federation.engines.distributed.transport import Transport
 from flgraph.federation.engines.host import Host, Message, attempt, run_request
 from flgraph.federation.engines.sequential import Sequential
+from flgraph.federation.messages import Predictions, Turn
 from flgraph.runs.checkpoint import load_bytes, state_name
 
 REASSIGN_AFTER = (2, 5)
@@ -215,7 +216,7 @@ class ProcessGroup(Sequential):
         turn = next(iter(turns.values()), None)
         if turn is None:
             return
-        self._exchange = turn.exchange
+        self._exchange = turn.name
         if turn.round == self._round:
             return
         self._rounds_done += self._round > 0

@@ -1,0 +1,144 @@
+"""Lightning's Trainer, made to fit again and again: a client's over its turns, a server's over its rounds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.strategies import SingleDeviceStrategy
+
+from flgraph.errors import InputError
+
+WHERE = ("accelerator", "devices", "strategy", "plugins")
+"""Arguments that say where a Trainer computes; all others may change what comes out."""
+
+
+def refused_by_lightning(arguments: Mapping[str, Any], error: Exception, prefix: str = "trainer.") -> InputError:
+    """Lightning's objection to one of its arguments as an error of ours; it names the argument in many ways.
+
+    Args:
+        arguments: what Lightning was given.
+        error: its objection.
+        prefix: what stands before the arguments' names for the user.
+    """
+    objection = " ".join(str(error).split()).removesuffix(".")
+    named = [key for key in arguments if re.search(rf"`{key}\b", objection)]
+    named += [key for key in arguments if re.search(rf"\b{key}\b", objection, re.IGNORECASE)]
+    if not named:
+        return InputError(f"{prefix}*", "arguments that Lightning takes", objection)
+    return InputError(f"{prefix}{named[0]}", "one that Lightning takes here", f"{arguments[named[0]]!r}: {objection}")
+
+
+def persistent_trainer(callbacks: Sequence[pl.Callback], arguments: Mapping[str, Any]) -> pl.Trainer:
+    """A silent Trainer without epochs yet; :func:`fit_more` gives it some.
+
+    Args:
+        callbacks: in the order of their calls.
+        arguments: further ones of :class:`pytorch_lightning.Trainer`.
+    """
+    return pl.Trainer(
+        **arguments,
+        max_epochs=0,
+        callbacks=list(callbacks),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        inference_mode=False,  # who is evaluated before training may keep tensors, and must be able to train with them
+    )
+
+
+def fit_more(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, epochs: int) -> dict[str, float]:
+    """Trains ``epochs`` more, and returns the metrics that the module logged."""
+    trainer.fit_loop.max_epochs = trainer.current_epoch + epochs
+    with flushing_denormals():
+        trainer.fit(module, train_dataloaders=loader)
+    metrics = trainer.callback_metrics
+    return {name: float(metrics[name]) for name in sorted(metrics) if not name.endswith("_step")}
+
+
+def load_loop(trainer: pl.Trainer, state: dict[str, Any]) -> None:
+    """Puts back the state of a :func:`persistent_trainer`'s ``fit_loop``, which is that between two fits."""
+    trainer.fit_loop.load_state_dict(state)
+    # Were the next fit a restart to Lightning, it would iterate over the loader once less, and each time takes a random
+    # number where that is torch's own.
+    trainer.fit_loop.restarting = False
+    trainer.fit_loop.on_iteration_done()
+
+
+class OptimizerStates(pl.Callback):
+    """Carries optimizers and schedulers from one ``fit`` to the next: Lightning makes new ones in each.
+
+    Args:
+        keep: whether to; otherwise every fit begins anew.
+    """
+
+    def __init__(self, keep: bool = True) -> None:
+        self.keep = keep
+        self.optimizers: list[dict[str, Any]] = []
+        self.schedulers: list[dict[str, Any]] = []
+
+    def forget(self) -> None:
+        """Lets the next fit begin anew."""
+        self.optimizers, self.schedulers = [], []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Puts the states into the new optimizers."""
+        for optimizer, state in zip(trainer.optimizers, self.optimizers, strict=bool(self.optimizers)):
+            optimizer.load_state_dict(state)
+        for config, state in zip(trainer.lr_scheduler_configs, self.schedulers, strict=bool(self.schedulers)):
+            config.scheduler.load_state_dict(state)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Takes the states of the optimizers that are about to go."""
+        if self.keep:
+            self.optimizers = [optimizer.state_dict() for optimizer in trainer.optimizers]
+            self.schedulers = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
+
+
+class KeepOnDevice(SingleDeviceStrategy):
+    """One device, without the way to the CPU and back.
+
+    Lightning moves model and optimizers to the CPU at the end of every ``fit``, ``validate`` and ``test``, and back to
+    the device at the beginning of the next. A client does all three in every round.
+    """
+
+    strategy_name = "keep_on_device"
+
+    def model_to_device(self) -> None:
+        """Moves the model if it is elsewhere, as it is the first time."""
+        assert self.model is not None
+        tensors = chain(self.model.parameters(), self.model.buffers())
+        if any(tensor.device != self.root_device for tensor in tensors):
+            super().model_to_device()
+
+    def teardown(self) -> None:
+        """Leaves everything where it is."""
+        self.precision_plugin.teardown()
+        self.checkpoint_io.teardown()
+
+
+@contextmanager
+def flushing_denormals() -> Iterator[None]:
+    """Within, numbers below a float's usual range count as zero, in this thread and in those that it starts first.
+
+    They are called denormal, or subnormal (IEEE 754), and :func:`torch.set_flush_denormal` is the switch. Adam's mean
+    gradient of a weight that gets none any more shrinks by a tenth a step (``beta_1`` is 0.9). After some 800 steps it
+    is below the usual range, where rounding keeps it for ever and some processors are slow: ``benchmarks/denormals.py``
+    measures an optimizer's step. What is lost is below 1.2e-38 (float32), far below what Adam adds to the divisor.
+
+    Outside, everything is as it was: other parts of a program may want these numbers.
+    """
+    smallest = torch.finfo(torch.float32).tiny
+    before = not (torch.tensor(smallest) * 0.5).item()  # PyTorch can set it, but does not tell it
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)

@@ -1,0 +1,399 @@
+"""The federated loop: rounds, and how a run begins, goes on and ends."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import time
+import traceback
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+from pytorch_lightning.loggers import Logger
+from rich.console import Console
+
+from flgraph.errors import expect
+from flgraph.federation.aggregator import Aggregator
+from flgraph.federation.callback import FederatedCallback, acts_in_clients
+from flgraph.federation.client import Client
+from flgraph.federation.data import FederatedData, client_names
+from flgraph.federation.display import ExchangeLines, final_table, routes_table
+from flgraph.federation.engines import Engine
+from flgraph.federation.lightning import WHERE
+from flgraph.federation.messages import Predictions, Request
+from flgraph.federation.routes import describe_routes
+from flgraph.federation.run_log import RunLog
+from flgraph.federation.server import Server
+from flgraph.federation.settings import describe
+from flgraph.federation.template import Model, client_module
+from flgraph.runs.checkpoint import CLIENTS, SERVER, CheckpointStore, find_checkpoint, read_manifest
+from flgraph.runs.compatibility import check_settings, flatten
+from flgraph.runs.files import write_json, write_text, writing
+from flgraph.runs.history import History, RoundRecord, truncate_records
+from flgraph.runs.results import discard_results, new_version, versions
+
+SPLITS = ("train", "val", "test")
+
+
+class FederatedLoop(pl.Trainer):
+    """A Trainer that runs rounds; :class:`FederatedTrainer` gives it its arguments, and ways to begin."""
+
+    aggregator: Aggregator
+    engine: Engine
+    rounds: int
+    local_epochs: int
+    client_fraction: float
+    personal: list[str]
+    evaluate_every: int
+    monitor: str
+    monitor_mode: Literal["max", "min"]
+    seed: int
+    name: str | None
+    max_logged_clients: int
+    write_checkpoints: bool
+    checkpoint_every: int
+    keep_checkpoints: int
+    writes: bool
+    """Whether this process is the one that writes files and prints."""
+    console: Console
+    given_callbacks: list[pl.Callback]
+    round_callbacks: list[FederatedCallback]
+    config: dict[str, Any]
+    """What the command line was given, for ``results.json``."""
+    config_text: str
+    """The same as YAML, for ``config.yaml``."""
+    run_dir: Path | None
+    run_log: RunLog | None
+    server: Server | None
+    history: History
+    current_round: int
+    record: RoundRecord
+    _client_args: dict[str, Any]
+    _logger_choice: bool | Logger | list[Logger]
+    _settings: dict[str, Any]
+    _defaults: dict[str, Any]
+    _ended: bool  # whether the last round was done as such
+
+    # -------------------------------------------------------------------------------------------------- for callbacks
+    @property
+    def shares(self) -> bool:
+        """Whether anything but metrics leaves a client."""
+        assert self.server is not None
+        aggregator = self.server.aggregator
+        return any(aggregator.owners.values()) or bool(aggregator.extra_tensors)
+
+    def install(self) -> None:
+        """Lets all clients install what is new, as an evaluation does."""
+        assert self.server is not None
+        self.server.evaluate(self.current_round, (), self.record)
+
+    def predictions(self) -> Iterator[tuple[str, Predictions]]:
+        """Client and its predictions with the model that it holds, one client after another."""
+        return self.engine.predict()
+
+    def snapshot(self, clients: Collection[str]) -> None:
+        """Lets clients keep a copy of their models as they are, in place of an earlier one."""
+        assert self.server is not None
+        self.server.request(Request.SNAPSHOT, clients, self.current_round)
+
+    def restore(self, clients: Collection[str]) -> None:
+        """Lets clients exchange their models and the copies that :meth:`snapshot` made."""
+        assert self.server is not None
+        self.server.request(Request.RESTORE, clients, self.current_round)
+
+    def retire(self, clients: Collection[str]) -> None:
+        """Lets clients take part in no more rounds; they are evaluated all the same."""
+        assert self.server is not None
+        self.server.retired |= set(clients)
+
+    # ---------------------------------------------------------------------------------------------------- preparing
+    def _serve(self, model: Model | None, datamodule: FederatedData, stage: str) -> None:
+        """What a process does that does not lead; without a model its clients are there."""
+
+        def prepare() -> None:
+            assert model is not None
+            self._make_clients(model, datamodule, self._names(datamodule, stage), stage)
+
+        self.engine.serve(None if model is None else prepare)
+
+    def _prepare(self, model: Model, datamodule: FederatedData, ckpt_path: str | None, stage: str) -> Server:
+        """Makes clients and server, in the state of the checkpoint if there is one."""
+        names = self._names(datamodule, stage)
+        runs = Path(self.default_root_dir) / (self.name or f"{self.aggregator.name}-{datamodule.name}")
+        checkpoint = None if ckpt_path is None else find_checkpoint(ckpt_path, runs)
+        manifest = None if checkpoint is None else read_manifest(checkpoint)
+        self._make_clients(model, datamodule, names, stage)
+        self._describe(model, datamodule)
+        self.history, self.current_round, self.should_stop = History(self.monitor, self.monitor_mode), 0, False
+        self._ended = False
+        server = self.server = Server(
+            copy.deepcopy(self.aggregator),
+            self.engine,
+            names,
+            seed=self.seed,
+            client_fraction=self.client_fraction,
+            personal=self.personal,
+        )
+        if checkpoint is None or manifest is None:
+            self.run_dir = runs
+        else:
+            settings = _comparable(manifest["settings"], self._settings)
+            check_settings(*settings, flatten(self._defaults), checkpoint)
+            self.run_dir = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
+            behind = self.engine.load(checkpoint / CLIENTS)
+            saved = server.load_state((checkpoint / SERVER).read_bytes())
+            for name in behind:
+                server.installed.pop(name, None)
+            self.current_round = saved["round"]
+            self.history.load_state(saved["history"])
+            self._ended = saved["ended"]
+            for callback in self.round_callbacks:
+                if callback.state_key in saved["callbacks"]:
+                    callback.load_state_dict(saved["callbacks"][callback.state_key])
+        return server
+
+    def _names(self, datamodule: FederatedData, stage: str) -> list[str]:
+        """The clients' names, once the data is there."""
+        with self.engine.first_here() as first:
+            if first:
+                datamodule.prepare_data()
+        datamodule.setup(stage)
+        return client_names(datamodule)
+
+    def _make_clients(
+        self, model: Model, datamodule: FederatedData, names: Sequence[str], stage: str, seed: int | None = None
+    ) -> None:
+        """Has the engine make the clients; it may make some of them later, which must be like the others."""
+        own = self.seed if seed is None else seed
+        callbacks = copy.deepcopy([callback for callback in self.given_callbacks if acts_in_clients(callback)])
+
+        def build(name: str) -> Client:
+            data = datamodule.client(name)
+            if isinstance(data, pl.LightningDataModule):
+                data.prepare_data()
+                data.setup(stage)
+            return Client(
+                name,
+                client_module(model, data, own, name),
+                data,
+                self.aggregator,
+                callbacks,
+                seed=own,
+                local_epochs=self.local_epochs,
+                personal=self.personal,
+                trainer_args=self._client_args,
+                device=self.strategy.root_device,
+            )
+
+        self.engine.setup(build, names, getattr(datamodule, "release", None))
+
+    def _describe(self, model: Model, datamodule: FederatedData) -> None:
+        """Notes what a run must share to continue from its checkpoints, under the names that users know."""
+        trainer = {
+            "local_epochs": self.local_epochs,
+            "client_fraction": self.client_fraction,
+            "personal": self.personal,
+            "monitor": self.monitor,
+            "monitor_mode": self.monitor_mode,
+            **{key: value for key, value in self._client_args.items() if key not in WHERE},
+        }
+        settings: dict[str, Any] = {"seed": self.seed, "trainer": trainer}
+        self._defaults = {"trainer": {"personal": []}}
+        trainer["aggregator"], self._defaults["trainer"]["aggregator"] = describe(self.aggregator)
+        settings["callbacks"], self._defaults["callbacks"] = {}, {}
+        for callback in self.given_callbacks:
+            own, usual = describe(callback)
+            same = sum(other["class"] == own["class"] for other in settings["callbacks"].values())
+            name = f"{own['class']} {same + 1}" if same else own["class"]
+            settings["callbacks"][name], self._defaults["callbacks"][name] = own, usual
+        settings["model"], self._defaults["model"] = describe(model)
+        settings["datamodule"], self._defaults["datamodule"] = describe(datamodule)
+        settings["data"] = {name: about["data"] for name, about in self.engine.about().items()}
+        self._settings = settings
+
+    # ------------------------------------------------------------------------------------------------------ the loop
+    def _loop(self, server: Server, datamodule: FederatedData, resumed: bool) -> dict[str, Any]:
+        assert self.run_dir is not None
+        if resumed:
+            whole = (self.run_dir / "checkpoints").is_dir()
+            expect(whole, "ckpt_path", "in the folder of its run, RUN/checkpoints, to go on from it", self.run_dir)
+            expect(
+                self.rounds >= self.current_round,
+                "trainer.rounds",
+                f"{self.current_round} or more, as done",
+                self.rounds,
+            )
+            if self.writes:
+                with writing(self.run_dir):
+                    self._store.discard_after(self.current_round)
+                    truncate_records(self.run_dir / "history.jsonl", self.current_round)
+                    discard_results(self.run_dir, self.current_round)
+            self.console.print(
+                f"continuing {self.run_dir} after round {self.current_round}", soft_wrap=True, markup=False
+            )
+        else:
+            server.begin()
+        about = self.engine.about()
+        routes = describe_routes(client["routes"] for client in about.values())
+        if self.writes:
+            self._begin_folder(datamodule, routes, resumed)
+        self.console.print(routes_table(routes))
+        self._call("on_federation_start")
+        if not resumed:
+            server.prepare(ExchangeLines(self.console))
+            if self.engine.saves_first and self.write_checkpoints and self.writes:
+                self._checkpoint(server)
+        with _idle_objects_frozen():
+            while self.current_round < self.rounds and not self.should_stop:
+                self._round(server)
+            if not self._ended and self.current_round:
+                self._end(server)
+        results = {
+            **self.history.results(),
+            "stopped_early": self.should_stop,
+            "setup_bytes": {"up": server.setup_record.bytes_up, "down": server.setup_record.bytes_down},
+            "aggregator": server.aggregator.summary(),
+            "parameters": {name: client["parameters"] for name, client in about.items()},
+            "data": self._settings["data"],
+            **({"partition": datamodule.statistics} if hasattr(datamodule, "statistics") else {}),
+            "seed": self.seed,
+            "versions": versions(),
+            "config": self.config or self._settings,
+        }
+        if self.writes:
+            with writing(self.run_dir):
+                write_json(results, self.run_dir / "results.json")
+        self.strategy.barrier()  # where Lightning has several processes, none goes on before the files are written
+        self._call("on_federation_end")
+        if final := self.history.final or self.history.last:
+            self.console.print(final_table(final, self.history.best, self.monitor))
+        self.console.print(f"results in {self.run_dir}", soft_wrap=True, markup=False)
+        return results
+
+    def _begin_folder(self, datamodule: FederatedData, routes: list[tuple[str, str, str]], resumed: bool) -> None:
+        """Makes the run folder, if it is a new one, and begins to log."""
+        assert self.run_dir is not None
+        if not resumed:
+            with writing(self.run_dir):
+                self.run_dir = new_version(self.run_dir)
+        with writing(self.run_dir):
+            if self.config_text:
+                write_text(self.config_text, self.run_dir / "config.yaml")
+            self.run_log = RunLog(self.run_dir, self._logger_choice, self.current_round, self.max_logged_clients)
+            self.loggers = self.run_log.loggers
+            figures = datamodule.figures() if hasattr(datamodule, "figures") else {}
+            self.run_log.describe(routes, self.config_text or str(self._settings), figures)
+
+    def _round(self, server: Server) -> None:
+        began = time.perf_counter()
+        self._ended = False
+        self.current_round += 1
+        self.record = RoundRecord(self.current_round)
+        self._call("on_round_start")
+        server.round(self.current_round, self.record)
+        self.record.server = dict(server.aggregator.log_scalars())
+        last = self.current_round == self.rounds
+        if last or self.current_round % self.evaluate_every == 0:
+            self._evaluate(server)
+        self._call("on_round_end")
+        last = last or self.should_stop
+        if last and not self.record.metrics:  # a callback made it the last round
+            self._evaluate(server)
+        self.record.seconds = time.perf_counter() - began
+        self.history.add(self.record)
+        if self.run_log is not None:
+            self.run_log.add(self.record)
+        if last:
+            self._call("on_last_round_end")
+            self._ended = True
+        best = self.history.best.get("round") == self.current_round
+        due = last or best or self.current_round % self.checkpoint_every == 0
+        if self.write_checkpoints and self.writes and due:
+            self._checkpoint(server)
+
+    def _end(self, server: Server) -> None:
+        """Ends a run that goes on with no round left to do: when it was stopped, its last round was not the last."""
+        further = RoundRecord(self.current_round)
+        self.record = further
+        if self.history.last.get("round") == self.current_round:
+            further.metrics = self.history.last["clients"]
+        else:
+            self._evaluate(server)
+            self.history.add(further)
+            if self.run_log is not None:
+                self.run_log.add_evaluation(further)
+        self._call("on_last_round_end")
+        self._ended = True
+        if self.write_checkpoints and self.writes:
+            self._checkpoint(server)
+
+    def _check_monitor(self, metrics: list[str]) -> None:
+        """A misspelt metric would make the last round pass for the best one."""
+        # Clients that hold nothing back for validation have no best round.
+        unmeasured = self.monitor.startswith("val/") and not any(name.startswith("val/") for name in metrics)
+        known = not metrics or unmeasured or self.monitor in metrics
+        expect(known, "trainer.monitor", f"one of {', '.join(metrics)}", self.monitor)
+
+    def _explain(self, error: BaseException) -> None:
+        """Keeps the traceback, which the command line leaves out, and says how to go on."""
+        if not self.writes or self.run_dir is None or not self.run_dir.is_dir():
+            return
+        file = self.run_dir / "error.txt"
+        write_text("".join(traceback.format_exception(error)), file)
+        error.add_note(f"its traceback is in {file}")
+        if self._store.last() is not None:
+            error.add_note("continue with --ckpt_path last")
+
+    def _evaluate(self, server: Server) -> None:
+        self.record.metrics = server.evaluate(self.current_round, SPLITS, self.record)
+        self._check_monitor(list(self.record.mean))
+
+    def _checkpoint(self, server: Server) -> None:
+        assert self.run_log is not None
+        callbacks = {c.state_key: own for c in self.round_callbacks if (own := c.state_dict())}
+        loop = {"round": self.current_round, "ended": self._ended, "history": self.history.state()}
+        state = server.state({**loop, "callbacks": callbacks})
+        best = self.history.best.get("round")
+        if best == self.current_round and (final := self.history.final) and final != self.history.last:
+            best = None  # clients went back to the round that is best by something else
+        self.run_log.save()
+        self._store.save(self.current_round, state, self.engine.save, self._settings, best)
+
+    @property
+    def _store(self) -> CheckpointStore:
+        assert self.run_dir is not None
+        return CheckpointStore(self.run_dir / "checkpoints", self.keep_checkpoints)
+
+    def _call(self, hook: str, *args: Any) -> None:
+        for callback in self.round_callbacks:
+            getattr(callback, hook)(self, *args)
+
+
+def _comparable(saved: dict[str, Any], current: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of two runs with what both have: callbacks may come and go, and sites have a datamodule of their own."""
+    then, now = saved.get("callbacks", {}), current["callbacks"]
+    left_out = set()
+    if saved.get("datamodule", {}).get("class") != current["datamodule"]["class"]:
+        left_out.add("datamodule")  # what clients' data is made of is compared all the same
+    return (
+        {**_without(saved, left_out), "callbacks": {name: own for name, own in then.items() if name in now}},
+        {**_without(current, left_out), "callbacks": {name: own for name, own in now.items() if name in then}},
+    )
+
+
+def _without(settings: dict[str, Any], left_out: set[str]) -> dict[str, Any]:
+    return {name: own for name, own in settings.items() if name not in left_out}
+
+
+@contextmanager
+def _idle_objects_frozen() -> Iterator[None]:
+    """Keeps what exists now out of garbage collections: libraries and idle clients are many, and they stay."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,56 @@
+"""What the server asks of a client, and what a client says of its data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Request(StrEnum):
+    """What a client is to do."""
+
+    EXCHANGE = "exchange"  # install the download, work, upload: the algorithm's own
+    DESCRIBE = "describe"  # tell names and shapes of the tensors that it would share
+    AGREE = "agree"  # take note of those that all share, and send initial values
+    EVALUATE = "evaluate"  # install the download, tell metrics
+    SNAPSHOT = "snapshot"  # keep a copy of the model
+    RESTORE = "restore"  # exchange the model and that copy
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One request to a client.
+
+    Args:
+        round: counts from 1; 0 before the first round.
+        request: what to do.
+        exchange: name of the exchange within the round, where that is the request.
+        download: bytes of a :class:`Payload`, or ``None`` if there is nothing new to install.
+        splits: to evaluate on, of ``train``, ``val``, ``test``.
+    """
+
+    round: int
+    request: Request = Request.EXCHANGE
+    exchange: str = ""
+    download: bytes | None = None
+    splits: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The exchange, or what else is asked for: for messages and seeds."""
+        return self.exchange or str(self.request)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a client's model says of the client's prediction data.
+
+    Attributes:
+        batches: what the module's ``predict_step`` returns for each batch.
+        rows: what the rows are of: headings, and a value for each row, see :class:`ClientData`; empty where the data
+            does not tell.
+    """
+
+    batches: list[Any]
+    rows: dict[str, list[Any]]
