@@ -200,4 +200,5 @@ def _configured(
             with redirect_stderr(stderr):
                 return _JobCLI(["--config", file.name], settings)
         except SystemExit as error:  # a job's process must live on to answer
-            raise InputError(stderr.getvalue().strip().removeprefix("flgraph: error: ")) from error
+            sentence = stderr.getvalue().strip().removeprefix("flgraph: error: ").removesuffix(".")
+            raise InputError("configuration", "usable here", f"the error: {sentence}") from error

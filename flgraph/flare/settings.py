@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 
 from flgraph.errors import InputError, expect
-from flgraph.federation.seeding import derive_seed
 
 FILE, SECRET = "flgraph.yaml", "secret"
 ALLOWED = ("flgraph.*", "pytorch_lightning.callbacks.*")
@@ -105,6 +104,8 @@ def site_seed(settings: SiteSettings, run: int) -> int:
     Raises:
         InputError: what lies in place of the secret is none.
     """
+    from flgraph.federation.seeding import derive_seed  # with torch, for which `flgraph flare start` need not wait
+
     if settings.seed is not None:
         return settings.seed
     file = Path(settings.folder) / SECRET

@@ -17,10 +17,10 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from flgraph.callbacks import FedAvg
 from flgraph.errors import ClientError, EngineError, InputError, encode_error
 from flgraph.federation import FederatedTrainer, ProcessGroup
-from flgraph.federation.client import Turn
 from flgraph.federation.engines.distributed.environment import ProcessEnvironment, alone, device_of
 from flgraph.federation.engines.distributed.schedule import assign, makespan, reassign
 from flgraph.federation.engines.host import Message, run_request, turns_of
+from flgraph.federation.messages import Request, Turn
 
 TORCHRUN = {
     "RANK": "5",
@@ -200,10 +200,10 @@ def test_what_is_no_message_is_refused(block: bytes) -> None:
 def test_a_common_download_travels_once() -> None:
     common, own = b"x" * 1000, b"y" * 500
     turns = {
-        "A": Turn(3, "train", common),
-        "B": Turn(3, "train", bytes(common)),
-        "C": Turn(3, "train", own),
-        "D": Turn(3, "evaluate", None, ("val", "test")),
+        "A": Turn(3, exchange="train", download=common),
+        "B": Turn(3, exchange="train", download=bytes(common)),
+        "C": Turn(3, exchange="train", download=own),
+        "D": Turn(3, Request.EVALUATE, splits=("val", "test")),
     }
     request = run_request(turns)
     assert sorted(request.pieces.values()) == [common, own]

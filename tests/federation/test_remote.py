@@ -49,7 +49,7 @@ class Office:
 def round_of(message: Message, *, evaluated: bool = False) -> int:
     """The round that a request is about; 0 for what is of none, and for evaluations unless these are meant."""
     turns = list(message.header.get("turns", {}).values())
-    return int(turns[0]["round"]) if turns and (turns[0]["exchange"] == "evaluate") == evaluated else 0
+    return int(turns[0]["round"]) if turns and (turns[0]["request"] == "evaluate") == evaluated else 0
 
 
 @pytest.fixture
@@ -164,14 +164,40 @@ def test_a_busy_site_is_left_out(remote: Callable[..., Any]) -> None:
     assert sorted(trainer.test()) == ["A", "B", "C"]
 
 
-def exchange_of(message: Message) -> str:
-    """The exchange that a request is about; empty for what is of none."""
-    return next((str(turn["exchange"]) for turn in message.header.get("turns", {}).values()), "")
+def request_of(message: Message) -> str:
+    """What clients are asked to do; empty where no client is asked."""
+    return next((str(turn["request"]) for turn in message.header.get("turns", {}).values()), "")
 
 
 def label_of_c(checkpoint: Path) -> str:
     """Under which label site ``two`` has the state that a checkpoint of the server stands for."""
     return str(json.loads((checkpoint / "clients" / "C.json").read_text())["label"])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"do": "predict", "client": "A"},
+        {"do": "give", "client": "A"},
+        {"do": "nothing"},
+        {"do": "save", "label": "../a", "needed": [], "bases": {"A": 0}},
+        {"do": "load", "labels": {"A": "../../a"}},
+        {"do": "save", "folder": "/", "previous": None},
+        {"do": "run", "turns": {"A": {}}},
+        {"do": "load", "labels": {"Z": "a"}},
+    ],
+)
+def test_a_site_hands_over_no_states_and_answers_what_it_refuses(
+    remote: Callable[..., Any], header: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Predictions and states stay; and so do tracebacks, in the site's log."""
+    host = remote(rounds=1)[1].hosts["one"]
+    answer = host.answer(Message(header))
+    assert answer.error is not None
+    assert answer.pieces == {}
+    assert "Traceback" not in json.dumps(answer.header)
+    assert "Traceback" in caplog.text
+    assert host.answer(Message({"do": "ping"})) == Message()
 
 
 def test_a_site_may_be_away_at_the_first_checkpoint(remote: Callable[..., Any]) -> None:
@@ -211,9 +237,9 @@ def test_a_run_that_ends_in_its_first_round_goes_on_from_before_it(
     assert history(resumed) == history(whole)
 
 
-@pytest.mark.parametrize("exchange", ["keep", "swap"])
+@pytest.mark.parametrize("request_", ["snapshot", "restore"])
 def test_a_client_that_does_not_hear_of_the_best_round_ends_the_run(
-    remote: Callable[..., Any], assert_same: Callable[..., None], exchange: str
+    remote: Callable[..., Any], assert_same: Callable[..., None], request_: str
 ) -> None:
     """Else it would not go back to the models that are reported; the next job does."""
 
@@ -224,14 +250,14 @@ def test_a_client_that_does_not_hear_of_the_best_round_ends_the_run(
     whole, other, fitted = make("whole")
     whole.fit(*fitted)
     cut, office, fitted = make("cut")
-    number = 2 if exchange == "keep" else 3
+    number = 2 if request_ == "snapshot" else 3
 
     def rule(site: str, message: Message) -> str:
-        lost = site == "two" and exchange_of(message) == exchange and round_of(message) == number
+        lost = site == "two" and request_of(message) == request_ and round_of(message) == number
         return "answer late" if lost else "deliver"
 
     office.rule = rule
-    with pytest.raises(EngineError, match=rf"in time in round {number} \({exchange}\); missing: `C`\."):
+    with pytest.raises(EngineError, match=rf"in time in round {number} \({request_}\); missing: `C`\."):
         cut.fit(*fitted)
     resumed, office, fitted = make("cut")
     resumed.fit(*fitted, ckpt_path="last")
@@ -415,9 +441,10 @@ def test_what_a_site_tells_of_its_clients(federate: Any, toy_federation: Any, to
     """Names and shapes of what it shares, and how many samples it has; the rest is told where the data is."""
     clients = federate(FedPer(**PERSONAL), enable_checkpointing=False).host(toy_module(), toy_federation(6, 8))
     client = clients["A"]
-    assert {line[2] for line in client.about["routes"]} == {"shared", "personal"}
+    assert {line[2] for line in client.about["routes"]} == {"shared", "personal", "scalar", "metric"}
     told = client.disclosed
-    assert told["routes"] == [line for line in client.about["routes"] if line[0].startswith("first.")]
+    personal = [line[0] for line in client.about["routes"] if line not in told["routes"]]
+    assert personal == ["last.weight", "last.bias"]
     assert told["parameters"] == {"shared": client.num_parameters["shared"]}
     assert set(told["data"]) == {"num_train_samples", "settings_sha256"}
     assert told["data"] != clients["B"].disclosed["data"]
@@ -427,12 +454,16 @@ def test_what_turns_out_to_be_personal_is_not_told(remote: Callable[..., Any]) -
     """Tensors that clients hold in different shapes stay with them, which is known once they have agreed."""
     trainer, office, _ = remote(FedAvg(), rounds=1)
     clients = {name: client for host in office.hosts.values() for name, client in host.clients.items()}
+
+    def shared() -> list[str]:
+        return [name for name, _, kind in trainer.engine.about()["A"]["routes"] if kind == "shared"]
+
     clients["A"].routing.agree(["last.weight"])
-    assert [line[0] for line in trainer.engine.about()["A"]["routes"]] == ["last.weight"]
+    assert shared() == ["last.weight"]
     assert trainer.engine.about()["A"]["parameters"] == {"shared": clients["A"].module.last.weight.numel()}
     office.rule = lambda site, message: "lose"
     clients["A"].routing.agree([])
-    assert [line[0] for line in trainer.engine.about()["A"]["routes"]] == ["last.weight"]  # what it told last
+    assert shared() == ["last.weight"]  # what it told last
 
 
 def test_bad_input(remote: Callable[..., Any], federate: Any, toy_federation: Any, toy_module: Any) -> None:
