@@ -27,7 +27,7 @@ def main(args: Sequence[str]) -> None:
     Raises:
         InputError: an argument cannot be used, or a run failed.
     """
-    parser = CommandParser("flgraph reproduce", "Reproduces a table or a figure of a paper.")
+    parser = CommandParser(prog="flgraph reproduce", description="Reproduces a table or a figure of a paper.")
     parser.add_argument("study", nargs="?", type=str, help="PAPER/TABLE, or a YAML file of the same form")
     parser.add_argument("--list", action="store_true", help="list the studies and exit")
     parser.add_argument("--settings", type=str, help="comma-separated names; all if not given")
