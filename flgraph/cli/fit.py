@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytorch_lightning as pl
 import yaml
@@ -19,7 +18,8 @@ from rich.console import Console
 import flgraph.callbacks
 import flgraph.data
 import flgraph.models  # noqa: F401
-from flgraph.cli import main as cli
+from flgraph.cli.exits import ENDINGS, FAILED, ending_of
+from flgraph.cli.parser import Refusing, translated
 from flgraph.configs import find_config
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer, ProcessGroup
@@ -38,17 +38,8 @@ DESCRIPTION = (
 )
 
 
-class Parser(LightningArgumentParser):
-    """Tells what is wrong in one line and exits with code 2; takes options by their full names only."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Called by argparse and jsonargparse for anything they cannot take."""
-        if not self.exit_on_error:  # the parser of one class's arguments; the outer one will say where they stand
-            super().error(message, ex)
-        exit_with(_clear(" ".join(message.split())), 2)
+class Parser(Refusing, LightningArgumentParser):
+    """For commands that take a model, data and a trainer."""
 
 
 class FederatedCLI(LightningCLI):
@@ -117,7 +108,7 @@ class FederatedCLI(LightningCLI):
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, InputError):
                 cause = cause.__cause__
-            raise cause or InputError(_clear(" ".join(str(error).split()))) from None
+            raise cause or translated(str(error)) from None
 
     def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:
         """Hands the effective configuration to the trainer, which writes it into the run folder."""
@@ -156,61 +147,6 @@ class FederatedCLI(LightningCLI):
                 rows = self.trainer.prediction_rows[client]
                 write_predictions(client, batches, rows, predicted, folder / f"{client}.csv")
         print(f"predictions in {folder}")
-
-
-# What jsonargparse says of something that a class or a field cannot take, and the sentence that is made of it.
-_SENTENCES = [
-    (
-        r"""Parser key "([\w.]+)": .*?class_path 'pytorch_lightning[\w.]*': Option '(\w+)' is not accepted.*""",
-        r"Expected `\1` to be chosen before its fields (by --\1 CLASS or a -c file) but got `\1.\2` first.",
-    ),
-    (
-        r"""Parser key "([\w.]+)": .*?class_path '([\w.]+)': Option '(\w+)' is not accepted.*""",
-        r"Expected `\1` to have only fields of \2 but got `\3`.",
-    ),
-    (
-        r"""Parser key "([\w.]+)": .*?class_path '[\w.]+': Parser key "([\w.]+)": Expected a (.+?)\. Got value: """
-        r"""(.*?)(?: - Expected a <class 'NoneType'>.*)?""",
-        r"Expected `\1.\2` to be \3 but got \4.",
-    ),
-    (
-        r"""Parser key "([\w.]+)": .*?class_path '([\w.]+)': """
-        r"""((?:module '[\w.]+' has no attribute|No module named) '[\w.]+')(?: - .*)?""",
-        r"Expected `\1` to be the name of a class but got '\2' (\3).",
-    ),
-    (
-        r"""Parser key "([\w.]+)": .*?class_path '([\w.]+)': the following arguments are required: (\w+).*""",
-        r"Expected `\1.\3` to be given, as \2 needs it, but got none.",
-    ),
-    (
-        r"""Parser key "([\w.]+)": .*Expected a dot import path string: (\S+).*""",
-        r"Expected `\1` to be the name of a class but got '\2'.",
-    ),
-    (r"""Parser key "([\w.]+)": Expected a (.+?)\. Got value: (.*)""", r"Expected `\1` to be \2 but got \3."),
-]
-_WORDS = [
-    (r"<class '([\w.]+)'>", r"of type \1"),
-    (r"typing\.Literal\[(.*?)\]", r"one of \1"),
-]
-
-
-def _clear(message: str) -> str:
-    for pattern, sentence in _SENTENCES:
-        match = re.fullmatch(pattern, message)
-        if match:
-            message = match.expand(sentence)
-            break
-    for pattern, words in _WORDS:
-        message = re.sub(pattern, words, message)
-    return message
-
-
-def exit_with(message: str, code: int) -> NoReturn:
-    """Prints one line to standard error and exits; of several processes one prints."""
-    transport.exit_code = code
-    if launcher.say(" ".join(message.split()), code) or ProcessEnvironment.here().rank > 0:
-        raise SystemExit(code)
-    cli.exit_with(message, code)
 
 
 def _as_module() -> list[str]:
@@ -252,11 +188,16 @@ def _names_data(config: str) -> bool:
     return isinstance(content, dict) and "data" in content
 
 
-def run(args: Sequence[str]) -> None:
-    """Runs a subcommand of :class:`FederatedCLI`."""
+def main(args: Sequence[str]) -> None:
+    """Runs a subcommand of :class:`FederatedCLI`; of several processes one says how it ended."""
     try:
         with flushing_denormals():  # before there are further threads, which take it over
             FederatedCLI(with_default_data(with_packaged_configs(args)))
     except SystemExit as error:
-        transport.exit_code = error.code if isinstance(error.code, int) else 1
+        transport.exit_code = error.code if isinstance(error.code, int) else FAILED
+        raise
+    except ENDINGS as error:
+        sentence, transport.exit_code = ending_of(error)
+        if launcher.say(sentence, transport.exit_code) or ProcessEnvironment.here().rank > 0:
+            raise SystemExit(transport.exit_code) from None
         raise

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import NoReturn
 
 import yaml
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
+from flgraph.cli.parser import Refusing
 from flgraph.errors import InputError, expect
 from flgraph.flare.settings import read_yaml
 
@@ -29,9 +29,8 @@ _ELSEWHERE = {
 """What is no matter of a federation's configuration."""
 
 
-class _Parser(ArgumentParser):  # jsonargparse's has no parse_known_args, by intention
-    def error(self, message: str) -> NoReturn:
-        raise InputError(" ".join(message.split()))
+class _Parser(Refusing, ArgumentParser):  # jsonargparse's has no parse_known_args, by intention
+    """For the commands of a federation."""
 
 
 def main(args: Sequence[str]) -> None:
@@ -64,7 +63,7 @@ def main(args: Sequence[str]) -> None:
 
 
 def _parser(name: str, description: str) -> ArgumentParser:
-    return _Parser(prog=f"flgraph flare {name}", description=description, allow_abbrev=False)
+    return _Parser(prog=f"flgraph flare {name}", description=description)
 
 
 # ----------------------------------------------------------------------------------------------------------- provision

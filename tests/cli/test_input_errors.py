@@ -114,12 +114,12 @@ def test_malformed_data_set(
         ),
         (
             ["--trainer.aggregator.base", "[nope.*]"],
-            "Expected route pattern `nope.*` to match a tensor of client `ALPHA`",
+            "`nope.*` to be that of a tensor of client `ALPHA`",
         ),
         (["--trainer.aggregator", "FedSage"], "Expected `model.conv` to be 'sage' for FedSage but got 'gin'."),
         (
             ["--trainer.aggregator", "FedStar"],
-            "Expected route pattern `structure.*` to match a tensor of client `ALPHA`",
+            "`structure.*` to be that of a tensor of client `ALPHA`",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -196,10 +196,9 @@ def test_name_is_a_file(call: Call, small: list[str], tmp_path: Path) -> None:
 
 # --------------------------------------------------------------------------------------------------------- checkpoints
 @pytest.fixture
-def finished(done: Call, small: list[str], tmp_path: Path) -> Path:
+def finished(trained: Callable[[str], Path]) -> Path:
     """A run of two rounds."""
-    done("fit", *FEDPER, *small, "--trainer.logger", "false")
-    return tmp_path / "runs" / "fedper-alpha-beta" / "version_0"
+    return trained("fedper")
 
 
 @pytest.mark.parametrize("subcommand", ["fit", "validate", "test", "predict"])
@@ -223,7 +222,8 @@ def test_no_checkpoint_there(call: Call, small: list[str], finished: Path) -> No
     ):
         sentence = call("test", *FEDPER, *small, "--ckpt_path", str(path)).sentence
         assert sentence == (
-            f"Expected `ckpt_path` to be last, best, or the folder of a run or checkpoint but {path} is {found}."
+            f"Expected `ckpt_path` to be last, best, or the folder of a run or checkpoint but got {path}, "
+            f"which is {found}."
         )
 
 
@@ -275,8 +275,9 @@ def test_damaged_checkpoint(call: Call, done: Call, small: list[str], finished: 
     assert str(last) in sentence
     assert sentence.endswith(f"; an older checkpoint is there: continue with --ckpt_path {older}.")
     assert len((finished / "history.jsonl").read_text().splitlines()) == 2
-    done("fit", *FEDPER, *small, "--trainer.rounds", "3", "--ckpt_path", str(older))
-    assert (finished / "checkpoints" / "round-00003").is_dir()
+    if damage == "missing":
+        done("fit", *FEDPER, *small, "--trainer.rounds", "3", "--ckpt_path", str(older))
+        assert (finished / "checkpoints" / "round-00003").is_dir()
 
 
 @pytest.mark.parametrize("taken", ["predictions", "predictions/ALPHA.csv"])
@@ -297,4 +298,4 @@ def test_no_older_checkpoint(call: Call, small: list[str], finished: Path) -> No
     shutil.rmtree(checkpoints / "round-00001")
     (last / "manifest.json").write_text("{}")
     sentence = call("test", *FEDPER, *small, "--ckpt_path", str(last)).sentence
-    assert sentence == f"Expected {last / 'manifest.json'} to be a whole manifest but got 'files'."
+    assert sentence == f"Expected `{last / 'manifest.json'}` to be a whole manifest but got 'files'."
