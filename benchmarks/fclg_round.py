@@ -20,7 +20,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.transforms import GDC
 
 from flgraph import callbacks, models
-from flgraph.data import DealtGraphFederation, FlatGraphs
+from flgraph.data import FlatGraphs, PartitionedGraphFederation
 from flgraph.federation import FederatedCallback, FederatedTrainer
 from flgraph.federation.display import quiet_lightning
 
@@ -179,7 +179,7 @@ class Clock(FederatedCallback):
         self.losses.append([client.evaluate(("train",))["train/loss"] for client in clients])
 
 
-def flgraph_rounds(net: models.FCLG, data: DealtGraphFederation, rounds: int, epochs: int) -> Clock:
+def flgraph_rounds(net: models.FCLG, data: PartitionedGraphFederation, rounds: int, epochs: int) -> Clock:
     """Runs a federation from given weights."""
     clock = Clock()
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
@@ -200,14 +200,14 @@ def flgraph_rounds(net: models.FCLG, data: DealtGraphFederation, rounds: int, ep
     return clock
 
 
-def federation(dataset: str | FlatGraphs, batch_size: int) -> DealtGraphFederation:
+def federation(dataset: str | FlatGraphs, batch_size: int) -> PartitionedGraphFederation:
     """Six clients with the paper's label skew of PROTEINS, or one near it."""
-    data = DealtGraphFederation(dataset, emd=0.5774, tolerance=0.05, batch_size=batch_size, global_test="none")
+    data = PartitionedGraphFederation(dataset, emd=0.5774, tolerance=0.05, batch_size=batch_size, global_test="none")
     data.setup()
     return data
 
 
-def plain_graphs(data: DealtGraphFederation) -> list[list[Data]]:
+def plain_graphs(data: PartitionedGraphFederation) -> list[list[Data]]:
     """The graphs of every client, one by one."""
     return [[data.client(name).graphs[n] for n in range(len(data.client(name).graphs))] for name in data.clients]
 

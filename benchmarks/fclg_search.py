@@ -26,7 +26,7 @@ import torch
 from scipy.stats import spearmanr
 
 from flgraph import callbacks, models
-from flgraph.data import DealtGraphFederation, Diffusion, read_tu
+from flgraph.data import Diffusion, PartitionedGraphFederation, read_tu
 from flgraph.federation import FederatedTrainer
 from flgraph.models.unsupervised.base import EmbeddingName, embedded
 from flgraph.models.unsupervised.clustering import clustering_metrics
@@ -76,7 +76,7 @@ def measure(
     dataset: str, point: dict[str, Any], epochs: int, seed: int, folder: str, similarity: str = "cosine"
 ) -> dict[str, float]:
     """Trains a candidate for so many local epochs in all."""
-    data = DealtGraphFederation(
+    data = PartitionedGraphFederation(
         dataset,
         emd=EMD[dataset],
         features=point["features"],
@@ -115,7 +115,7 @@ def measure(
 
 
 @torch.no_grad()
-def held_out_loss(net: models.FCLG, data: DealtGraphFederation) -> float:
+def held_out_loss(net: models.FCLG, data: PartitionedGraphFederation) -> float:
     """The contrastive loss on the validation graphs of all clients together."""
     views: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     for name in data.clients:

@@ -1,7 +1,7 @@
 """FedAvg from the weights that FedEgo's published code begins with, and from flgraph's own draws.
 
 A seed of that code decides its clients and, apart from them, the weights that they begin with, whose mean is the first
-global model. ``partition: authors_label_skew`` has its clients; this has its weights as well, drawn again in the order
+global model. ``PublishedNodeFederation`` has its clients; this has its weights as well, drawn again in the order
 in which the code makes its layers. flgraph's own draws have matrices of the same distribution, and zero biases. Rows of
 Table 2 are the best of 200 rounds; a mean over some rounds of a short run tells more about the weights.
 """
@@ -20,11 +20,10 @@ import yaml
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
-from flgraph.callbacks import FedAvg
 from flgraph.configs import find_config
-from flgraph.data import NodeFederation
 from flgraph.federation import FederatedTrainer
 from flgraph.models import FedEgo
+from flgraph.reproduce.fedego.published import PublishedFedAvg, PublishedNodeFederation
 from flgraph.runs.history import read_records
 
 GLOBAL, LOCAL = "global_test/accuracy", "test/accuracy"
@@ -94,7 +93,7 @@ class StartedFedEgo(FedEgo):
 def run(setting: str, seed: int, draw: int | None, rounds: int, folder: str) -> list[tuple[float, float]]:
     """Global and local test of every round, percent; ``draw`` is a seed, or ``None`` for the published weights."""
     data = yaml.safe_load(find_config(f"configs/data/{setting.lower()}_published.yaml").read_text())["data"]
-    federation = NodeFederation(**data["init_args"] | {"partition_seed": seed})
+    federation = PublishedNodeFederation(**data["init_args"] | {"partition_seed": seed})
     federation.setup("fit")
     clients = federation.clients
     sizes = federation.client(clients[0]).model_args
@@ -102,11 +101,9 @@ def run(setting: str, seed: int, draw: int | None, rounds: int, folder: str) -> 
     if draw is None:
         weights = published_weights(seed, len(clients), sizes["in_channels"], sizes["num_classes"])
     trainer = FederatedTrainer(
-        FedAvg(weighting="uniform"),
+        PublishedFedAvg(weighting="uniform"),
         rounds=rounds,
         local_epochs=5,
-        evaluate_model="trained",
-        initial_weights="mean",
         seed=seed if draw is None else draw,
         default_root_dir=folder,
         logger=False,

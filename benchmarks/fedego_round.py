@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from flgraph import callbacks
 from flgraph.data import NodeDataModule, NodeFederation, NodeGraph
-from flgraph.data.nodes.container import sorted_edges
+from flgraph.data.checks import sorted_edges
 from flgraph.federation import FederatedTrainer
 from flgraph.federation.display import quiet_lightning
 from flgraph.federation.lightning import OptimizerStates, fit_more, persistent_trainer

@@ -28,13 +28,13 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv, GINConv, global_add_pool
 
 from flgraph import callbacks, models
+from flgraph.configs import tu_settings
 from flgraph.data import GraphDataModule, GraphFederation, GraphLoader, TUFederation
 from flgraph.federation import FederatedCallback, FederatedTrainer
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.template import client_module
 from flgraph.models.classifier import epoch_metrics
-from flgraph.runs.history import versions
-from flgraph.tu_settings import TU_SETTINGS
+from flgraph.runs.results import versions
 
 Metrics = dict[str, dict[str, float]]
 """Client to metric to value."""
@@ -576,7 +576,7 @@ def check(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 1 if a check fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--datasets", nargs="+", default=TU_SETTINGS["chem"], help="TU data sets, one client each")
+    parser.add_argument("--datasets", nargs="+", default=tu_settings()["chem"], help="TU data sets, one client each")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of each variant (of the check: at least 3)")
     parser.add_argument("--repeats", type=int, default=1, help="how often to start over, with another seed")
     parser.add_argument("--threads", type=int, help="of torch; its own choice by default")

@@ -136,6 +136,6 @@ def _named_pairs(topology: Sequence[Sequence[str]] | nx.Graph) -> list[list[str]
     else:
         pairs = [list(pair) for pair in topology]
     for pair in pairs:
-        sound = len(pair) == 2 and all(isinstance(name, str) for name in pair)
-        expect(sound, "aggregator.topology", "pairs of clients' names", pair)
+        valid = len(pair) == 2 and all(isinstance(name, str) for name in pair)
+        expect(valid, "aggregator.topology", "pairs of clients' names", pair)
     return pairs

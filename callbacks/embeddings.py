@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.callback import FederatedCallback, Run
-from flgraph.runs.history import writing
+from flgraph.runs.files import writing
 
 
 class EmbeddingPictures(FederatedCallback):
@@ -39,8 +39,8 @@ class EmbeddingPictures(FederatedCallback):
     def __init__(
         self, rounds: Sequence[int] = (1, 10, 20), projector: bool = True, perplexity: float = 30.0, seed: int = 0
     ) -> None:
-        sound = len(rounds) > 0 and all(number >= 1 for number in rounds)
-        expect(sound, "callbacks.rounds", "numbers of 1 or more", list(rounds))
+        valid = len(rounds) > 0 and all(number >= 1 for number in rounds)
+        expect(valid, "callbacks.rounds", "numbers of 1 or more", list(rounds))
         expect(0 < perplexity < float("inf"), "callbacks.perplexity", "a positive, finite number", perplexity)
         expect(0 <= seed < 2**32, "callbacks.seed", "between 0 and 2^32 - 1", seed)
         self.rounds, self.projector = list(rounds), projector
@@ -59,28 +59,28 @@ class EmbeddingPictures(FederatedCallback):
         names, embeddings, labels = _collect(trainer)
         if not trainer.writes:
             return
-        places = _tsne(embeddings, self.perplexity, self.seed)
+        points = _tsne(embeddings, self.perplexity, self.seed)
         assert trainer.run_dir is not None
         folder = trainer.run_dir / "embeddings"
         with writing(trainer.run_dir):
             folder.mkdir(exist_ok=True)
-            self._write(folder, trainer.current_round, names, labels, places)
-            self._show(trainer, folder, labels, places, embeddings)
+            self._write(folder, trainer.current_round, names, labels, points)
+            self._show(trainer, folder, labels, points, embeddings)
 
     def _write(
-        self, folder: Path, number: int, names: Sequence[tuple[str, int]], labels: Tensor, places: Tensor
+        self, folder: Path, number: int, names: Sequence[tuple[str, int]], labels: Tensor, points: Tensor
     ) -> None:
         with open(folder / f"round-{number}.csv", "w", newline="") as stream:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(["client", "graph", "label", "x", "y"])
-            for (client, graph), label, place in zip(names, labels.tolist(), places.tolist(), strict=True):
-                writer.writerow([client, graph, label, *(f"{value:.4f}" for value in place)])
+            for (client, graph), label, point in zip(names, labels.tolist(), points.tolist(), strict=True):
+                writer.writerow([client, graph, label, *(f"{value:.4f}" for value in point)])
 
-    def _show(self, trainer: Run, folder: Path, labels: Tensor, places: Tensor, embeddings: Tensor) -> None:
+    def _show(self, trainer: Run, folder: Path, labels: Tensor, points: Tensor, embeddings: Tensor) -> None:
         from flgraph.report.charts import embedding_panels, save_png  # matplotlib loads slowly
 
         number = trainer.current_round
-        panel = {f"round {number}": (places.tolist(), labels.tolist())}
+        panel = {f"round {number}": (points.tolist(), labels.tolist())}
         save_png(embedding_panels(panel), folder / f"round-{number}.png")
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
@@ -99,8 +99,8 @@ def _collect(trainer: Run) -> tuple[list[tuple[str, int]], Tensor, Tensor]:
         fits = bool(batches) and all(isinstance(part, Tensor) and part.dim() == 2 for part in batches)
         expect(fits, f"predictions of client {client}", "tensors [graphs, columns]", type(batches).__name__)
         own = torch.cat(batches).float().cpu()
-        sound = bool(own.isfinite().all())
-        expect(sound, f"predictions of client {client}", "finite numbers", "some that are not")
+        valid = bool(own.isfinite().all())
+        expect(valid, f"predictions of client {client}", "finite numbers", "some that are not")
         y = _labels(trainer, client)
         if rows:
             width, first = rows[0].size(1), names[0][0]
@@ -134,5 +134,5 @@ def _tsne(embeddings: Tensor, perplexity: float, seed: int) -> Tensor:
     expect(count > 3, "callbacks", "for four graphs or more, which t-SNE can place,", count)
     usable = min(perplexity, (count - 1) / 3)
     with threadpool_limits(limits=1):
-        places = TSNE(perplexity=usable, init="pca", random_state=seed).fit_transform(embeddings.double().numpy())
-    return torch.from_numpy(places)
+        points = TSNE(perplexity=usable, init="pca", random_state=seed).fit_transform(embeddings.double().numpy())
+    return torch.from_numpy(points)

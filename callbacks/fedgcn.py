@@ -126,9 +126,9 @@ class FedGCN(FedAvg):
         columns = int(next(iter(uploads.values())).scalars["num_features"])
         total = sparse.csr_matrix((self._num_nodes(), columns), dtype=np.float64)
         for client in self._clients:
-            part, places = _rows_of(uploads[client].group(_SETUP), columns), self._keys[client].numpy()
-            size = (total.shape[0], places.size)
-            total = total + sparse.csr_matrix((np.ones(places.size), (places, np.arange(places.size))), size) @ part
+            part, index = _rows_of(uploads[client].group(_SETUP), columns), self._keys[client].numpy()
+            size = (total.shape[0], index.size)
+            total = total + sparse.csr_matrix((np.ones(index.size), (index, np.arange(index.size))), size) @ part
         for client, keys in self._keys.items():  # their own and, for two hops, their neighbours
             wanted = keys if self.num_hops == 2 else keys[: self._sizes[client]]
             self._answers[client] = _csr_parts(total[wanted.numpy()])
@@ -194,8 +194,8 @@ class _Part:
         if self.cross is None:
             self.outside = self.nodes[:0]
         else:
-            self.outside, place = self.cross[1].unique(return_inverse=True)
-            target, source = torch.cat([target, n + place]), torch.cat([source, self.cross[0]])
+            self.outside, position = self.cross[1].unique(return_inverse=True)
+            target, source = torch.cat([target, n + position]), torch.cat([source, self.cross[0]])
         # Contributions: the features of own node `source` go into the sum of node `target`, own ones coming first.
         self.target, self.source = target, source
         self.counted = torch.ones_like(target, dtype=torch.bool)
@@ -220,9 +220,9 @@ class _Part:
     def scale(self, degree: Tensor) -> None:
         """Takes the degrees in the union graph; leaves out what no client holds."""
         kept = degree > 0
-        place = kept.cumsum(0) - 1
+        position = kept.cumsum(0) - 1
         inside = kept[self.target]
-        self.target, self.source = place[self.target[inside]], self.source[inside]
+        self.target, self.source = position[self.target[inside]], self.source[inside]
         self.counted, self.degree = self.counted[inside], degree[kept].double()
 
     def sums(self) -> dict[str, Tensor]:
@@ -232,7 +232,7 @@ class _Part:
         return _csr_parts(own @ self.x)
 
     def finish(self, tensors: Mapping[str, Tensor], num_hops: int) -> KnownNeighbours:
-        """The rows and, for two hops, the matrix that the model is told of."""
+        """The rows and, for two hops, the matrix that the model takes."""
         scale = self.degree.rsqrt()
         total = _rows_of(tensors, self.x.shape[1])
         first = sparse.diags(scale[: total.shape[0]].numpy()) @ total
@@ -260,7 +260,7 @@ def _scipy(x: Tensor) -> sparse.csr_matrix:
 
 
 def _csr_parts(rows: sparse.csr_matrix) -> dict[str, Tensor]:
-    """A sparse matrix as tensors: 32-bit places and float32 values."""
+    """A sparse matrix as tensors: 32-bit indices and float32 values."""
     rows = sparse.csr_matrix(rows)
     rows.sort_indices()
     arrays = (rows.indptr.astype(np.int32), rows.indices.astype(np.int32), rows.data.astype(np.float32))

@@ -107,9 +107,9 @@ class FedHGN(FedAvg):
         rows = {}
         for name, parameter in client.module.named_parameters():
             if name.endswith(_COEFFICIENTS):
-                place = name.removesuffix(_COEFFICIENTS)
-                if place + _BASES in client.routing.shared:  # or else they are of bases that nobody else has
-                    rows[place] = by_value(parameter.detach())
+                layer = name.removesuffix(_COEFFICIENTS)
+                if layer + _BASES in client.routing.shared:  # or else they are of bases that nobody else has
+                    rows[layer] = by_value(parameter.detach())
         expect(
             bool(rows),
             "model",

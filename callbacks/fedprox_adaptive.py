@@ -52,8 +52,8 @@ class FedProxAdaptive(FedProx):
         super().__init__(mu, **kwargs)
         self.values, self.rule, self.patience = [float(value) for value in values], rule, patience
         ascending = all(a < b for a, b in pairwise(self.values))
-        sound = len(self.values) > 0 and ascending and self.values[0] >= 0
-        expect(sound, "aggregator.values", "numbers of 0 or more in ascending order", list(values))
+        valid = len(self.values) > 0 and ascending and self.values[0] >= 0
+        expect(valid, "aggregator.values", "numbers of 0 or more in ascending order", list(values))
         expect(mu in self.values, "aggregator.mu", f"one of {self.values}", mu)
         expect(rule in get_args(Rule), "aggregator.rule", f"one of {', '.join(get_args(Rule))}", rule)
         expect(patience >= 1, "aggregator.patience", "1 or more", patience)
@@ -85,8 +85,8 @@ class FedProxAdaptive(FedProx):
             self._move(-1)
 
     def _move(self, steps: int) -> None:
-        place = self.values.index(self.mu) + steps
-        self.mu = self.values[min(max(place, 0), len(self.values) - 1)]
+        index = self.values.index(self.mu) + steps
+        self.mu = self.values[min(max(index, 0), len(self.values) - 1)]
 
     def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
         """Takes in a batch's loss; under ``"ratio"`` the coefficient is moved before the batch's step."""

@@ -54,9 +54,9 @@ class PredictedLabels(FederatedCallback):
     ) -> None:
         """Takes the classes of a batch."""
         logits, self._logits = self._logits, None
-        told = getattr(pl_module, "test_stage", None)
+        stage_of = getattr(pl_module, "test_stage", None)
         first = "test" if dataloader_idx == 0 else None
-        if (told(dataloader_idx) if told else first) != self.stage:
+        if (stage_of(dataloader_idx) if stage_of else first) != self.stage:
             return
         fits = isinstance(logits, Tensor) and logits.dim() == 2
         expect(fits, f"{type(pl_module).__name__}.forward", "to return logits [N, classes]", type(logits).__name__)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
-from flgraph.federation import Aggregator, FederatedTrainer, Payload, ProcessGroup, Sequential, Turn
+from flgraph.federation import Aggregator, FederatedTrainer, Payload, ProcessGroup, Request, Sequential, Turn
 from flgraph.federation.data import FederatedData
 from flgraph.federation.template import Model
 from flgraph.runs.checkpoint import load_bytes, load_file, state_bytes
@@ -28,8 +28,8 @@ def check_algorithm(setup: Setup, rounds: int = 3, processes: int = 1, **trainer
     - Uploads hold what the routes name and nothing else.
     - The server changes something: who uploads tensors is sent others than before.
     - A run that is stopped after any of its rounds and goes on gives the same bits.
-    - So does a run whose clients are made anew from their saved states before every turn, as when they move to another
-      process: the client half remembers nothing that it does not declare.
+    - So does a run whose clients are made anew from their saved states before every round, as when they move to another
+      process: from one round to the next the client half remembers nothing that it does not declare.
     - So does one on several processes, where ``processes`` is above 1. This starts processes, which takes seconds, and
       needs a ``setup`` that they can import.
 
@@ -79,31 +79,35 @@ class Watched(Sequential):
     def __init__(self) -> None:
         super().__init__()
         self.sent = False
-        self.downloads: dict[str, list[bytes]] = {}
+        self.downloads: dict[str, set[bytes]] = {}
 
     def run(self, turns: Mapping[str, Turn]) -> dict[str, bytes]:
         answers = super().run(turns)
         for name, turn in turns.items():
             self.sent = self.sent or bool(turn.exchange and answers[name] and Payload.from_bytes(answers[name]).tensors)
-            if turn.download is not None and turn.round:
-                self.downloads.setdefault(name, []).append(turn.download)
+            if turn.download is not None and turn.request != Request.AGREE:
+                weights = Payload(Payload.from_bytes(turn.download).group()).to_bytes()
+                self.downloads.setdefault(name, set()).add(weights)
         return answers
 
     def check(self) -> None:
         """Fails if clients sent tensors and were sent nothing new in return."""
-        news = any(len(set(downloads)) > 1 for downloads in self.downloads.values())
+        news = any(len(downloads) > 1 for downloads in self.downloads.values())
         assert news or not self.sent, "clients upload tensors, but what the server sends never changes: see `aggregate`"
 
 
 class Moved(Sequential):
-    """All clients in this process, each made anew from its saved state before every turn."""
+    """All clients in this process, each made anew from its saved state at the beginning of every round."""
 
     def setup(self, build: Any, names: Any, release: Any = None) -> None:
         super().setup(build, names, release)
-        self.build = build
+        self.build, self.rounds = build, dict.fromkeys(names, 0)
 
     def run(self, turns: Mapping[str, Turn]) -> dict[str, bytes]:
-        for name in turns:
+        for name, turn in turns.items():
+            if turn.round == self.rounds[name]:
+                continue
+            self.rounds[name] = turn.round
             state = state_bytes(self.clients[name].state())
             self.clients[name] = self.build(name)
             self.clients[name].load_state(load_bytes(state, f"state of client `{name}`"))

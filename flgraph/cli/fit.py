@@ -29,7 +29,8 @@ from flgraph.federation.engines.distributed import transport as wire
 from flgraph.federation.engines.distributed.environment import Place
 from flgraph.federation.lightning import flushing_denormals
 from flgraph.federation.seeding import derive_seed, seed_all
-from flgraph.runs.history import Metrics, writing
+from flgraph.runs.files import writing
+from flgraph.runs.history import Metrics
 from flgraph.runs.predictions import write_predictions
 
 DESCRIPTION = (

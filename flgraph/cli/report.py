@@ -9,7 +9,7 @@ from flgraph.cli.parser import CommandParser
 from flgraph.errors import InputError, expect
 from flgraph.report.compare import compare
 from flgraph.report.page import render
-from flgraph.runs.history import write_text
+from flgraph.runs.files import write_text
 from flgraph.runs.reader import find_runs
 
 

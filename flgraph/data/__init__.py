@@ -1,26 +1,22 @@
-"""Loaders, partitioners and batching; knows no algorithm."""
+"""Graphs, their readers, loaders and partitions, and the data of federations; imports no algorithm."""
 
 from flgraph.data.graphs.batching import GraphLoader
 from flgraph.data.graphs.container import FlatGraphs
 from flgraph.data.graphs.datamodule import GraphDataModule, GraphFederation, TUFederation
 from flgraph.data.graphs.diffusion import Diffusion, diffused
-from flgraph.data.graphs.partition import emd_shards, label_emd, weighted_emd
-from flgraph.data.graphs.partitioned import DealtGraphFederation, ViewDataModule
+from flgraph.data.graphs.partition import dirichlet_shards, emd_shards, label_emd, shards, weighted_emd
+from flgraph.data.graphs.partitioned import PartitionedGraphFederation, ViewDataModule
 from flgraph.data.graphs.readers import read_tu
 from flgraph.data.graphs.synthetic import SyntheticFederation
 from flgraph.data.graphs.weighted import WeightedEdges
+from flgraph.data.hetero.batching import HeteroLoader, LinkLoader
 from flgraph.data.hetero.container import HeteroGraph
-from flgraph.data.hetero.datamodule import HeteroBatch, HeteroClients, HeteroDataModule, HeteroFederation, HeteroLoader
-from flgraph.data.hetero.links import HeteroLinkDataModule, LinkBatch, LinkLoader
-from flgraph.data.hetero.partition import (
-    HeteroPartition,
-    hetero_statistics,
-    partition_of,
-    random_edge_types,
-    random_edges,
-)
-from flgraph.data.hetero.readers import read_hetero, read_hetero_clients
-from flgraph.data.nodes.batching import EgoBatch, EgoLoader, sample_egos
+from flgraph.data.hetero.datamodule import HeteroClients, HeteroDataModule, HeteroFederation
+from flgraph.data.hetero.links import HeteroLinkDataModule
+from flgraph.data.hetero.partition import HeteroPartition, random_edge_types, random_edges
+from flgraph.data.hetero.readers import read_hetero
+from flgraph.data.hetero.schema import with_reverse, without_reverse
+from flgraph.data.nodes.batching import EgoLoader, WholeGraphLoader, sample_ego_graphs
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.datamodule import NodeDataModule, NodeFederation
 from flgraph.data.nodes.partition import (
@@ -30,17 +26,15 @@ from flgraph.data.nodes.partition import (
     label_skew,
     louvain,
     metis,
-    partition_statistics,
 )
 from flgraph.data.nodes.readers import read_nodes
-from flgraph.data.nodes.whole_graph import WholeGraph, WholeGraphDataModule, WholeGraphFederation, WholeGraphLoader
-from flgraph.data.splits import dirichlet_shards, shards, stratified_split
-from flgraph.reproduce.fedego.published import authors_label_skew
-from flgraph.reproduce.fedhgn.published import authors_partition
+from flgraph.data.nodes.whole_graph import WholeGraphDataModule, WholeGraphFederation
+from flgraph.data.splits import stratified_split
+from flgraph.data.statistics import hetero_statistics, partition_statistics
+from flgraph.nn.batches import EgoBatch, HeteroBatch, LinkBatch, WholeGraph
 
 __all__ = [
     "ClientNodes",
-    "DealtGraphFederation",
     "Diffusion",
     "EgoBatch",
     "EgoLoader",
@@ -62,6 +56,7 @@ __all__ = [
     "NodeFederation",
     "NodeGraph",
     "NodePartition",
+    "PartitionedGraphFederation",
     "SyntheticFederation",
     "TUFederation",
     "ViewDataModule",
@@ -70,8 +65,6 @@ __all__ = [
     "WholeGraphDataModule",
     "WholeGraphFederation",
     "WholeGraphLoader",
-    "authors_label_skew",
-    "authors_partition",
     "diffused",
     "dirichlet",
     "dirichlet_shards",
@@ -81,16 +74,16 @@ __all__ = [
     "label_skew",
     "louvain",
     "metis",
-    "partition_of",
     "partition_statistics",
     "random_edge_types",
     "random_edges",
     "read_hetero",
-    "read_hetero_clients",
     "read_nodes",
     "read_tu",
-    "sample_egos",
+    "sample_ego_graphs",
     "shards",
     "stratified_split",
     "weighted_emd",
+    "with_reverse",
+    "without_reverse",
 ]

@@ -1,4 +1,4 @@
-"""How data is dealt to clients, and a client's data to training, validation and test."""
+"""A client's data divided into training, validation and test."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from torch import Tensor
 
 from flgraph.errors import InputError, expect
 
-_TRIES = 1000
-
 
 def stratified_split(
     y: Tensor, fractions: Sequence[float] = (0.8, 0.1, 0.1), seed: int = 123
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Splits graphs into training, validation and test sets with equal shares of every class.
+    """Splits samples into training, validation and test sets with equal shares of every class.
 
     First the training set is drawn, then the rest is divided, each time with
     :func:`sklearn.model_selection.train_test_split` and the same ``seed``: the graphs of every set are those of the
@@ -45,9 +43,8 @@ def stratified_split(
     val, test = _divide(rest, labels, shown[1], shown[2], seed)
     for name, part, fraction in zip(("training", "validation", "test"), (train, val, test), shown, strict=True):
         if fraction > 0 and part.size == 0:
-            raise InputError(
-                f"Expected `fractions` to leave graphs for the {name} set but got {shown} of {labels.size} graphs."
-            )
+            wanted = f"large enough to leave samples for the {name} set"
+            raise InputError("fractions", wanted, f"{shown} of {labels.size} samples")
     return torch.from_numpy(train), torch.from_numpy(val), torch.from_numpy(test)
 
 
@@ -60,65 +57,6 @@ def check_fractions(fractions: Sequence[float], name: str = "fractions") -> None
     shown = list(fractions)
     sound = len(shown) == 3 and shown[0] > 0 and min(shown) >= 0 and math.isclose(sum(shown), 1.0, abs_tol=1e-6)
     expect(sound, name, "three numbers of 0 or more that sum to 1, the first of them positive", shown)
-
-
-def shards(num_graphs: int, n: int, seed: int) -> list[Tensor]:
-    """Deals ``num_graphs`` graphs at random to ``n`` clients, sizes differing by at most one.
-
-    Returns:
-        Graph numbers of each client, int64, ascending; disjoint, and together all.
-
-    Raises:
-        InputError: ``n`` is below 1 or above ``num_graphs``, or the seed out of range.
-    """
-    expect(1 <= n <= num_graphs, "n", f"between 1 and the number of graphs, {num_graphs},", n)
-    expect(0 <= seed < 2**32, "seed", "between 0 and 2^32 - 1", seed)
-    order = np.random.default_rng(seed).permutation(num_graphs)
-    return [torch.from_numpy(np.sort(part)) for part in np.array_split(order, n)]
-
-
-def dirichlet_shards(y: Tensor, n: int, alpha: float, seed: int, min_size: int = 1) -> list[Tensor]:
-    """Deals graphs to ``n`` clients with unequal class shares (Yurochkin et al., ICML 2019, Section 4).
-
-    Of every class, the clients receive shares drawn from a symmetric Dirichlet distribution. The whole draw is repeated
-    until every client has ``min_size`` graphs.
-
-    Args:
-        y: classes ``[G]``.
-        n: number of clients.
-        alpha: concentration; small values give clients few classes each, large ones equal shares.
-        seed: of the draws.
-        min_size: fewest graphs that a client may have.
-
-    Returns:
-        Graph numbers of each client, int64, ascending; disjoint, and together all.
-
-    Raises:
-        InputError: a number is out of range, or no draw in 1000 gave every client ``min_size`` graphs.
-    """
-    labels = y.cpu().numpy()
-    expect(1 <= n <= labels.size, "n", f"between 1 and the number of graphs, {labels.size},", n)
-    expect(math.isfinite(alpha) and alpha > 0, "alpha", "a positive number", alpha)
-    expect(
-        0 <= min_size * n <= labels.size,
-        "min_size",
-        f"between 0 and {labels.size // n} ({labels.size} graphs / {n})",
-        min_size,
-    )
-    expect(0 <= seed < 2**32, "seed", "between 0 and 2^32 - 1", seed)
-    rng = np.random.default_rng(seed)
-    members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    for _ in range(_TRIES):
-        owner = np.empty(labels.size, dtype=np.int64)
-        for graphs in members:
-            ends = np.cumsum(rng.dirichlet(np.full(n, alpha)))[:-1] * graphs.size
-            owner[rng.permutation(graphs)] = np.searchsorted(ends, np.arange(graphs.size), side="right")
-        if np.bincount(owner, minlength=n).min() >= min_size:
-            return [torch.from_numpy(np.flatnonzero(owner == client)) for client in range(n)]
-    raise InputError(
-        f"Expected `alpha` to be large enough for {n} clients of at least {min_size} graphs "
-        f"but got {alpha}, with which {_TRIES} draws failed."
-    )
 
 
 def fewest_for(fractions: Sequence[float], most: int) -> int:

@@ -158,7 +158,7 @@ class Aggregator(FederatedCallback):
         self._payloads = {}
 
     def log_scalars(self) -> Mapping[str, float]:
-        """What the server half has to tell of the round just aggregated, such as the number of clusters.
+        """What the server half reports of the round just aggregated, such as the number of clusters.
 
         Goes to ``history.jsonl``, TensorBoard and other loggers. A tag ``GROUP/NAME`` is shown in its group, one
         without a slash in the group ``server``; one value per client is ``GROUP/CLIENT``.
@@ -166,7 +166,7 @@ class Aggregator(FederatedCallback):
         return {}
 
     def summary(self) -> dict[str, Any]:
-        """What the server half has to tell of the whole run, in values that JSON can hold, for ``results.json``."""
+        """What the server half reports of the whole run, in values that JSON can hold, for ``results.json``."""
         return {}
 
     def server_state(self) -> dict[str, Any]:

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.callback import acts_in_clients
-from flgraph.federation.data import ClientData, Movable, sealed
+from flgraph.federation.data import ClientData, Movable
 from flgraph.federation.lightning import KeepOnDevice, OptimizerStates, fit_more, load_loop, persistent_trainer
 from flgraph.federation.messages import Predictions, Request, Turn
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route, RouteKind, RoutingTable, UploadKind
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.runs.checkpoint import readable
-from flgraph.runs.history import plain_values
+from flgraph.runs.compatibility import plain_values, sealed
 
 
 class ClientHalf(Protocol):
@@ -191,7 +191,7 @@ class Client:
         Which tensors are personal by the agreement among clients is known after it only; before, the routes decide.
 
         Names of relations, sizes of a schema, classes and the like are settings of the data; see
-        :func:`~flgraph.federation.data.sealed`.
+        :func:`~flgraph.runs.compatibility.sealed`.
         """
         about = self.about
         return {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -74,29 +72,6 @@ class FederatedData(Protocol):
 
     def setup(self, stage: str) -> None:
         """Makes the data ready; called before the others."""
-
-
-SEALED = "settings_sha256"
-"""Stands for a client's settings where they are not to be known."""
-
-
-def sealed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What another owner may know of a client's data.
-
-    Args:
-        settings: what the client tells at home, with ``num_train_samples``; or what this function made of it.
-
-    Returns:
-        ``num_train_samples``, and a digest of all of them, by which data that has changed is noticed; ``trainer``, the
-        fields of a site's own, stays as it is.
-    """
-    if SEALED in settings:
-        return dict(settings)
-    own = {key: settings[key] for key in ("trainer",) if key in settings}
-    text = json.dumps({key: value for key, value in settings.items() if key not in own})
-    plain = json.loads(text, parse_float=lambda digits: int(float(digits)) if float(digits) % 1 == 0 else float(digits))
-    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
-    return {"num_train_samples": settings["num_train_samples"], SEALED: digest, **own}
 
 
 def client_names(datamodule: FederatedData) -> list[str]:

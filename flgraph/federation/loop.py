@@ -29,18 +29,11 @@ from flgraph.federation.run_log import RunLog
 from flgraph.federation.server import Server
 from flgraph.federation.settings import describe
 from flgraph.federation.template import Model, client_module
-from flgraph.runs.checkpoint import CLIENTS, SERVER, CheckpointStore, check_settings, find_checkpoint, read_manifest
-from flgraph.runs.history import (
-    History,
-    RoundRecord,
-    discard_results,
-    new_version,
-    truncate_records,
-    versions,
-    write_json,
-    write_text,
-    writing,
-)
+from flgraph.runs.checkpoint import CLIENTS, SERVER, CheckpointStore, find_checkpoint, read_manifest
+from flgraph.runs.compatibility import check_settings, flatten
+from flgraph.runs.files import write_json, write_text, writing
+from flgraph.runs.history import History, RoundRecord, truncate_records
+from flgraph.runs.results import discard_results, new_version, versions
 
 SPLITS = ("train", "val", "test")
 
@@ -147,7 +140,8 @@ class FederatedLoop(pl.Trainer):
         if checkpoint is None or manifest is None:
             self.run_dir = runs
         else:
-            check_settings(*_both(manifest["settings"], self._settings), checkpoint)
+            settings = _comparable(manifest["settings"], self._settings)
+            check_settings(*settings, flatten(self._defaults), checkpoint)
             self.run_dir = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
             behind = self.engine.load(checkpoint / CLIENTS)
             saved = server.load_state((checkpoint / SERVER).read_bytes())
@@ -378,13 +372,20 @@ class FederatedLoop(pl.Trainer):
             getattr(callback, hook)(self, *args)
 
 
-def _both(saved: dict[str, Any], current: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of two runs with those callbacks that both have: others may come and go, and tests need none of them."""
+def _comparable(saved: dict[str, Any], current: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of two runs with what both have: callbacks may come and go, and sites have a datamodule of their own."""
     then, now = saved.get("callbacks", {}), current["callbacks"]
+    left_out = set()
+    if saved.get("datamodule", {}).get("class") != current["datamodule"]["class"]:
+        left_out.add("datamodule")  # what clients' data is made of is compared all the same
     return (
-        {**saved, "callbacks": {name: own for name, own in then.items() if name in now}},
-        {**current, "callbacks": {name: own for name, own in now.items() if name in then}},
+        {**_without(saved, left_out), "callbacks": {name: own for name, own in then.items() if name in now}},
+        {**_without(current, left_out), "callbacks": {name: own for name, own in now.items() if name in then}},
     )
+
+
+def _without(settings: dict[str, Any], left_out: set[str]) -> dict[str, Any]:
+    return {name: own for name, own in settings.items() if name not in left_out}
 
 
 @contextmanager

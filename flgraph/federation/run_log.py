@@ -11,7 +11,8 @@ from typing import Any
 from pytorch_lightning.loggers import Logger, TensorBoardLogger
 
 from flgraph.federation.display import routes_markdown
-from flgraph.runs.history import RoundRecord, add_evaluation, append_record, samples_of, writing
+from flgraph.runs.files import writing
+from flgraph.runs.history import RoundRecord, add_evaluation, append_record, samples_of
 
 
 class RunLog:
@@ -71,12 +72,12 @@ class RunLog:
         values = {f"mean/{_tag(name)}": value for name, value in record.mean.items()}
         if len(record.metrics) <= self.max_clients:
             for client, metrics in record.metrics.items():
-                told = {name: value for name, value in metrics.items() if name != samples_of(name)}
-                values.update({f"{_tag(name)}/{client}": value for name, value in told.items()})
+                shown = {name: value for name, value in metrics.items() if name != samples_of(name)}
+                values.update({f"{_tag(name)}/{client}": value for name, value in shown.items()})
         return values
 
     def _server_values(self, record: RoundRecord) -> dict[str, float]:
-        """What the algorithm told, without groups of one value per client where there are too many of them."""
+        """What the algorithm reports, without groups of one value per client where there are too many of them."""
         groups = Counter(tag.partition("/")[0] for tag in record.server)
         return {
             tag if "/" in tag else f"server/{tag}": value

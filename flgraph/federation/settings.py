@@ -8,7 +8,7 @@ from typing import Any
 from pytorch_lightning.core.mixins.hparams_mixin import HyperparametersMixin
 
 from flgraph.federation.callback import FederatedCallback, defaults
-from flgraph.runs.history import plain_values
+from flgraph.runs.compatibility import plain_values
 
 
 def describe(value: Any, depth: int = 2) -> tuple[dict[str, Any], dict[str, Any]]:

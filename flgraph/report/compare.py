@@ -12,11 +12,12 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
+from flgraph.configs import tu_setting
 from flgraph.errors import InputError, expect
 from flgraph.report.charts import Spread, spread
-from flgraph.runs.history import version_of
+from flgraph.runs.compatibility import flatten
 from flgraph.runs.reader import Run, lower_is_better, mapping, natural, number
-from flgraph.tu_settings import tu_setting
+from flgraph.runs.results import version_of
 
 PERCENT = {"accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "average_precision", "precision", "recall"}
 """Metrics that are shown in percent, as papers do."""
@@ -292,18 +293,6 @@ def compare(runs: Sequence[Run], name: str | None = None) -> tuple[Metric, list[
             f"{comparison.title} ({suffix})", comparison.methods, comparison.baseline, comparison.clients
         )
     return metric, comparisons
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as dotted names, a class under the name of its place: ``{"model": "GNN", "model.lr": 0.001}``."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        name = prefix.rstrip(".") if prefix and key in ("class_path", "init_args", "class") else f"{prefix}{key}"
-        if isinstance(value, dict):
-            flat.update(flatten(value, f"{name}."))
-        else:
-            flat[name] = value
-    return flat
 
 
 def _seeds(run: Run, prefix: str = "") -> tuple[tuple[str, str], ...]:

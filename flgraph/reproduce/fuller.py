@@ -11,7 +11,7 @@ from typing import Any
 
 from flgraph.reproduce.study import Study
 from flgraph.reproduce.tables import Cell
-from flgraph.runs.history import write_text
+from flgraph.runs.files import write_text
 
 _Held = dict[tuple[str, str, str], tuple[set[str], int, int]]
 """Setting, method and metric to the seeds, their number and the rounds behind a mean; older tables name no seeds."""

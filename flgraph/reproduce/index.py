@@ -19,7 +19,7 @@ from typing import Any
 from flgraph.errors import InputError
 from flgraph.reproduce.protocols import PROTOCOLS, partition_means, value_of
 from flgraph.reproduce.study import Run, Study
-from flgraph.runs.history import write_text
+from flgraph.runs.files import write_text
 
 _MEANS = ("mean", "weighted_mean")
 _AS_THEY_ARE = ("seed", "rounds", "stopped_early", "seconds_per_round", "bytes_per_round", "setup_bytes", "versions")

@@ -18,7 +18,7 @@ from flgraph.errors import InputError
 from flgraph.reproduce.index import Ledger, recorded
 from flgraph.reproduce.study import Run, Study
 from flgraph.runs.checkpoint import CheckpointStore, read_manifest
-from flgraph.runs.history import writing
+from flgraph.runs.files import writing
 from flgraph.runs.reader import number, read_results
 
 _LOOK_AGAIN = 0.5

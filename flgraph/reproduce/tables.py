@@ -16,7 +16,7 @@ from flgraph.reproduce.protocols import PROTOCOLS, value_of
 from flgraph.reproduce.provenance import provenance
 from flgraph.reproduce.runner import find_results
 from flgraph.reproduce.study import PARTITION, Study, in_words, logged_name
-from flgraph.runs.history import write_text
+from flgraph.runs.files import write_text
 
 Done = Mapping[tuple[str, str], Sequence[dict[str, Any]]]
 """Setting and method to the results of the finished runs, one per seed."""

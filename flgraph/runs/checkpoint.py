@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -15,19 +14,10 @@ from typing import Any
 import torch
 
 from flgraph.errors import InputError
-from flgraph.federation.data import SEALED, sealed
-from flgraph.runs.history import version_of
+from flgraph.runs.files import digest, flush_folder, write_bytes
+from flgraph.runs.results import version_of
 
 MANIFEST = "manifest.json"
-ADDED = {
-    "trainer.initial_weights": "first",
-    "trainer.aggregator.initial": "common",
-    "trainer.aggregator.trees": "all",
-    "trainer.aggregator.labels": "all",
-}
-"""Settings that checkpoints of earlier versions do not have, and what these versions did."""
-LEFT_OUT = ("trainer.aggregator.server_accelerator",)
-"""Settings that checkpoints of earlier versions have, and that are a matter of the machine."""
 CLIENTS = "clients"
 SERVER = "server.safetensors"
 _ROUND = "round-"
@@ -80,15 +70,15 @@ class CheckpointStore:
             shutil.rmtree(temporary, ignore_errors=True)
             (temporary / CLIENTS).mkdir(parents=True)
             write_clients(temporary / CLIENTS, previous / CLIENTS if previous else None)
-            write_file(server, temporary / SERVER)
-            files = {str(file.relative_to(temporary)): _digest(file) for file in sorted(temporary.rglob("*.*"))}
+            write_bytes(server, temporary / SERVER)
+            files = {str(file.relative_to(temporary)): digest(file) for file in sorted(temporary.rglob("*.*"))}
             manifest = {"round": round, "settings": settings, "files": files}
-            write_file(json.dumps(manifest, indent=1).encode(), temporary / MANIFEST)
-            _sync_folder(temporary / CLIENTS)
-            _sync_folder(temporary)
+            write_bytes(json.dumps(manifest, indent=1).encode(), temporary / MANIFEST)
+            flush_folder(temporary / CLIENTS)
+            flush_folder(temporary)
             self._remove(target)
             os.replace(temporary, target)
-            _sync_folder(self.folder)
+            flush_folder(self.folder)
             self._link("last", target)
             if best_round is not None and self.path(best_round).exists():
                 self._link("best", self.path(best_round))
@@ -98,10 +88,8 @@ class CheckpointStore:
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             hint = "; earlier checkpoints are whole, continue with --ckpt_path last" if previous else ""
-            raise InputError(
-                f"Expected `{self.folder}` to take the checkpoint of round {round} but got: {error.strerror or error}"
-                f"{hint}."
-            ) from error
+            expected = f"writable for the checkpoint of round {round}"
+            raise InputError(str(self.folder), expected, f"{error.strerror or error}{hint}") from error
         return target
 
     def _link(self, name: str, target: Path) -> None:
@@ -186,17 +174,13 @@ def find_checkpoint(ckpt_path: str, runs: Path) -> Path:
                 break
         none = " (a run has none without validation, or where its clients went back to another round)"
         why = none if ckpt_path == "best" and folders else ""
-        raise InputError(
-            f"Expected `ckpt_path` {ckpt_path!r} to find a checkpoint under {runs} but there is none{why}."
-        )
+        raise InputError("ckpt_path", f"the {ckpt_path} checkpoint under {runs}", f"none{why}")
     path = Path(ckpt_path)
     for candidate in (path, CheckpointStore(path).last(), CheckpointStore(path / "checkpoints").last()):
         if candidate is not None and (candidate / MANIFEST).is_file():
             return candidate.resolve()
     what = "nothing" if not path.exists() else "a file" if path.is_file() else "a folder without one"
-    raise InputError(
-        f"Expected `ckpt_path` to be last, best, or the folder of a run or checkpoint but {path} is {what}."
-    )
+    raise InputError("ckpt_path", "last, best, or the folder of a run or checkpoint", f"{path}, which is {what}")
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
@@ -209,50 +193,16 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
         files = dict(manifest["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"Expected {checkpoint / MANIFEST} to be a whole manifest but got {error}{_older(checkpoint)}."
-        ) from error
+        raise InputError(str(checkpoint / MANIFEST), "a whole manifest", f"{error}{_older(checkpoint)}") from error
     for name, expected in files.items():
         file = checkpoint / name
         if not file.is_file():
-            raise InputError(f"Expected checkpoint {checkpoint} to hold {name} but it is missing{_older(checkpoint)}.")
+            raise InputError(str(checkpoint), f"a checkpoint with {name}", f"none{_older(checkpoint)}")
         size = file.stat().st_size
-        if size != expected["bytes"] or _digest(file) != expected:
+        if size != expected["bytes"] or digest(file) != expected:
             got = f"{size} bytes" + (" of other content" if size == expected["bytes"] else "")
-            raise InputError(
-                f"Expected checkpoint file {file} to be whole ({expected['bytes']} bytes) but got {got}"
-                f"{_older(checkpoint)}."
-            )
+            raise InputError(str(file), f"whole ({expected['bytes']} bytes)", f"{got}{_older(checkpoint)}")
     return manifest
-
-
-def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any], checkpoint: Path) -> None:
-    """Refuses to continue from a checkpoint of another configuration.
-
-    Raises:
-        InputError: names the first setting that differs, and both values.
-    """
-    plain = json.loads(json.dumps(current))  # so that tuples and lists compare equal
-    saved, plain = _sealed_like(saved, plain), _sealed_like(plain, saved)
-    if part := _part_without(saved, plain):
-        raise InputError(f"Expected `{part}` to be there as in checkpoint {checkpoint} but got nothing.")
-    if part := _part_without(plain, saved):
-        raise InputError(f"Expected `{part}` to be left out as in checkpoint {checkpoint} but got it.")
-    now, then = _flatten(plain), _flatten(saved)
-    # A setting that explains other contents is named before these.
-    for key in sorted(now.keys() | then.keys(), key=lambda key: (key.endswith(".content"), key)):
-        if now.get(key) != then.get(key) and key not in LEFT_OUT:
-            if key.endswith(f".{SEALED}"):
-                client = key.removeprefix("data.").removesuffix(f".{SEALED}")
-                raise InputError(
-                    f"Expected `data` of client `{client}` to be as in checkpoint {checkpoint} but got other data or "
-                    "other settings of it (its site tells a digest of them only)."
-                )
-            if key not in then and key in ADDED and now[key] == ADDED[key]:
-                continue
-            raise InputError(
-                f"Expected `{key}` to be {then.get(key)!r} as in checkpoint {checkpoint} but got {now.get(key)!r}."
-            )
 
 
 # ------------------------------------------------------------------------------------------------------------- files
@@ -261,17 +211,9 @@ def state_name(client: str) -> str:
     return f"{client}.ckpt"
 
 
-def write_file(data: bytes | memoryview, file: Path) -> None:
-    """Writes and flushes to disk."""
-    with open(file, "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
 def save_file(state: Mapping[str, Any], file: Path) -> None:
     """``torch.save``, flushed to disk."""
-    write_file(_buffer(state), file)  # torch's writer turns an error of the disk into one of its own
+    write_bytes(_buffer(state), file)  # torch's writer turns an error of the disk into one of its own
 
 
 def state_bytes(state: Mapping[str, Any]) -> bytes:
@@ -308,19 +250,19 @@ def load_file(file: Path) -> dict[str, Any]:
     Raises:
         InputError: the file holds something else or is broken.
     """
-    return _load(file, f"{file} to be a client's checkpoint")
+    return _load(file, str(file), "a client's checkpoint")
 
 
 def load_bytes(data: bytes, what: str) -> dict[str, Any]:
     """As :func:`load_file`, from what :func:`state_bytes` returned; ``what`` names it in the error."""
-    return _load(io.BytesIO(data), f"{what} to be tensors and plain values")
+    return _load(io.BytesIO(data), what, "tensors and plain values")
 
 
-def _load(source: Path | io.BytesIO, expected: str) -> dict[str, Any]:
+def _load(source: Path | io.BytesIO, field: str, expected: str) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a broken file
-        raise InputError(f"Expected {expected} but got {type(error).__name__}: {error}.") from error
+        raise InputError(field, expected, f"{type(error).__name__}: {error}") from error
     return state
 
 
@@ -333,19 +275,6 @@ def link_or_copy(source: Path, target: Path) -> bool:
     except OSError:
         shutil.copyfile(source, target)
     return True
-
-
-def _digest(file: Path) -> dict[str, Any]:
-    with open(file, "rb") as stream:
-        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _version(folder: Path) -> int:
@@ -361,35 +290,3 @@ def _older(checkpoint: Path) -> str:
         if path != checkpoint and path.name < checkpoint.name and (path / MANIFEST).is_file():
             return f"; an older checkpoint is there: continue with --ckpt_path {path}"
     return ""
-
-
-def _sealed_like(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """``one``, the data of those clients sealed whose data ``other`` has sealed, as sites tell it."""
-    theirs = other.get("data", {})
-    data = {
-        name: sealed(told) if SEALED in theirs.get(name, {}) else told for name, told in one.get("data", {}).items()
-    }
-    return {**one, "data": data} if data else dict(one)
-
-
-def _part_without(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> str:
-    """The first whole section of ``one``, such as a client's, that ``other`` has not at all."""
-    for key, value in one.items():
-        if isinstance(value, Mapping) and value:
-            name = f"{prefix}{key}"
-            if key not in other:
-                return name
-            beside = other[key]
-            inner = _part_without(value, beside, f"{name}.") if isinstance(beside, Mapping) else ""
-            if inner:
-                return inner
-    return ""
-
-
-def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not value:
-        return {prefix: value}
-    flat: dict[str, Any] = {}
-    for key, inner in value.items():
-        flat.update(_flatten(inner, f"{prefix}.{key}" if prefix else str(key)))
-    return flat

@@ -1,22 +1,16 @@
-"""What a run writes down: a record per round, and the results at its end."""
+"""What a run measures: a record per round, means over clients, and the sums and best round of all of them."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import re
-import subprocess
-import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from flgraph.errors import InputError
+from flgraph.runs.files import finite, read_text, write_text
 
 Metrics = dict[str, dict[str, float]]
 """Client to metric to value."""
@@ -159,24 +153,6 @@ class History:
         }
 
 
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Says where it was when something could not be written.
-
-    Raises:
-        InputError: the disk is full, or the folder not writable.
-    """
-    try:
-        yield
-    except Exception as error:
-        cause: BaseException | None = error  # Lightning's TensorBoard logger makes a ValueError of a full disk
-        while cause is not None and not isinstance(cause, OSError):
-            cause = cause.__cause__ or cause.__context__
-        if cause is None:
-            raise
-        raise InputError(f"Expected `{folder}` to take the run's files but got: {cause.strerror or cause}.") from error
-
-
 def append_record(record: RoundRecord, file: Path) -> None:
     """Adds a round to ``history.jsonl``."""
     with open(file, "a") as stream:
@@ -195,124 +171,39 @@ def add_evaluation(record: RoundRecord, file: Path) -> None:
 
 
 def _line(record: RoundRecord) -> str:
-    return json.dumps(_plain({**asdict(record), "mean": record.mean, "weighted_mean": record.weighted_mean})) + "\n"
+    return json.dumps(finite({**asdict(record), "mean": record.mean, "weighted_mean": record.weighted_mean})) + "\n"
 
 
 def truncate_records(file: Path, rounds: int) -> None:
     """Drops the rounds after ``rounds``, and a line that was cut short, before a run goes on from there."""
-    if not file.exists():
-        return
-    kept = [line for line in file.read_text().splitlines() if _round_of(line) <= rounds]
-    write_text("".join(line + "\n" for line in kept), file)
-
-
-def discard_results(folder: Path, rounds: int) -> None:
-    """Removes the results of more than ``rounds`` rounds, and what was told of an error, before a run goes on."""
-    (folder / "error.txt").unlink(missing_ok=True)
-    file = folder / "results.json"
-    if file.is_file():
-        try:
-            done = float(json.loads(file.read_text())["rounds"])
-        except (ValueError, KeyError, TypeError):
-            done = math.inf
-        if done > rounds:
-            file.unlink()
+    if file.exists():
+        kept = [line for line in file.read_text().splitlines() if 0 < (_round_of(line) or 0) <= rounds]
+        write_text("".join(line + "\n" for line in kept), file)
 
 
 def read_records(file: Path) -> list[dict[str, Any]]:
-    """The rounds in a ``history.jsonl``, without a last line that is being written, or was cut short."""
-    lines = file.read_text().splitlines()
-    if lines and not math.isfinite(_round_of(lines[-1])):
+    """The rounds in a ``history.jsonl``, without a last line that is being written, or was cut short.
+
+    Returns:
+        A dictionary with at least ``round`` for every line; none where there is no file.
+
+    Raises:
+        InputError: a line is not what a run writes.
+    """
+    lines = [line for line in (read_text(file) or "").splitlines() if line.strip()]
+    if lines and _round_of(lines[-1]) is None:
         lines.pop()
+    for position, line in enumerate(lines, start=1):
+        if not _round_of(line):
+            raise InputError(str(file), "a round per line", f"{line[:60]!r} in line {position}")
     return [json.loads(line) for line in lines]
 
 
-def write_json(value: Any, file: Path) -> None:
-    """Writes JSON that any parser reads (NaN and infinity become null), whole or not at all."""
-    write_text(json.dumps(_plain(value), indent=2) + "\n", file)
-
-
-def write_text(text: str, file: Path) -> None:
-    """Writes a text file, in UTF-8, whole or not at all."""
-    write_bytes(text.encode(), file)
-
-
-def write_bytes(content: bytes, file: Path) -> None:
-    """Writes a file whole or not at all, also where several processes write it at the same time."""
-    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}.writing")
+def _round_of(line: str) -> int | None:
+    """The number of the round that a line tells of; 0 if it tells of none, ``None`` if it was cut short."""
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, file)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``values`` that JSON can hold: what settings of a run can be compared by."""
-    return {name: value for name, value in values.items() if _is_json(value)}
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-@cache
-def versions() -> dict[str, str]:
-    """Versions of what computed the results, and the git revision of the package where it lies in a checkout."""
-    found = {"python": ".".join(map(str, __import__("sys").version_info[:3]))}
-    for package in ("flgraph", "torch", "torch_geometric", "pytorch-lightning", "torchmetrics", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    found["git"] = _git_revision()
-    return found
-
-
-def new_version(runs: Path) -> Path:
-    """Makes the folder of a new run, ``version_N`` in ``runs``, with the lowest number above all that are there."""
-    runs.mkdir(parents=True, exist_ok=True)
-    number = max((taken for path in runs.iterdir() if (taken := version_of(path)) is not None), default=-1) + 1
-    while True:  # another process may take the number first
-        try:
-            folder = runs / f"version_{number}"
-            folder.mkdir()
-            return folder
-        except FileExistsError:
-            number += 1
-
-
-def version_of(folder: Path) -> int | None:
-    """The N of ``version_N``; None for folders of other names."""
-    found = re.fullmatch(r"version_(\d+)", folder.name)
-    return int(found[1]) if found else None
-
-
-def _git_revision() -> str:
-    folder = Path(__file__).resolve().parent
-    try:
-        command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return done.stdout.strip() or "unknown"
-
-
-def _round_of(line: str) -> float:
-    try:
-        return int(json.loads(line)["round"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-    return [_plain(inner) for inner in value]
+        record = json.loads(line)
+    except ValueError:
+        return None
+    round = record.get("round") if isinstance(record, dict) else None
+    return round if isinstance(round, int) and round > 0 else 0

@@ -55,8 +55,9 @@ def write_predictions(
 
 
 def _joined(client: str, batches: list[Any]) -> torch.Tensor:
-    if not batches or not all(isinstance(batch, torch.Tensor) and batch.dim() == 2 for batch in batches):
-        kinds = {f"{list(b.shape)}" if isinstance(b, torch.Tensor) else type(b).__name__ for b in batches}
-        got = ", ".join(sorted(kinds)) or "none"
-        raise InputError(f"Expected `predict_step` of client `{client}` to give tensors [rows, columns] but got {got}.")
+    tables = bool(batches) and all(isinstance(batch, torch.Tensor) and batch.dim() == 2 for batch in batches)
+    kinds = {f"{list(b.shape)}" if isinstance(b, torch.Tensor) else type(b).__name__ for b in batches}
+    got = ", ".join(sorted(kinds)) or "none"
+    if not tables:
+        raise InputError("predict_step", "a method that gives tensors [rows, columns]", got, f"client `{client}`")
     return torch.cat(batches)

@@ -15,10 +15,9 @@ from typing import Any
 import yaml
 
 from flgraph.errors import InputError, expect
-from flgraph.runs.history import mean_metrics, version_of
-
-Metrics = dict[str, dict[str, float]]
-"""Client to metric to value; NaN where a run wrote null."""
+from flgraph.runs.files import read_text
+from flgraph.runs.history import Metrics, mean_metrics, read_records
+from flgraph.runs.results import version_of
 
 FILES = ("results.json", "history.jsonl")
 """A folder with one of these is a run."""
@@ -35,7 +34,7 @@ class Round:
         seconds: wall-clock time; NaN if not told.
         up: bytes of all uploads.
         down: bytes of all downloads.
-        clients: metrics per client; empty in a round without evaluation.
+        clients: metrics per client, NaN where the run wrote null; empty in a round without evaluation.
         mean: metrics as means over clients.
         server: what else the server wrote down.
     """
@@ -185,15 +184,12 @@ def find_runs(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Run], list
                 continue
             run = read_run(folder, position)
             if run.done == 0:
-                if len(folders) == 1:
-                    raise InputError(f"Expected `{folder}` to be a run with at least one round but got 0 rounds.")
+                expect(len(folders) > 1, str(folder), "a run with at least one round", 0)
                 waiting.append(folder)
                 continue
             runs[folder.resolve()] = run
     if not runs:
-        raise InputError(
-            f"Expected `RUN` to hold a run with at least one round but got 0 rounds in {len(waiting)} runs."
-        )
+        raise InputError("RUN", "the folder of a run with at least one round, or above one,", f"{len(waiting)} without")
     return list(runs.values()), waiting
 
 
@@ -204,7 +200,7 @@ def read_run(folder: Path, place: int = 0) -> Run:
         InputError: a file in it is not what a run writes.
     """
     results = read_results(folder / "results.json")
-    rounds = _read_history(folder / "history.jsonl")
+    rounds = sorted(map(_round, read_records(folder / "history.jsonl")), key=lambda record: record.number)
     config = mapping(results.get("config")) or _read_config(folder / "config.yaml")
     seed = number(results.get("seed", config.get("seed_everything", config.get("seed"))))
     if math.isnan(seed):
@@ -219,13 +215,13 @@ def read_results(file: Path) -> dict[str, Any]:
     Raises:
         InputError: the file is not what a run writes.
     """
-    text = _read_text(file)
+    text = read_text(file)
     if text is None:
         return {}
     try:
         results = json.loads(text)
     except ValueError as error:
-        raise InputError(f"Expected `{file}` to be JSON but got: {error}.") from error
+        raise InputError(str(file), "JSON", error) from error
     expect(isinstance(results, dict) and bool(results), str(file), "a run's results", type(results).__name__)
     return mapping(results)
 
@@ -259,50 +255,25 @@ def natural(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"([0-9]+)", name.lower())]
 
 
-def _read_text(file: Path) -> str | None:
-    try:
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"Expected `{file}` to be a readable text file but got: {error}.") from error
-
-
 def _read_config(file: Path) -> dict[str, Any]:
-    text = _read_text(file)
+    text = read_text(file)
     try:
         return mapping(yaml.safe_load(text or ""))
     except yaml.YAMLError as error:
-        raise InputError(f"Expected `{file}` to be YAML but got: {' '.join(str(error).split())}.") from error
+        raise InputError(str(file), "YAML", " ".join(str(error).split())) from error
 
 
-def _read_history(file: Path) -> list[Round]:
-    lines = [line for line in (_read_text(file) or "").splitlines() if line.strip()]
-    rounds = []
-    for position, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            if position == len(lines):
-                break  # the run was stopped while it wrote, or is writing now
-            message = f"Expected line {position} of `{file}` to be JSON but got: {error}."
-            raise InputError(message) from error
-        count = number(mapping(record).get("round"))
-        good = math.isfinite(count) and count >= 1
-        expect(good, str(file), "a round per line", f"{line[:60]!r} in line {position}")
-        clients = _metrics(mapping(record.get("metrics")))
-        rounds.append(
-            Round(
-                int(count),
-                number(record.get("seconds")),
-                number(record.get("bytes_up")),
-                number(record.get("bytes_down")),
-                clients,
-                _numbers(mapping(record.get("mean"))) or mean_metrics(clients),
-                {key: value for key, value in _numbers(mapping(record.get("server"))).items() if math.isfinite(value)},
-            )
-        )
-    return sorted(rounds, key=lambda record: record.number)
+def _round(record: Mapping[str, Any]) -> Round:
+    clients = _metrics(mapping(record.get("metrics")))
+    return Round(
+        record["round"],
+        number(record.get("seconds")),
+        number(record.get("bytes_up")),
+        number(record.get("bytes_down")),
+        clients,
+        _numbers(mapping(record.get("mean"))) or mean_metrics(clients),
+        {key: value for key, value in _numbers(mapping(record.get("server"))).items() if math.isfinite(value)},
+    )
 
 
 def _metrics(given: Mapping[str, Any]) -> Metrics:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from flgraph.runs.checkpoint import state_name, write_file
+from flgraph.runs.checkpoint import state_name
+from flgraph.runs.files import write_json
 
 
 def state_file(folder: Path, name: str, label: str) -> Path:
@@ -29,7 +30,7 @@ def saved_at(folder: Path, name: str) -> tuple[str, str]:
 
 def point(folder: Path, name: str, site: str, label: str) -> None:
     """Writes down where a client's state is; ``folder`` is the clients' of a checkpoint."""
-    write_file(json.dumps({"site": site, "label": label}).encode(), folder / _file(name))
+    write_json({"site": site, "label": label}, folder / _file(name))
 
 
 def labels_in_use(checkpoints: Path) -> set[str]:

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from flgraph.data.nodes.batching import EgoBatch, sample_egos
+from flgraph.data.nodes.batching import EgoBatch, sample_ego_graphs
 from flgraph.models import FedEgo
 
 
@@ -27,7 +27,7 @@ def test_the_plain_networks_compute_what_the_model_does(benchmark: ModuleType) -
         plain.classifier.load_state_dict(model.personalization.classifier.state_dict())
     whole.load_state_dict(plain.state_dict())
     centers = torch.arange(60)[graph.rowptr.diff() > 0][:7]
-    egos = sample_egos(graph.rowptr, graph.col, centers, benchmark.HOPS)
+    egos = sample_ego_graphs(graph.rowptr, graph.col, centers, benchmark.HOPS)
     wanted = model(EgoBatch.gather(graph.x, graph.y, egos, benchmark.HOPS))
     hops = [graph.x.to_dense()[hop.flatten()] for hop in egos.split([1, 6, 36], dim=1)]
     torch.testing.assert_close(plain(hops), wanted)

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from flgraph.data import HeteroDataModule
+from flgraph.data.hetero.schema import with_reverse
 from flgraph.models import RGCN
 
 
 def test_all_variants_compute_the_same_round(benchmark: ModuleType) -> None:
     torch.manual_seed(0)
-    data = HeteroDataModule(benchmark.synthetic(12, 240, 60, node_types=4).with_reverse())
+    data = HeteroDataModule(with_reverse(benchmark.synthetic(12, 240, 60, node_types=4)))
     net = RGCN(**data.model_args, hidden_channels=8, num_bases=3)
     found = []
     for make in benchmark.VARIANTS.values():

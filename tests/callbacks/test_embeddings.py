@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 from flgraph import models
 from flgraph.callbacks import FCLG, EmbeddingPictures, Local
-from flgraph.data import DealtGraphFederation, FlatGraphs, GraphFederation
+from flgraph.data import FlatGraphs, GraphFederation, PartitionedGraphFederation
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 
@@ -21,8 +21,8 @@ Federate = Callable[..., FederatedTrainer]
 
 
 @pytest.fixture
-def data(graph_list: Callable[..., list[Data]]) -> DealtGraphFederation:
-    return DealtGraphFederation(FlatGraphs.from_pyg(graph_list(16), "toy"), 2)
+def data(graph_list: Callable[..., list[Data]]) -> PartitionedGraphFederation:
+    return PartitionedGraphFederation(FlatGraphs.from_pyg(graph_list(16), "toy"), 2)
 
 
 def run(federate: Federate, data: Any, **kwargs: Any) -> Any:
@@ -31,7 +31,7 @@ def run(federate: Federate, data: Any, **kwargs: Any) -> Any:
     return trainer
 
 
-def test_files_and_tensorboard(federate: Federate, data: DealtGraphFederation) -> None:
+def test_files_and_tensorboard(federate: Federate, data: PartitionedGraphFederation) -> None:
     trainer = run(federate, data, callbacks=[EmbeddingPictures([1, 3])], logger=True)
     folder: Path = trainer.run_dir / "embeddings"
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -52,7 +52,7 @@ def test_files_and_tensorboard(federate: Federate, data: DealtGraphFederation) -
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_one_process_writes(federate: Federate, data: DealtGraphFederation) -> None:
+def test_one_process_writes(federate: Federate, data: PartitionedGraphFederation) -> None:
     class Other(EmbeddingPictures):
         def on_round_end(self, trainer: FederatedTrainer) -> None:
             trainer.writes = False
@@ -63,7 +63,9 @@ def test_one_process_writes(federate: Federate, data: DealtGraphFederation) -> N
     assert not (trainer.run_dir / "embeddings").exists()
 
 
-def test_changes_nothing(federate: Federate, data: DealtGraphFederation, assert_same: Callable[..., None]) -> None:
+def test_changes_nothing(
+    federate: Federate, data: PartitionedGraphFederation, assert_same: Callable[..., None]
+) -> None:
     """Weights, with rounds in between that are not evaluated."""
     states = []
     for callbacks in ([], [EmbeddingPictures([1, 2])]):
@@ -72,12 +74,14 @@ def test_changes_nothing(federate: Federate, data: DealtGraphFederation, assert_
     assert_same(*states)
 
 
-def test_a_full_disk_is_told(federate: Federate, data: DealtGraphFederation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told(
+    federate: Federate, data: PartitionedGraphFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(EmbeddingPictures, "_write", full)
-    with pytest.raises(InputError, match="to take the run's files but got: No space left on device"):
+    with pytest.raises(InputError, match="to be writable but got No space left on device"):
         run(federate, data, callbacks=[EmbeddingPictures([1])])
 
 
@@ -88,7 +92,7 @@ def test_refusals(federate: Federate, graph_list: Callable[..., list[Data]]) -> 
         EmbeddingPictures([])
     with pytest.raises(InputError, match=r"Expected `callbacks.seed` to be between 0 and 2\^32 - 1 but got -1"):
         EmbeddingPictures(seed=-1)
-    few = DealtGraphFederation(FlatGraphs.from_pyg(graph_list(3), "few"), 1)
+    few = PartitionedGraphFederation(FlatGraphs.from_pyg(graph_list(3), "few"), 1)
     with pytest.raises(InputError, match="four graphs or more"):
         run(federate, few, callbacks=[EmbeddingPictures([1])])
 
@@ -101,7 +105,7 @@ def test_clients_of_other_widths_are_refused(federate: Federate, graph_list: Cal
         trainer.fit(models.GNN(hidden_channels=4, num_layers=1), data)
 
 
-def test_rounds_that_a_run_does_not_reach(federate: Federate, data: DealtGraphFederation) -> None:
+def test_rounds_that_a_run_does_not_reach(federate: Federate, data: PartitionedGraphFederation) -> None:
     with pytest.warns(UserWarning, match=r"no pictures of \[7, 9\], the run has 3 rounds"):
         trainer = run(federate, data, callbacks=[EmbeddingPictures([3, 7, 9])])
     assert (trainer.run_dir / "embeddings" / "round-3.png").is_file()

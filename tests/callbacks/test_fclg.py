@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 import flgraph.callbacks.fclg as module
 from flgraph import models
 from flgraph.callbacks import FCLG, FedAvg, FedProx
-from flgraph.data import DealtGraphFederation, FlatGraphs, NodeFederation, NodeGraph
+from flgraph.data import FlatGraphs, NodeFederation, NodeGraph, PartitionedGraphFederation
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.models import GNN
@@ -25,10 +25,10 @@ Federate = Callable[..., FederatedTrainer]
 
 
 @pytest.fixture
-def data(graph_list: Callable[..., list[Data]]) -> Callable[..., DealtGraphFederation]:
-    def make(graphs: int = 30, clients: int = 2, **kwargs: Any) -> DealtGraphFederation:
+def data(graph_list: Callable[..., list[Data]]) -> Callable[..., PartitionedGraphFederation]:
+    def make(graphs: int = 30, clients: int = 2, **kwargs: Any) -> PartitionedGraphFederation:
         given = FlatGraphs.from_pyg(graph_list(graphs), "toy")
-        return DealtGraphFederation(given, clients, **{"batch_size": 6, **kwargs})
+        return PartitionedGraphFederation(given, clients, **{"batch_size": 6, **kwargs})
 
     return make
 
@@ -204,7 +204,7 @@ def test_few_and_odd_graphs(graph_list: Callable[..., list[Data]], federate: Fed
     given[0].edge_index = torch.zeros(2, 0, dtype=torch.long)
     given[1].edge_index = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
     given[2] = Data(x=torch.ones(1, 4), edge_index=torch.zeros(2, 0, dtype=torch.long), y=torch.tensor([2]))
-    data = DealtGraphFederation(FlatGraphs.from_pyg(given, "odd"), 3, batch_size=2)
+    data = PartitionedGraphFederation(FlatGraphs.from_pyg(given, "odd"), 3, batch_size=2)
     for level in ("graph", "node"):
         aggregator = FCLG(level=level)  # type: ignore[arg-type]
         trainer: Any = federate(aggregator, rounds=2, local_epochs=2, monitor="train/loss")

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from flgraph.callbacks import FedAvg, FedHGN
 from flgraph.data import HeteroClients, HeteroFederation, HeteroGraph
+from flgraph.data.hetero.schema import renamed, reordered, with_reverse
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer, Payload
 from flgraph.models import RGCN, HeteroGAT
@@ -158,7 +159,7 @@ def own_graph(seed: int, links: int) -> HeteroGraph:
         edges[a, f"link{number}", b] = torch.stack(ends)
     x = {"drug": torch.randn(12, 3, generator=generator)}
     splits = torch.arange(12), torch.arange(12, 15), torch.arange(15, 20)
-    return HeteroGraph.from_edges(kinds, edges, "ward", torch.arange(20) % 2, *splits, x=x).with_reverse()
+    return with_reverse(HeteroGraph.from_edges(kinds, edges, "ward", torch.arange(20) % 2, *splits, x=x))
 
 
 @pytest.mark.parametrize("names", [True, False])
@@ -175,12 +176,12 @@ def test_neither_names_nor_order_of_types_have_an_influence(
     if names:
         relations = {kind[1] for kind in changed.edge_types}
         other = {name: f"r{hash_of(name)}" for name in relations}
-        changed = changed.renamed({"ward": "a", "lab": "b", "drug": "zz"}, other)
+        changed = renamed(changed, {"ward": "a", "lab": "b", "drug": "zz"}, other)
     if order:
         rng = random.Random(5)
         places = [rng.sample(range(n), n) for n in (len(changed.node_types), len(changed.edge_types))]
         assert all(place != sorted(place) for place in places)
-        changed = changed.reordered(*places)
+        changed = reordered(changed, *places)
     trainer: Any = federate(FedHGN(), rounds=3, local_epochs=2)
     second = trainer.fit(net(), HeteroClients({**graphs, "y": changed}))
     assert first["final"] == second["final"]
@@ -278,7 +279,7 @@ def odd(**changes: Any) -> HeteroGraph:
 def test_a_relation_without_edges_is_aligned_like_any_other(federate: Federate) -> None:
     empty = {("b", "none", "a"): torch.empty(2, 0, dtype=torch.long)}
     edges = {("a", "r", "b"): torch.tensor([[0, 1, 2, 3], [0, 1, 2, 0]])}
-    graphs = {"x": odd(edges={**edges, **empty}).with_reverse(), "y": odd(train=torch.tensor([1])).with_reverse()}
+    graphs = {"x": with_reverse(odd(edges={**edges, **empty})), "y": with_reverse(odd(train=torch.tensor([1])))}
     trainer: Any = federate(FedHGN(), rounds=3)
     results = trainer.fit(net(), HeteroClients(graphs))
     assert results["final"]["clients"]["x"]["test/samples"] == 2
@@ -311,7 +312,7 @@ def test_graphs_that_cannot_be_used(federate: Federate) -> None:
 
 def test_features_and_their_maps_stay(federate: Federate, recorder: Any) -> None:
     """Node types have numbers of their own in each client; which of them have features is not told either."""
-    graphs = {"x": own_graph(0, 9), "y": own_graph(1, 7).renamed({"drug": "pill"}, {})}
+    graphs = {"x": own_graph(0, 9), "y": renamed(own_graph(1, 7), {"drug": "pill"}, {})}
     federate(FedHGN(), rounds=2, engine=recorder).fit(net(), HeteroClients(graphs))
     names = {name for _, upload in recorder.uploads() for name in upload.tensors}
     assert not any("inputs" in name or "embedding" in name for name in names)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from flgraph.callbacks import FedAvg, GraphFL
 from flgraph.callbacks.graphfl import meta_gradients
-from flgraph.data import EgoBatch, EgoLoader, NodeGraph, WholeGraph
+from flgraph.data import EgoBatch, EgoLoader, NodeGraph
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer, Payload
 from flgraph.federation.payload import pack, unpack
@@ -130,7 +130,7 @@ def test_dropout_has_second_derivatives_too(kind: str) -> None:
     support, query = EgoLoader(graph, every, 15, (2, 2), fixed=True)
     if kind == "gcn":
         module = NodeGCN(7, 3, hidden_channels=4, dropout=0.5).double()
-        support, query = (WholeGraph.of(graph, part) for part in every.split(15))  # type: ignore[assignment]
+        support, query = (graph.batch(part) for part in every.split(15))  # type: ignore[assignment]
     torch.manual_seed(5)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)  # biases as well: a node without words would lie in the ReLU's corner

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flgraph.callbacks import FedProx, SchemaFedAvg
 from flgraph.data import HeteroClients, HeteroFederation, HeteroGraph
+from flgraph.data.hetero.schema import with_reverse
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.federation.routes import Route, personal, shared
@@ -83,8 +84,8 @@ class AllButEmbeddings(FedProx):
 @pytest.mark.parametrize("mu", [0.0, 0.5])
 def test_with_equal_schemas_it_is_fedprox(mu: float, federate: Federate, assert_same: Callable[..., None]) -> None:
     """Clients of one graph, with other training nodes, have the same relations; the proximal term covers them, too."""
-    whole, states = data().deal()[0].with_reverse(), []
-    parts = {name: whole._like(train=whole.train[first::3]) for first, name in enumerate("xyz")}
+    whole, states = with_reverse(data().read()), []
+    parts = {name: whole.replace(train=whole.train[first::3]) for first, name in enumerate("xyz")}
     for aggregator in (SchemaFedAvg(mu=mu), AllButEmbeddings(mu=mu)):
         trainer: Any = federate(aggregator, rounds=3, local_epochs=2)
         trainer.fit(net(), HeteroClients(parts))

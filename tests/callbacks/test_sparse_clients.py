@@ -16,6 +16,7 @@ from flgraph.federation import Aggregator, FederatedTrainer
 from flgraph.models import FedEgo as FedEgoNet
 from flgraph.models import NeighGenSAGE, NodeGCN
 from flgraph.reproduce.fedego.algorithms import PublishedFedEgo
+from flgraph.reproduce.fedego.published import PublishedNodeDataModule
 
 Federate = Callable[..., FederatedTrainer]
 Kind = type[NodeDataModule] | type[WholeGraphDataModule]
@@ -33,7 +34,7 @@ def part(kind: Kind, edges: int, **kwargs: Any) -> Any:
 
 METHODS = {
     "fedego": (FedEgo(), FedEgoNet(hidden_channels=4), NodeDataModule, {"fanouts": (2, 2)}),
-    "fedego, none": (FedEgo(), FedEgoNet(hidden_channels=4), NodeDataModule, {"fanouts": (2, 2), "isolated": "none"}),
+    "fedego, none": (FedEgo(), FedEgoNet(hidden_channels=4), PublishedNodeDataModule, {"fanouts": (2, 2)}),
     "fedego, published": (
         PublishedFedEgo(),
         FedEgoNet(hidden_channels=4),

@@ -45,7 +45,7 @@ def test_every_method_runs(done: Call, small: list[str], tmp_path: Path, method:
 
 @pytest.mark.parametrize("method", OF_EMBEDDINGS)
 def test_every_method_for_embeddings_runs(done: Call, tu_root: Path, tmp_path: Path, method: str) -> None:
-    data = ("--data", "flgraph.data.DealtGraphFederation", "--data.dataset", "ALPHA", "--data.root", str(tu_root))
+    data = ("--data", "flgraph.data.PartitionedGraphFederation", "--data.dataset", "ALPHA", "--data.root", str(tu_root))
     split = ("--data.num_clients", "2", "--data.emd", "0.4", "--data.diffusion.sparsify", "none")
     where = ("--trainer.default_root_dir", str(tmp_path / "runs"), "--trainer.accelerator", "cpu")
     done("fit", "-c", f"configs/method/{method}.yaml", *data, *split, *where, "--trainer.rounds", "1")
@@ -56,7 +56,14 @@ def test_every_method_for_embeddings_runs(done: Call, tu_root: Path, tmp_path: P
 
 
 def test_embeddings_are_written(done: Call, tu_root: Path, tmp_path: Path) -> None:
-    args = ("-c", "configs/method/fclg.yaml", "--data", "flgraph.data.DealtGraphFederation", "--data.dataset", "ALPHA")
+    args = (
+        "-c",
+        "configs/method/fclg.yaml",
+        "--data",
+        "flgraph.data.PartitionedGraphFederation",
+        "--data.dataset",
+        "ALPHA",
+    )
     args += ("--data.root", str(tu_root), "--data.num_clients", "2", "--model.hidden_channels", "6")
     args += ("--trainer.default_root_dir", str(tmp_path / "runs"), "--trainer.accelerator", "cpu")
     done("fit", *args, "--trainer.rounds", "1")

@@ -176,7 +176,7 @@ def test_root_is_a_file(call: Call, small: list[str], tmp_path: Path, where: str
     file.write_text("in the way")
     root = file / where if where else file
     sentence = call("fit", *FEDPER, *small, "--trainer.default_root_dir", str(root)).sentence
-    assert sentence == f"Expected `{root}/fedper-alpha-beta` to take the run's files but got: Not a directory."
+    assert sentence == f"Expected `{root}/fedper-alpha-beta` to be writable but got Not a directory."
     assert file.read_text() == "in the way"
 
 
@@ -184,7 +184,7 @@ def test_name_is_a_file(call: Call, small: list[str], tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine").write_text("in the way")
     sentence = call("fit", *FEDPER, *small, "--trainer.name", "mine").sentence
-    assert sentence == f"Expected `{tmp_path}/runs/mine` to take the run's files but got: File exists."
+    assert sentence == f"Expected `{tmp_path}/runs/mine` to be writable but got File exists."
 
 
 # --------------------------------------------------------------------------------------------------------- checkpoints
@@ -200,7 +200,7 @@ def finished(done: Call, small: list[str], tmp_path: Path) -> Path:
 def test_no_run_yet(call: Call, small: list[str], tmp_path: Path, subcommand: str, path: str) -> None:
     sentence = call(subcommand, *FEDPER, *small, "--ckpt_path", path).sentence
     assert sentence == (
-        f"Expected `ckpt_path` '{path}' to find a checkpoint under {tmp_path}/runs/fedper-alpha-beta but there is none."
+        f"Expected `ckpt_path` to be the {path} checkpoint under {tmp_path}/runs/fedper-alpha-beta but got none."
     )
     assert not (tmp_path / "runs").exists()
 
@@ -281,7 +281,7 @@ def test_predictions_cannot_be_written(call: Call, small: list[str], finished: P
         (finished / taken).mkdir(parents=True)
         why = "Is a directory"
     sentence = call("predict", *FEDPER, *small).sentence
-    assert sentence == f"Expected `{folder}` to take the run's files but got: {why}."
+    assert sentence == f"Expected `{folder}` to be writable but got {why}."
 
 
 def test_no_older_checkpoint(call: Call, small: list[str], finished: Path) -> None:

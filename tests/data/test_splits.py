@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.model_selection import train_test_split
 
-from flgraph.data import GraphDataModule, TUFederation
+from flgraph.data import GraphDataModule, TUFederation, dirichlet_shards, shards
 from flgraph.data.graphs.readers import read_tu
 from flgraph.data.graphs.synthetic import SyntheticFederation
-from flgraph.data.splits import dirichlet_shards, shards, stratified_split
+from flgraph.data.splits import stratified_split
 from flgraph.errors import InputError
 
 
@@ -92,7 +92,7 @@ def test_split_bad_seed(seed: int) -> None:
 
 @pytest.mark.parametrize(("n", "name"), [(0, "training"), (1, "training"), (4, "validation")])
 def test_split_of_too_few(n: int, name: str) -> None:
-    with pytest.raises(InputError, match=f"to leave graphs for the {name} set but got .* of {n} graphs"):
+    with pytest.raises(InputError, match=f"to leave samples for the {name} set but got .* of {n} samples"):
         stratified_split(torch.zeros(n, dtype=torch.long))
 
 
@@ -142,14 +142,14 @@ def test_dirichlet_skew_follows_alpha() -> None:
 
 def test_dirichlet_errors() -> None:
     y = labels([10, 10])
-    with pytest.raises(InputError, match="Expected `n` to be between 1 and the number of graphs, 20, but got 21"):
+    with pytest.raises(InputError, match="Expected `n` to be between 1 and the number of samples, 20, but got 21"):
         dirichlet_shards(y, 21, 1.0, 0)
     for alpha in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(InputError, match="Expected `alpha` to be a positive number"):
             dirichlet_shards(y, 2, alpha, 0)
     with pytest.raises(InputError, match=r"Expected `min_size` to be between 0 and 5 \(20 graphs / 4\) but got 6"):
         dirichlet_shards(y, 4, 1.0, 0, min_size=6)
-    with pytest.raises(InputError, match="Expected `alpha` to be large enough for 4 clients of at least 5 graphs"):
+    with pytest.raises(InputError, match="Expected `alpha` to be large enough for 4 clients of at least 5 samples"):
         dirichlet_shards(y, 4, 0.01, 0, min_size=5)
 
 

@@ -92,25 +92,21 @@ def test_client_refuses_its_data(
 def test_checkpoint_does_not_fit_on_the_disk(
     fit: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], written: str
 ) -> None:
-    real = {"write_file": checkpoint.write_file, "save_file": checkpoint.save_file}
+    real = checkpoint.write_bytes
 
-    def full(name: str) -> Any:
-        def write(content: Any, file: Path) -> None:
-            if file.name == written and ".writing-00003" in str(file):
-                file.write_bytes(b"half")
-                raise OSError(errno.ENOSPC, "No space left on device")
-            real[name](content, file)
-
-        return write
+    def full(content: Any, file: Path) -> None:
+        if file.name == written and ".writing-00003" in str(file):
+            file.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(content, file)
 
     folder = tmp_path / "runs" / "run" / "version_0"
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_file", full("write_file"))
-        patch.setattr("flgraph.federation.engines.sequential.save_file", full("save_file"))
+        patch.setattr(checkpoint, "write_bytes", full)
         told = failing(capsys, fit, 2)
     assert told == (
-        f"Expected `{folder}/checkpoints` to take the checkpoint of round 3 but got: No space left on device; "
-        "earlier checkpoints are whole, continue with --ckpt_path last."
+        f"Expected `{folder}/checkpoints` to be writable for the checkpoint of round 3 but got No space left on "
+        "device; earlier checkpoints are whole, continue with --ckpt_path last."
     )
     store = checkpoint.CheckpointStore(folder / "checkpoints")
     assert store.rounds()[-1] == 2
@@ -127,7 +123,7 @@ def test_results_cannot_be_written(fit: list[str], tmp_path: Path, capsys: pytes
     (folder / "results.json").mkdir()
     capsys.readouterr()
     told = failing(capsys, [*fit, "--ckpt_path", "last"], 2)
-    assert told == f"Expected `{folder}` to take the run's files but got: Is a directory."
+    assert told == f"Expected `{folder}` to be writable but got Is a directory."
 
 
 def test_killed_while_a_checkpoint_was_removed(fit: list[str], tmp_path: Path) -> None:

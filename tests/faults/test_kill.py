@@ -149,7 +149,7 @@ def test_nothing_to_continue(start: Start, fit: list[str], tmp_path: Path) -> No
     run = start(*fit, "--ckpt_path", "last")
     assert run.wait() == 2
     assert run.stderr.read_text() == (
-        f"flgraph: error: Expected `ckpt_path` 'last' to find a checkpoint under {runs} but there is none.\n"
+        f"flgraph: error: Expected `ckpt_path` to be the last checkpoint under {runs} but got none.\n"
     )
 
 
@@ -159,7 +159,7 @@ def test_disk_full(start: Start, fit: list[str], tmp_path: Path, expected: dict[
     folder = tmp_path / "runs" / "run" / "version_0"
     run = start(*fit, "--trainer.logger", logger, file_size=29500)
     assert run.wait() == 2
-    sentence = f"flgraph: error: Expected `{folder}` to take the run's files but got: File too large.\n"
+    sentence = f"flgraph: error: Expected `{folder}` to be writable but got File too large.\n"
     # Not by lines: TensorBoard's own thread complains at the same time.
     assert run.stderr.read_text().count(sentence) == 1
     last = checkpoints(folder).rounds()[-1]

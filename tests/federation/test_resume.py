@@ -246,7 +246,7 @@ def test_a_failed_round_is_resumed_from_the_one_before(
         ({"gradient_clip_val": 1.0}, r"`trainer\.gradient_clip_val` to be None"),
         ({"precision": "bf16-mixed"}, r"`trainer\.precision` to be None"),
         ({"monitor": "val/loss"}, r"`trainer\.monitor` to be 'val/accuracy'"),
-        ({"aggregator": FedProx()}, r"`trainer\.aggregator\.class` to be 'FedAvg'"),
+        ({"aggregator": FedProx()}, r"`trainer\.aggregator` to be 'FedAvg'"),
         ({"aggregator": FedAvg(weighting="uniform")}, r"`trainer\.aggregator\.weighting` to be 'samples'"),
         ({"aggregator": FedAvg(optimizer_state="reset")}, r"`trainer\.aggregator\.optimizer_state` to be 'keep'"),
         ({"model": {"lr": 0.2}}, r"`model\.lr` to be 0\.1"),
@@ -290,7 +290,7 @@ def test_a_cut_file_is_refused(name: str, toy_federation: Callable[..., Any], to
 
 
 def test_nothing_to_resume(toy_federation: Callable[..., Any], toy_module: Any, run: Run) -> None:
-    with pytest.raises(InputError, match="`ckpt_path` 'last' to find a checkpoint"):
+    with pytest.raises(InputError, match="`ckpt_path` to be the last checkpoint"):
         run("empty", FedAvg(), toy_module(), toy_federation(6), "last")
 
 

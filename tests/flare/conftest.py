@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import flgraph
-from flgraph.federation.data import sealed
+from flgraph.runs.compatibility import sealed
 
 SITES = {"north": "trees", "east": "rings", "west": "ladders"}
 """Site to the client that it has."""

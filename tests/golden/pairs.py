@@ -55,7 +55,7 @@ def _aggregator(**options: object) -> str:
 
 
 def _class(name: str, **options: object) -> str:
-    return f"--trainer.aggregator flgraph.reproduce.fedego.algorithms.{name} {_aggregator(**options)}"
+    return f"--trainer.aggregator flgraph.reproduce.fedego.published.{name} {_aggregator(**options)}"
 
 
 def _stopping(scope: str) -> str:
@@ -107,7 +107,7 @@ _LINES: dict[str, tuple[str, ...]] = {
     "fedego/citeseer": (CITESEER, _method("fedego"), FEDEGO),
     "fedego-published/published": (PUBLISHED, _method("fedego"), FEDEGO, _class("PublishedFedEgo"), "--model.lr 3e-4"),
     "fedego-noise/dirichlet": (
-        *(DIRICHLET, _method("fedego"), FEDEGO, "--data.isolated none"),
+        *(DIRICHLET, _method("fedego"), FEDEGO),
         _aggregator(noise=0.1, mixing=0.3),
     ),
     "fedego-linear/dirichlet": (
@@ -175,6 +175,7 @@ _LINES: dict[str, tuple[str, ...]] = {
     "fedgcn-two-hops/metis": (METIS, _method("fedgcn"), WIDE, _aggregator(num_hops=2)),
     "fedgcn-published/published": (
         *(PUBLISHED, _method("fedgcn"), WIDE, "--data.cross_edges false --model.lr 3e-4"),
+        "--data flgraph.reproduce.fedego.published.PublishedWholeGraphFederation",
         _class("PublishedFedGCN", weighting="uniform"),
     ),
     "fedsage-nodes/louvain": (LOUVAIN, _method("fedsage_nodes"), WIDE),
@@ -206,18 +207,18 @@ _LINES: dict[str, tuple[str, ...]] = {
     "fedhgn-links/aifb-re": (
         _data("aifb_re_own"),
         _method("fedhgn_links"),
-        "--data.task links --data.num_others 10",
+        "--data.task links --data.num_negatives 10",
         RGCN,
     ),
     "fedhgn-links-gat/aifb-ret": (
-        *(_data("aifb_ret_own"), "--data.task links --data.num_others 10"),
+        *(_data("aifb_ret_own"), "--data.task links --data.num_negatives 10"),
         *(_method("fedhgn_links"), RGCN, "--model.encoder gat --model.decoder dot --trainer.aggregator.bases"),
         "[convs.*.bases,convs.*.bias,convs.*.attention]",
     ),
     "schema-fedavg/aifb-ret": (_data("aifb_ret_own"), _method("schema_fedavg"), WIDE),
     "schema-fedavg-published/aifb-ret": (
         *(_data("aifb_ret_own"), _method("schema_fedavg"), WIDE),
-        "--trainer.aggregator flgraph.reproduce.fedhgn.algorithms.PublishedSchemaFedAvg",
+        "--trainer.aggregator flgraph.reproduce.fedhgn.published.PublishedSchemaFedAvg",
     ),
     "schema-fedprox/aifb-re": (_data("aifb_re_own"), _method("schema_fedprox"), WIDE),
     "rgcn-local-stopped/aifb-re": (_data("aifb_re_own"), _method("rgcn_local"), WIDE, _stopping("clients")),

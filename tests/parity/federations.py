@@ -7,13 +7,13 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from flgraph.data import (
-    DealtGraphFederation,
     FlatGraphs,
     GraphFederation,
     HeteroFederation,
     HeteroGraph,
     NodeFederation,
     NodeGraph,
+    PartitionedGraphFederation,
     WholeGraphFederation,
 )
 
@@ -26,7 +26,7 @@ class Graphs(GraphFederation):
         super().__init__(given, batch_size=8, dse_dim=3, rwse_dim=3)
 
 
-class Views(DealtGraphFederation):
+class Views(PartitionedGraphFederation):
     """Four clients' shares of graphs with their diffusion as a second view."""
 
     def __init__(self) -> None:

@@ -193,9 +193,9 @@ def test_refuses_places_without_runs(refused: Any, tmp_path: Path) -> None:
 
 def test_refuses_a_run_without_rounds(refused: Any, make_run: Any, tmp_path: Path) -> None:
     run = make_run("a", [], finished=False)
-    assert refused(run) == f"Expected `{run}` to be a run with at least one round but got 0 rounds."
+    assert refused(run) == f"Expected `{run}` to be a run with at least one round but got 0."
     make_run("b", [], finished=False)
-    told = "Expected `RUN` to hold a run with at least one round but got 0 rounds in 2 runs."
+    told = "Expected `RUN` to be the folder of a run with at least one round, or above one, but got 2 without."
     assert refused(tmp_path) == told
 
 
@@ -207,12 +207,12 @@ def test_refuses_an_unknown_metric(refused: Any, study: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "told"),
     [
-        ("history.jsonl", '{"round": 1\n{"round": 2}\n', "Expected line 1 of `{file}` to be JSON but got: "),
+        ("history.jsonl", '{"round": 1\n{"round": 2}\n', "Expected `{file}` to be a round per line but got "),
         ("history.jsonl", '{"rounds": 1}\n', "Expected `{file}` to be a round per line but got "),
         ("history.jsonl", "[1]\n", "Expected `{file}` to be a round per line but got "),
-        ("results.json", "{", "Expected `{file}` to be JSON but got: "),
+        ("results.json", "{", "Expected `{file}` to be JSON but got "),
         ("results.json", "[]", "Expected `{file}` to be a run's results but got "),
-        ("config.yaml", "a: [", "Expected `{file}` to be YAML but got: "),
+        ("config.yaml", "a: [", "Expected `{file}` to be YAML but got "),
     ],
 )
 def test_refuses_broken_files(refused: Any, make_run: Any, file: str, text: str, told: str) -> None:

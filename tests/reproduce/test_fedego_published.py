@@ -13,10 +13,19 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from flgraph.data import NodeFederation, NodeGraph, authors_label_skew, read_nodes
+from flgraph.callbacks import Local
+from flgraph.data import NodeGraph, read_nodes
 from flgraph.errors import InputError
+from flgraph.federation.client import Client
+from flgraph.models import FedEgo
 from flgraph.reproduce import load_study
-from flgraph.reproduce.fedego.published import _connected
+from flgraph.reproduce.fedego.published import (
+    PublishedNodeDataModule,
+    PublishedNodeFederation,
+    PublishedWholeGraphFederation,
+    _connected,
+    authors_label_skew,
+)
 
 SEEDS = (1027, 1107, 2333, 9973)
 SMALL: dict[str, Any] = {"num_test": 10, "major_labels": 2}
@@ -109,14 +118,77 @@ def test_a_graph_without_edges() -> None:
 
 
 def test_as_a_federation() -> None:
-    data = NodeFederation(
-        graph(), num_clients=3, partition="authors_label_skew", partition_seed=7, num_train=20, **SMALL
-    )
+    data = PublishedNodeFederation(graph(), num_clients=3, partition_seed=7, num_train=20, **SMALL)
     data.setup()
     expected = authors_label_skew(graph(), 3, num_train=20, seed=7, **SMALL)
     assert [data.client(name).train.numel() for name in data.clients] == [20, 20, 20]
+    whole = PublishedWholeGraphFederation(graph(), num_clients=3, partition_seed=7, num_train=20, **SMALL)
+    whole.setup()
     for name, client in zip(data.clients, expected.clients, strict=True):
         assert torch.equal(client.nodes[data.client(name).train], client.train)
+        assert torch.equal(client.nodes[whole.client(name).train], client.train)
+
+
+def test_nodes_without_neighbours_have_nothing_below_them() -> None:
+    with pytest.raises(InputError, match=r"`data\.isolated` to be one of self, none but got 'both'"):
+        PublishedNodeFederation(graph(), isolated="both")
+    for isolated in ("self", "none"):
+        data = PublishedNodeFederation(graph(), num_clients=2, isolated=isolated, **SMALL)
+        data.setup()
+        own = data.client("client-1")
+        assert own.settings["isolated"] == isolated
+        _, everywhere = own.test_dataloader()
+        alone = own.global_graph.degree == 0
+        assert bool(alone.any())
+        for batch in everywhere:
+            assert (batch.childless is None) == (isolated == "self")
+            if batch.childless is not None:
+                assert int(batch.childless[:, 0].sum()) == int(alone.sum())
+
+
+def published() -> PublishedNodeDataModule:
+    g = graph()
+    g.x = torch.rand(g.num_nodes, 7)
+    data = PublishedNodeFederation(g, num_clients=2, fanouts=[3, 2], **SMALL)
+    data.setup()
+    return data.client("client-1")
+
+
+def test_evaluation_that_samples_anew_is_that_of_its_round() -> None:
+    """A split's sample depends on seed, client, round and split; so does not what else is evaluated."""
+
+    class Drawn(FedEgo):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val/drawn", float(batch.x.size(0)), batch_size=1)
+
+        def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.log("test/drawn", float(batch.x.size(0)), batch_size=1)
+
+    own = published()
+    client = Client(
+        "client-1", Drawn(**own.model_args, hidden_channels=4), own, Local(), trainer_args={"accelerator": "cpu"}
+    )
+    client.fit(1)
+    both = client.evaluate(("val", "test"), 3)
+    assert client.evaluate(("test",), 3).items() <= both.items()
+    assert any(client.evaluate(("val", "test"), round) != both for round in range(4, 12))
+    first, second = (torch.cat(client.predict().batches) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_evaluation_may_sample_anew() -> None:
+    """The nodes stay in their order, their neighbours do not; the run's generator decides."""
+    own = published()
+
+    def passes(seed: int) -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        loader = own.val_dataloader()
+        return [torch.cat([batch.x.to_dense()[batch.index] for batch in loader]) for _ in range(2)]
+
+    first, second = passes(0)
+    assert torch.equal(first[:, 0], second[:, 0])
+    assert not torch.equal(first, second)
+    assert all(torch.equal(one, other) for one, other in zip((first, second), passes(0), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -256,5 +256,5 @@ def test_runs_that_cannot_be_read(
     with pytest.raises(InputError, match=r"history\.jsonl` to hold the rounds of a run but got: No such file"):
         write_study(study, tmp_path, tmp_path / "out")
     (folder / "results.json").write_text('{"rounds": 2')
-    with pytest.raises(InputError, match=r"results\.json` to be JSON but got: "):
+    with pytest.raises(InputError, match=r"results\.json` to be JSON but got "):
         write_study(study, tmp_path, tmp_path / "out")

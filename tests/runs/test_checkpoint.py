@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -14,17 +13,7 @@ import torch
 
 from flgraph.callbacks import FedAvg, Local
 from flgraph.errors import InputError
-from flgraph.runs import checkpoint
-from flgraph.runs.checkpoint import (
-    CheckpointStore,
-    check_settings,
-    find_checkpoint,
-    link_or_copy,
-    load_file,
-    read_manifest,
-    save_file,
-)
-from flgraph.federation.data import sealed
+from flgraph.runs.checkpoint import CheckpointStore, find_checkpoint, link_or_copy, load_file, read_manifest, save_file
 
 SETTINGS = {"seed": 0, "trainer": {"local_epochs": 1}}
 
@@ -151,33 +140,29 @@ def test_a_full_disk_is_one_sentence(store: CheckpointStore, monkeypatch: pytest
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(
-        InputError, match=r"^Expected `.*checkpoints` to take the checkpoint of round 2 but got:? No space"
+        InputError,
+        match=r"^Expected `.*checkpoints` to be writable for the checkpoint of round 2 but got No space",
     ):
         save(store, 2)
     assert sorted(path.name for path in store.folder.iterdir()) == ["last", "round-00001"]
     read_manifest(store.path(1))
 
 
-@pytest.mark.parametrize("numbers", [10, 1_000_000])
-def test_a_file_that_does_not_fit_is_an_os_error(numbers: int) -> None:
+@pytest.mark.parametrize("numbers", [50_000, 1_000_000])
+def test_a_file_that_does_not_fit_is_an_os_error(tmp_path: Path, numbers: int) -> None:
     """torch.save raises RuntimeError when the disk is full, which is not what the store looks for."""
-    with pytest.raises(OSError, match="No space left"):
-        save_file({"w": torch.zeros(numbers)}, Path("/dev/full"))
-
-
-def test_a_file_over_the_limit_is_an_os_error(tmp_path: Path) -> None:
-    """The same where the file closes without complaint after the write failed."""
     resource, signal = pytest.importorskip("resource"), pytest.importorskip("signal")
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
         with pytest.raises(OSError, match="too large"):
-            save_file({"w": torch.zeros(1_000_000)}, tmp_path / "file")
+            save_file({"w": torch.zeros(numbers)}, tmp_path / "file")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
+    assert list(tmp_path.iterdir()) == []
 
 
 # -------------------------------------------------------------------------------------------------------- inspection
@@ -187,7 +172,7 @@ def test_a_file_over_the_limit_is_an_os_error(tmp_path: Path) -> None:
     [
         (lambda file: file.write_bytes(file.read_bytes()[:-1]), r"to be whole \(\d+ bytes\) but got \d+ bytes;"),
         (lambda file: file.write_bytes(b"?" + file.read_bytes()[1:]), "but got .* bytes of other content"),
-        (lambda file: file.unlink(), "but it is missing"),
+        (lambda file: file.unlink(), "to be a checkpoint with .* but got none"),
     ],
     ids=["cut", "altered", "missing"],
 )
@@ -220,58 +205,6 @@ def test_client_files_are_read_as_tensors_and_plain_values(tmp_path: Path) -> No
         load_file(tmp_path / "B.ckpt")
 
 
-@pytest.mark.parametrize(
-    ("current", "message"),
-    [
-        ({"seed": 1, "trainer": {"local_epochs": 1}}, r"`seed` to be 0 as in checkpoint .* but got 1"),
-        ({"seed": 0, "trainer": {"local_epochs": 2}}, r"`trainer\.local_epochs` to be 1 .* but got 2"),
-        ({"seed": 0, "trainer": {"local_epochs": 1, "mu": 0.5}}, r"`trainer\.mu` to be None .* but got 0\.5"),
-        ({"seed": 0, "trainer": {}}, r"`trainer"),
-    ],
-)
-def test_settings_that_differ_are_named(current: dict[str, Any], message: str, tmp_path: Path) -> None:
-    check_settings(SETTINGS, SETTINGS, tmp_path)
-    with pytest.raises(InputError, match=message):
-        check_settings(SETTINGS, current, tmp_path)
-
-
-def test_tuples_equal_the_lists_they_are_saved_as(tmp_path: Path) -> None:
-    saved = json.loads(json.dumps({"base": ("convs.*",)}))
-    check_settings(saved, {"base": ("convs.*",)}, tmp_path)
-
-
-def test_settings_that_older_checkpoints_lack_are_what_older_versions_did(tmp_path: Path) -> None:
-    check_settings(SETTINGS, {**SETTINGS, "trainer": {"local_epochs": 1, "initial_weights": "first"}}, tmp_path)
-    with pytest.raises(InputError, match=r"`trainer\.initial_weights` to be None as in checkpoint .* but got 'mean'"):
-        check_settings(SETTINGS, {**SETTINGS, "trainer": {"local_epochs": 1, "initial_weights": "mean"}}, tmp_path)
-    before = {**SETTINGS, "trainer": {"aggregator": {"class": "FedEgo", "server_accelerator": "gpu"}}}
-    check_settings(before, {**SETTINGS, "trainer": {"aggregator": {"class": "FedEgo", "labels": "all"}}}, tmp_path)
-
-
-def test_sealed_settings_equal_those_that_they_stand_for(tmp_path: Path) -> None:
-    """A run goes from sites, who tell a digest of their data's settings, to one process, and back."""
-    settings = {"num_train_samples": 3, "num_nodes": (2, 4), "predicted": [("film", "by", "person")]}
-    read = json.loads(json.dumps(settings))  # as a manifest has them
-    assert sealed(read) == sealed(settings) == sealed(sealed(settings))
-    assert "film" not in json.dumps(sealed(settings))
-    here, there = {"data": {"A": settings}}, {"data": {"A": sealed(settings)}}
-    check_settings(there, here, tmp_path)
-    check_settings({"data": {"A": read}}, there, tmp_path)
-    assert sealed({**settings, "alpha": 1}) == sealed({**settings, "alpha": 1.0}) != sealed({**settings, "alpha": 1.5})
-    check_settings(
-        {"data": {"A": {**read, "trainer": {"a": 1}}}},
-        {"data": {"A": {**sealed(settings), "trainer": {"a": 1}}}},
-        tmp_path,
-    )
-    other = {"data": {"A": {**settings, "num_nodes": (2, 5)}}}
-    with pytest.raises(
-        InputError, match=r"`data` of client `A` to be as in checkpoint .* \(its site tells a digest of them only\)"
-    ):
-        check_settings(there, other, tmp_path)
-    with pytest.raises(InputError, match=r"`data\.A\.trainer` to be there as in checkpoint"):
-        check_settings({"data": {"A": {**sealed(settings), "trainer": {"precision": 16}}}}, here, tmp_path)
-
-
 # ------------------------------------------------------------------------------------------------- finding, discarding
 def test_finds_a_checkpoint_by_any_of_its_names(store: CheckpointStore) -> None:
     save(store, 1, 2, best=1)
@@ -289,9 +222,7 @@ def test_finds_a_checkpoint_by_any_of_its_names(store: CheckpointStore) -> None:
 
 def test_a_run_without_validation_has_no_best_checkpoint(store: CheckpointStore) -> None:
     save(store, 1)
-    with pytest.raises(
-        InputError, match=r"but there is none \(a run has none without validation, or where its clients"
-    ):
+    with pytest.raises(InputError, match=r"but got none \(a run has none without validation, or where its clients"):
         find_checkpoint("best", store.folder.parent.parent)
 
 
@@ -302,7 +233,7 @@ def test_the_best_of_an_older_run_is_not_that_of_the_newest(store: CheckpointSto
     newer.folder.mkdir(parents=True)
     assert find_checkpoint("best", runs) == store.path(1).resolve()  # the newer one has no checkpoint at all
     save(newer, 1)
-    with pytest.raises(InputError, match=r"`ckpt_path` 'best' to find .* \(a run has none without validation"):
+    with pytest.raises(InputError, match=r"`ckpt_path` to be the best .* \(a run has none without validation"):
         find_checkpoint("best", runs)
     save(newer, 2, best=2)
     assert find_checkpoint("best", runs) == newer.path(2).resolve()
@@ -310,7 +241,7 @@ def test_the_best_of_an_older_run_is_not_that_of_the_newest(store: CheckpointSto
 
 @pytest.mark.parametrize("name", ["last", "best"])
 def test_finds_nothing_where_there_is_no_run(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=rf"`ckpt_path` '{name}' to find a checkpoint under .* but there is none"):
+    with pytest.raises(InputError, match=rf"`ckpt_path` to be the {name} checkpoint under .* but got none"):
         find_checkpoint(name, tmp_path)
 
 
@@ -369,7 +300,7 @@ def test_a_file_system_without_links(store: CheckpointStore, monkeypatch: pytest
     save(store, 4, best=3)
     assert find_checkpoint("best", runs) == store.path(3).resolve()
     save(store, 5)
-    with pytest.raises(InputError, match="'best' to find a checkpoint"):
+    with pytest.raises(InputError, match="the best checkpoint"):
         find_checkpoint("best", runs)
 
 
@@ -384,7 +315,8 @@ def test_what_follows_a_checkpoint_is_one_sentence_too(
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointStore, step, refuse)
         with pytest.raises(
-            InputError, match="to take the checkpoint of round 2 but got: Read-only file system; earlier"
+            InputError,
+            match="to be writable for the checkpoint of round 2 but got Read-only file system; earlier",
         ):
             save(store, 2)
     assert read_manifest(find_checkpoint("last", store.folder.parent.parent))["round"] == 2

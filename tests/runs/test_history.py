@@ -9,19 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from flgraph.runs.files import write_json, write_text
 from flgraph.runs.history import (
     History,
     Metrics,
     RoundRecord,
     append_record,
-    discard_results,
     mean_metrics,
     read_records,
     truncate_records,
-    versions,
-    write_json,
-    write_text,
 )
+from flgraph.runs.results import discard_results, versions
 
 
 def record(round: int, **accuracy: float) -> RoundRecord:

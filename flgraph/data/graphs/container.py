@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
+from flgraph.data.checks import (
+    classes_of,
+    edge_keys,
+    edges_of,
+    expect_classes,
+    expect_joined,
+    expect_offsets,
+    is_symmetric,
+    require,
+    tensor_of,
+)
 from flgraph.data.graphs.lazy import put_off
 from flgraph.data.graphs.twins import Twins, edge_index_of
 from flgraph.data.graphs.weighted import WeightedEdges
-from flgraph.errors import InputError
+from flgraph.errors import InputError, expect
 from flgraph.nn.linear import OneHot
 from flgraph.nn.sparse.adjacency import Adjacency, gather_ranges, offsets
+
+_TENSORS = ("x", "edge_index", "y", "node_ptr", "edge_ptr")
 
 WIDE = 128
 """Number of columns from which on one-hots are multiplied by choosing columns of the weight."""
@@ -74,10 +88,8 @@ class FlatGraphs:
             self._validate()
         look = undirected is None or (undirected and validate)
         self.undirected = self._is_undirected() if look else bool(undirected)
-        if undirected and not self.undirected:
-            raise InputError(
-                f"Expected the edges of `{self.name}` to go both ways, as `undirected` says, but not all do."
-            )
+        wanted = "in both directions, as `undirected` says,"
+        require(self.undirected or not undirected, f"{name}.edge_index", wanted, "edges in one direction")
         self._one_hot: Tensor | None = None
         self._looked_for_one_hots = False
         self._twins: Twins | None = None
@@ -94,63 +106,45 @@ class FlatGraphs:
             InputError: a graph lacks ``x``, ``edge_index`` or ``y``, or holds values that cannot be used.
         """
         graphs = list(dataset)
-        if not graphs:
-            raise InputError(f"Expected data `{name}` to hold at least one graph but got none.")
+        require(len(graphs) > 0, name, "at least one graph", "none")
+        columns: list[tuple[Tensor, Tensor, Tensor]] = []
         for number, graph in enumerate(graphs):
-            for field in ("x", "edge_index", "y"):
-                if graph.get(field) is None:
-                    raise InputError(f"Expected graph {number} of `{name}` to have `{field}` but it has none.")
-            if graph.y.numel() != 1:
-                raise InputError(
-                    f"Expected `y` of graph {number} of `{name}` to be one class but got {graph.y.numel()} values."
-                )
-            edges = graph.edge_index
-            sound = edges.dim() == 2 and edges.size(0) == 2 and (edges.numel() == 0 or not edges.is_floating_point())
-            if not sound:
-                raise InputError(
-                    f"Expected `edge_index` of graph {number} of `{name}` to be whole numbers of shape [2, E] but got "
-                    f"{edges.dtype} of shape {list(edges.shape)}."
-                )
-        widths = {1 if graph.x.dim() == 1 else graph.x.size(1) for graph in graphs}
-        if len(widths) > 1:
-            raise InputError(f"Expected all graphs of `{name}` to have equally many features but got {sorted(widths)}.")
-        x = torch.cat([graph.x.view(-1, 1) if graph.x.dim() == 1 else graph.x for graph in graphs])
-        y = torch.cat([graph.y.view(-1) for graph in graphs])
-        if y.is_floating_point() and not bool(((y == y.round()) & y.isfinite()).all()):
-            raise InputError(f"Expected the labels of `{name}` to be whole numbers but got {y.tolist()[:5]} ...")
-        node_ptr = _offsets([graph.x.size(0) for graph in graphs])
-        edge_ptr = _offsets([graph.edge_index.size(1) for graph in graphs])
-        edge_index = torch.cat([graph.edge_index.long() for graph in graphs], dim=1)
+            try:
+                x, y, edges = (tensor_of(graph, field, name) for field in ("x", "y", "edge_index"))
+                require(y.numel() == 1, f"{name}.y", "one class", f"{y.numel()} values")
+                edges = edges_of(edges, f"{name}.edge_index")
+            except InputError as error:
+                raise error.within(f"graph {number}") from None
+            columns.append((x.view(-1, 1) if x.dim() == 1 else x, y.view(-1), edges))
+        xs, ys, parts = zip(*columns, strict=True)
+        widths = sorted({x.size(1) for x in xs})
+        expect(len(widths) == 1, f"{name}.x", "of equally many features in all graphs", widths)
+        node_ptr = offsets(torch.tensor([x.size(0) for x in xs]))
+        edge_ptr = offsets(torch.tensor([part.size(1) for part in parts]))
+        edge_index = torch.cat(parts, dim=1)
         _check_edges(edge_index, node_ptr, edge_ptr, name)
-        return cls(x, sort_edges(edge_index, node_ptr, edge_ptr), y.long(), node_ptr, edge_ptr, name=name)
+        y = classes_of(torch.cat(ys), f"{name}.y")
+        return cls(torch.cat(xs), sort_edges(edge_index, node_ptr, edge_ptr), y, node_ptr, edge_ptr, name=name)
 
     def _validate(self) -> None:
-        name = self.name
-        if len(self) == 0:
-            raise InputError(f"Expected data `{name}` to hold at least one graph but got none.")
-        _check_offsets("node_ptr", self.node_ptr, self.y.numel(), self.x.size(0), name)
-        _check_offsets("edge_ptr", self.edge_ptr, self.y.numel(), self.edge_index.size(-1), name)
+        name, count = self.name, self.y.numel()
+        require(len(self) > 0, name, "at least one graph", "none")
+        expect_offsets(self.node_ptr, f"{name}.node_ptr", count, self.x.size(0))
+        expect_offsets(self.edge_ptr, f"{name}.edge_ptr", count, self.edge_index.size(-1))
+        edges_of(self.edge_index, f"{name}.edge_index")
         _check_edges(self.edge_index, self.node_ptr, self.edge_ptr, name)
-        source, target = self._global_edges()
-        if not bool(((source * max(self.num_nodes, 1) + target).diff() >= 0).all()):
-            raise InputError(f"Expected the edges of `{name}` to be sorted by source and target but some are not.")
-        if self.x.is_floating_point() and not bool(torch.isfinite(self.x).all()):
-            row = int((~torch.isfinite(self.x)).any(dim=1).nonzero()[0])
-            graph = int(torch.searchsorted(self.node_ptr, row, right=True)) - 1
-            raise InputError(f"Expected the features of `{name}` to be finite but graph {graph} holds NaN or infinity.")
-        if bool((self.y < 0).any()):
-            raise InputError(f"Expected the labels of `{name}` to be 0 or more but got {int(self.y.min())}.")
+        ordered = bool((edge_keys(self._global_edges(), self.num_nodes).diff() >= 0).all())
+        require(ordered, f"{name}.edge_index", "sorted by source and target", "edges that are not")
+        strange = (~self.x.isfinite()).any(dim=1).nonzero()
+        if strange.numel():
+            raise InputError(f"{name}.x", "finite", "NaN or infinity", f"graph {_owner(self.node_ptr, strange[0])}")
+        expect_classes(self.y, f"{name}.y", 0)
         for key, tensor in self.node_tensors.items():
-            if tensor.size(0) != self.num_nodes:
-                raise InputError(
-                    f"Expected node tensor `{key}` of `{name}` to have {self.num_nodes} rows but got {tensor.size(0)}."
-                )
+            expect(tensor.size(0) == self.num_nodes, f"{name}.{key}", f"of {self.num_nodes} rows", tensor.size(0))
 
     def _is_undirected(self) -> bool:
-        source, target = self._global_edges()
-        n = max(self.num_nodes, 1)
-        forward = source * n + target
-        return bool(torch.equal(forward, (target * n + source).sort().values))
+        edges = self._global_edges()
+        return is_symmetric(edge_keys(edges, self.num_nodes), edges, self.num_nodes)
 
     def _global_edges(self) -> Tensor:
         shift = torch.repeat_interleave(self.node_ptr[:-1], self.edge_ptr.diff())
@@ -184,7 +178,7 @@ class FlatGraphs:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors held."""
-        tensors = [self.x, self.edge_index, self.y, self.node_ptr, self.edge_ptr, *self.node_tensors.values()]
+        tensors = [*(getattr(self, field) for field in _TENSORS), *self.node_tensors.values()]
         further = sum(view.nbytes for view in self.views.values())
         further += 0 if self._twins is None else self._twins.nbytes
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors) + further
@@ -221,17 +215,14 @@ class FlatGraphs:
         index = torch.as_tensor(index, dtype=torch.long, device=self.x.device)
         nodes, node_ptr = gather_ranges(self.node_ptr, index)
         edges, edge_ptr = gather_ranges(self.edge_ptr, index)
-        return FlatGraphs(
-            self.x.index_select(0, nodes),
-            self.edge_index.index_select(1, edges),
-            self.y.index_select(0, index),
-            node_ptr,
-            edge_ptr,
-            name=self.name,
+        return self._like(
+            x=self.x.index_select(0, nodes),
+            edge_index=self.edge_index.index_select(1, edges),
+            y=self.y.index_select(0, index),
+            node_ptr=node_ptr,
+            edge_ptr=edge_ptr,
             node_tensors={key: tensor.index_select(0, nodes) for key, tensor in self.node_tensors.items()},
-            undirected=self.undirected,
             views={key: view.select(index, nodes) for key, view in self.views.items()},
-            validate=False,
         )
 
     def with_tensors(self, node_tensors: Mapping[str, Tensor]) -> FlatGraphs:
@@ -243,33 +234,23 @@ class FlatGraphs:
         return self._with(self.node_tensors, {**self.views, **views})
 
     def _with(self, node_tensors: Mapping[str, Tensor], views: Mapping[str, WeightedEdges]) -> FlatGraphs:
-        same = FlatGraphs(
-            *(self.x, self.edge_index, self.y, self.node_ptr, self.edge_ptr),
-            name=self.name,
-            node_tensors=node_tensors,
-            undirected=self.undirected,
-            views=views,
-            validate=False,
-        )
+        same = self._like(node_tensors=node_tensors, views=views)
         same._twins, same._looked_for_twins = self._twins, self._looked_for_twins
         same._one_hot, same._looked_for_one_hots = self._one_hot, self._looked_for_one_hots
         return same
+
+    def _like(self, **changed: Any) -> FlatGraphs:
+        fields = (*_TENSORS, "name", "node_tensors", "undirected", "views")
+        return FlatGraphs(**{field: getattr(self, field) for field in fields} | changed, validate=False)
 
     def to(self, device: torch.device | str) -> FlatGraphs:
         """The same graphs on another device (``self`` when they are there already)."""
         if self.x.device == torch.device(device):
             return self
-        moved = FlatGraphs(
-            self.x.to(device),
-            self.edge_index.to(device),
-            self.y.to(device),
-            self.node_ptr.to(device),
-            self.edge_ptr.to(device),
-            name=self.name,
+        moved = self._like(
+            **{field: getattr(self, field).to(device) for field in _TENSORS},
             node_tensors={key: tensor.to(device) for key, tensor in self.node_tensors.items()},
-            undirected=self.undirected,
             views={key: view.to(device) for key, view in self.views.items()},
-            validate=False,
         )
         moved._twins, moved._looked_for_twins = self._twins and self._twins.to(device), self._looked_for_twins
         return moved
@@ -342,38 +323,25 @@ class FlatGraphs:
 def sort_edges(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor) -> Tensor:
     """Sorts the columns of ``edge_index [2, E]`` by (graph, source, target), nodes numbered within their graph."""
     shift = torch.repeat_interleave(node_ptr[:-1], edge_ptr.diff())
-    n = max(int(node_ptr[-1]), 1)
-    keys = (edge_index[0].long() + shift) * n + edge_index[1].long() + shift
-    return edge_index[:, keys.argsort()]
-
-
-def _offsets(counts: Sequence[int]) -> Tensor:
-    ptr = torch.zeros(len(counts) + 1, dtype=torch.long)
-    ptr[1:] = torch.tensor(counts, dtype=torch.long).cumsum(0)
-    return ptr
+    return edge_index[:, edge_keys(edge_index.long() + shift, int(node_ptr[-1])).argsort()]
 
 
 def _as_float(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_floating_point() else tensor.float()
 
 
-def _check_offsets(field: str, ptr: Tensor, num_graphs: int, total: int, name: str) -> None:
-    if ptr.numel() != num_graphs + 1 or int(ptr[0]) != 0 or int(ptr[-1]) != total or bool((ptr.diff() < 0).any()):
-        shown = f"{ptr.numel()} numbers from {int(ptr[0])} to {int(ptr[-1])}"
-        raise InputError(
-            f"Expected `{field}` of `{name}` to be {num_graphs + 1} numbers rising from 0 to {total} but got {shown}."
-        )
-
-
 def _check_edges(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor, name: str) -> None:
-    if edge_index.dim() != 2 or edge_index.size(0) != 2:
-        raise InputError(f"Expected `edge_index` of `{name}` to be of shape [2, E] but got {list(edge_index.shape)}.")
+    """Raises :class:`InputError` where an edge, of the graph that it names, does not join two of its nodes."""
     nodes = torch.repeat_interleave(node_ptr.diff(), edge_ptr.diff())
-    outside = ((edge_index < 0) | (edge_index >= nodes)).any(dim=0)
-    if bool(outside.any()):
-        column = int(outside.nonzero()[0])
-        graph = int(torch.searchsorted(edge_ptr, column, right=True)) - 1
-        raise InputError(
-            f"Expected the edges of graph {graph} of `{name}` to join nodes 0 to {int(nodes[column]) - 1} "
-            f"but got {edge_index[:, column].tolist()}."
-        )
+    outside = ((edge_index < 0) | (edge_index >= nodes)).any(dim=0).nonzero()
+    if outside.numel():
+        column = outside[0]
+        try:
+            expect_joined(edge_index[:, column], int(nodes[column]), f"{name}.edge_index")
+        except InputError as error:
+            raise error.within(f"graph {_owner(edge_ptr, column)}") from None
+
+
+def _owner(ptr: Tensor, position: Tensor) -> int:
+    """Number of the graph that has a position of all."""
+    return int(torch.searchsorted(ptr, position, right=True)) - 1

@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from flgraph.configs import tu_setting
 from flgraph.data.cache import cached, content_key
+from flgraph.data.checks import expect_classes, require
+from flgraph.data.federation import Federation
 from flgraph.data.graphs.batching import GraphLoader
 from flgraph.data.graphs.container import FlatGraphs
+from flgraph.data.graphs.partition import shards as make_shards
 from flgraph.data.graphs.readers import Features, read_tu
-from flgraph.data.splits import check_splits, split_of, stratified_split
-from flgraph.data.splits import shards as make_shards
+from flgraph.data.splits import check_fractions, check_splits, split_of, stratified_split
 from flgraph.errors import InputError, expect
 from flgraph.nn.structure import structure_embedding
-from flgraph.tu_settings import tu_setting
 
 Graphs = FlatGraphs | Iterable[Data]
 Structure = Literal["rwse+dse", "dse", "rwse", "ones", "none"]
@@ -54,15 +56,11 @@ class GraphDataModule(pl.LightningDataModule):
         super().__init__()
         self.graphs = graphs if isinstance(graphs, FlatGraphs) else FlatGraphs.from_pyg(graphs)
         self.num_classes = self.graphs.num_classes if num_classes is None else num_classes
-        if self.graphs.num_classes > self.num_classes:
-            raise InputError(
-                f"Expected the labels of `{self.graphs.name}` to be below {self.num_classes} but got "
-                f"{self.graphs.num_classes - 1}."
-            )
+        expect_classes(self.graphs.y, f"{self.graphs.name}.y", 0, self.num_classes - 1)
         self.train, self.val, self.test = splits or stratified_split(self.graphs.y)
         named = {"train": self.train, "val": self.val, "test": self.test}
         check_splits(len(self.graphs), "graph", self.graphs.name, **named)
-        expect(self.train.numel() > 0, "data", f"at least one training graph in `{self.graphs.name}`", "none")
+        require(self.train.numel() > 0, "data", f"at least one training graph in `{self.graphs.name}`", "none")
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         content = content_key(self.graphs.x, self.graphs.edge_index, self.graphs.y, self.train, self.val, self.test)
         self.settings = {
@@ -112,7 +110,7 @@ class GraphDataModule(pl.LightningDataModule):
         return {"graph": list(range(count)), "split": split_of(count, train=self.train, val=self.val, test=self.test)}
 
 
-class GraphFederation(pl.LightningDataModule):
+class GraphFederation(Federation[GraphDataModule]):
     """Any mapping of client name to graphs as the data of a federation.
 
     Every client's graphs get a structure embedding ``s`` and a stratified split.
@@ -134,8 +132,6 @@ class GraphFederation(pl.LightningDataModule):
         InputError: data or a setting cannot be used.
     """
 
-    name: str  # Lightning's own may be None; the trainer needs one
-
     def __init__(
         self,
         graphs: Mapping[str, Graphs],
@@ -150,7 +146,7 @@ class GraphFederation(pl.LightningDataModule):
         eval_batch_size: int = 512,
         cache_dir: str | Path | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(name)
         kinds = get_args(Structure)
         expect(structure in kinds, "data.structure", f"one of {', '.join(kinds)}", structure)
         expect(batch_size >= 1, "data.batch_size", "1 or more", batch_size)
@@ -158,12 +154,10 @@ class GraphFederation(pl.LightningDataModule):
         for field, dim in (("dse_dim", dse_dim), ("rwse_dim", rwse_dim)):
             expect(dim >= 1, f"data.{field}", "1 or more", dim)
         expect(0 <= split_seed < 2**32, "data.split_seed", "between 0 and 2^32 - 1", split_seed)
-        self.name = name
         self.structure, self.dse_dim, self.rwse_dim = structure, dse_dim, rwse_dim
         self.fractions, self.split_seed = tuple(fractions), split_seed
         self.batch_size, self.eval_batch_size, self.cache_dir = batch_size, eval_batch_size, cache_dir
         self._given, self._num_classes = graphs, num_classes
-        self._clients: dict[str, GraphDataModule] = {}
         self._names: list[str] = []
 
     @property
@@ -220,17 +214,16 @@ class GraphFederation(pl.LightningDataModule):
         return graphs.with_tensors(cached(key, lambda: {"s": structure_embedding(*where, *how)}, self.cache_dir))
 
     def _make(self, name: str, graphs: FlatGraphs, num_classes: int) -> GraphDataModule:
-        fractions = self.fractions
-        expect(len(fractions) == 3, "data.fractions", "three numbers", list(fractions))
+        check_fractions(self.fractions, "data.fractions")
         try:
-            splits = stratified_split(graphs.y, (fractions[0], fractions[1], fractions[2]), self.split_seed)
+            splits = stratified_split(graphs.y, self.fractions, self.split_seed)
         except InputError as error:
-            raise InputError(f"{str(error).removesuffix('.')} in client `{name}`.") from error
+            raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{name}`") from None
         settings = {
             "structure": self.structure,
             "dse_dim": self.dse_dim,
             "rwse_dim": self.rwse_dim,
-            "fractions": list(fractions),
+            "fractions": list(self.fractions),
             "split_seed": self.split_seed,
         }
         return GraphDataModule(graphs, splits, num_classes, self.batch_size, self.eval_batch_size, settings)
@@ -249,7 +242,7 @@ class TUFederation(GraphFederation):
             one-hots; ``"labels"``, ``"attributes"``, ``"all"`` (attributes and labels), ``"degree"`` and ``"mvgrl"``
             (attributes, where there are none labels and degrees) are the others.
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
-        name: how runs on this data are called; when ``None``, that of the setting (:mod:`flgraph.tu_settings`) or
+        name: how runs on this data are called; when ``None``, that of the setting (the file in ``configs/data``) or
             the data sets' names.
         structure: see :class:`GraphFederation`, as for all that follow.
         dse_dim: see there.
@@ -286,21 +279,9 @@ class TUFederation(GraphFederation):
         expect(shards >= 1, "data.shards", "1 or more", shards)
         joined = "-".join(dataset.lower() for dataset in datasets[:3]) + ("-etc" if len(datasets) > 3 else "")
         joined = (tu_setting(datasets) or joined) + (f"-{shards}" if shards > 1 else "")
-        super().__init__(
-            {},
-            None,
-            name or joined,
-            structure,
-            dse_dim,
-            rwse_dim,
-            fractions,
-            split_seed,
-            batch_size,
-            eval_batch_size,
-            cache_dir,
-        )
+        embedding, splits = (structure, dse_dim, rwse_dim), (fractions, split_seed)
+        super().__init__({}, None, name or joined, *embedding, *splits, batch_size, eval_batch_size, cache_dir)
         self.datasets, self.shards, self.features, self.root = list(datasets), shards, features, root
-
         self._read: tuple[str, FlatGraphs] | None = None  # the last data set, which has further shards
 
     def names(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Dealing labelled graphs so that clients' label distributions differ by a wanted amount."""
+"""How graphs are assigned to clients: at random, with unequal class shares, or as unequal as wanted."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch import Tensor
 from flgraph.errors import InputError, expect
 
 Counts = NDArray[np.int64]
+
+_TRIES = 1000
 
 
 def label_emd(one: Tensor, other: Tensor) -> float:
@@ -41,10 +43,67 @@ def weighted_emd(counts: Tensor) -> float:
     return math.fsum(own) / float(counts.sum())
 
 
+def shards(num_graphs: int, n: int, seed: int) -> list[Tensor]:
+    """Assigns ``num_graphs`` graphs at random to ``n`` clients, sizes differing by at most one.
+
+    Returns:
+        Graph numbers of each client, int64, ascending; disjoint, and together all.
+
+    Raises:
+        InputError: ``n`` is below 1 or above ``num_graphs``, or the seed out of range.
+    """
+    expect(1 <= n <= num_graphs, "n", f"between 1 and the number of graphs, {num_graphs},", n)
+    expect(0 <= seed < 2**32, "seed", "between 0 and 2^32 - 1", seed)
+    order = np.random.default_rng(seed).permutation(num_graphs)
+    return [torch.from_numpy(np.sort(part)) for part in np.array_split(order, n)]
+
+
+def dirichlet_shards(y: Tensor, n: int, alpha: float, seed: int, min_size: int = 1) -> list[Tensor]:
+    """Assigns graphs to ``n`` clients with unequal class shares (Yurochkin et al., ICML 2019, Section 4).
+
+    Of every class, the clients receive shares drawn from a symmetric Dirichlet distribution. The whole draw is repeated
+    until every client has ``min_size`` graphs.
+
+    Args:
+        y: classes ``[G]``.
+        n: number of clients.
+        alpha: concentration; small values give clients few classes each, large ones equal shares.
+        seed: of the draws.
+        min_size: fewest graphs that a client may have.
+
+    Returns:
+        Graph numbers of each client, int64, ascending; disjoint, and together all.
+
+    Raises:
+        InputError: a number is out of range, or no draw in 1000 gave every client ``min_size`` graphs.
+    """
+    labels = y.cpu().numpy()
+    expect(1 <= n <= labels.size, "n", f"between 1 and the number of samples, {labels.size},", n)
+    expect(math.isfinite(alpha) and alpha > 0, "alpha", "a positive number", alpha)
+    expect(
+        0 <= min_size * n <= labels.size,
+        "min_size",
+        f"between 0 and {labels.size // n} ({labels.size} samples / {n})",
+        min_size,
+    )
+    expect(0 <= seed < 2**32, "seed", "between 0 and 2^32 - 1", seed)
+    rng = np.random.default_rng(seed)
+    members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    for _ in range(_TRIES):
+        owner = np.empty(labels.size, dtype=np.int64)
+        for graphs in members:
+            ends = np.cumsum(rng.dirichlet(np.full(n, alpha)))[:-1] * graphs.size
+            owner[rng.permutation(graphs)] = np.searchsorted(ends, np.arange(graphs.size), side="right")
+        if np.bincount(owner, minlength=n).min() >= min_size:
+            return [torch.from_numpy(np.flatnonzero(owner == client)) for client in range(n)]
+    wanted = f"large enough for {n} clients of at least {min_size} samples"
+    raise InputError("alpha", wanted, f"{alpha}, with which {_TRIES} draws failed")
+
+
 def emd_shards(
     y: Tensor, n: int, emd: float | None, seed: int, tolerance: float = 0.005, min_size: int = 1
 ) -> list[Tensor]:
-    r"""Deals graphs to ``n`` clients of equal size (within one) whose weighted EMD is a wanted one.
+    r"""Assigns graphs to ``n`` clients of equal size (within one) whose weighted EMD is a wanted one.
 
     Sorted by class and cut into ``n`` pieces, clients differ as much as they easily can. Mixing each piece's label
     distribution :math:`x_i` with the overall one, :math:`q_i = (1 - t) p + t x_i`, scales the EMD by exactly ``t``. The
@@ -92,18 +151,14 @@ def _table(totals: Counts, n: int, emd: float | None, tolerance: float, rng: np.
     extreme = _pieces(totals, sizes, rng)
     most = _emd(extreme)
     if emd > most + tolerance:
-        raise InputError(
-            f"Expected `emd` to be at most {most:.4f}, which {n} clients of {int(totals.sum())} graphs in "
-            f"{totals.size} classes can reach, but got {emd}."
-        )
+        reach = f"{n} clients of {int(totals.sum())} graphs in {totals.size} classes can reach"
+        raise InputError("emd", f"at most {most:.4f}, which {reach},", emd)
     share = min(1.0, emd / most) if most else 0.0
     counts = _adjusted(_rounded((1 - share) * equal + share * extreme), emd)
     reached = _emd(counts)
     if abs(reached - emd) > tolerance:
-        raise InputError(
-            f"Expected `emd` to be one that whole graphs can come within {tolerance} of but got {emd}; with {n} "
-            f"clients and {int(totals.sum())} graphs the nearest found is {reached:.4f}."
-        )
+        nearest = f"{emd}; with {n} clients and {int(totals.sum())} graphs the nearest found is {reached:.4f}"
+        raise InputError("emd", f"one that whole graphs can come within {tolerance} of", nearest)
     return counts
 
 

@@ -1,4 +1,4 @@
-"""One labelled set of graphs dealt to clients, for learning without labels."""
+"""One labelled set of graphs divided among clients, for learning without labels."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from flgraph.data.checks import require
 from flgraph.data.figures import label_figure
 from flgraph.data.graphs.batching import GraphLoader
 from flgraph.data.graphs.container import FlatGraphs
@@ -53,7 +54,7 @@ class ViewDataModule(GraphDataModule):
     ) -> None:
         super().__init__(graphs, splits, num_classes, batch_size, eval_batch_size, settings)
         enough = self.train.numel() > 1
-        expect(enough, "data", f"two training graphs or more in `{graphs.name}`, the negatives of each other,", "one")
+        require(enough, "data", f"two training graphs or more in `{graphs.name}`, the negatives of each other,", "one")
         expect(batch_size > 1, "data.batch_size", "2 or more: a batch of one graph has no negatives", batch_size)
         self.everywhere = everywhere
 
@@ -81,8 +82,8 @@ class ViewDataModule(GraphDataModule):
         return [local, everywhere] if len(local) else everywhere
 
 
-class DealtGraphFederation(GraphFederation):
-    """One set of graphs dealt to clients of equal size that differ in their labels by a wanted amount.
+class PartitionedGraphFederation(GraphFederation):
+    """One set of graphs divided among clients of equal size that differ in their labels by a wanted amount.
 
     Clients are called ``client-1``, ``client-2`` and so on. Each has its graphs, all of them for training unless
     ``fractions`` says otherwise, and their diffusion as a second view. Defaults are those of FCLG (Li et al., 2023).
@@ -144,6 +145,7 @@ class DealtGraphFederation(GraphFederation):
             eval_batch_size=eval_batch_size,
             cache_dir=cache_dir,
         )
+        self.hparams["dataset"] = title
         expect(global_test in get_args(GlobalTest), "data.global_test", "first, all or none", global_test)
         expect(num_clients >= 1, "data.num_clients", "1 or more", num_clients)
         expect(emd is None or 0 <= emd <= 2, "data.emd", "from 0 to 2, or null for equal shares", emd)
@@ -156,24 +158,13 @@ class DealtGraphFederation(GraphFederation):
         }
         self.diffusion, self.global_test = diffusion, global_test
         self._everywhere: FlatGraphs | None = None
-        self._statistics: dict[str, Any] = {}
-
-    @property
-    def statistics(self) -> dict[str, Any]:
-        """What the partition looks like; known after ``setup``.
-
-        ``emd`` is the reached distance, ``wanted_emd`` the wanted one; ``clients`` has by name ``graphs``, ``train``,
-        ``val``, ``test``, ``train_labels`` (training graphs per class) and ``emd``. They go to ``results.json`` and
-        TensorBoard: this class deals graphs that one hand holds, for simulations.
-        """
-        return self._statistics
 
     def figures(self) -> dict[str, Any]:
         """Tag to matplotlib figure of the partition, for TensorBoard; known after ``setup``."""
         return {"partition/labels": label_figure(self._statistics, unit="graphs")}
 
     def setup(self, stage: str | None = None) -> None:
-        """Reads the graphs, diffuses and deals them, once."""
+        """Reads the graphs, diffuses and assigns them, once."""
         if not self._clients:
             super().setup(stage)
             self._statistics = self._describe()
@@ -186,10 +177,10 @@ class DealtGraphFederation(GraphFederation):
         graphs = graphs.with_views({"diffused": diffused(graphs, self.diffusion, self.cache_dir)})
         self._everywhere = graphs
         args = self.partition_args
-        dealt = emd_shards(
+        parts = emd_shards(
             graphs.y, args["num_clients"], args["emd"], args["partition_seed"], args["tolerance"], min_size=2
         )
-        for number, index in enumerate(dealt, start=1):
+        for number, index in enumerate(parts, start=1):
             yield f"client-{number}", graphs.select(index), graphs.num_classes
 
     def _make(self, name: str, graphs: FlatGraphs, num_classes: int) -> ViewDataModule:
@@ -207,6 +198,10 @@ class DealtGraphFederation(GraphFederation):
         )
 
     def _describe(self) -> dict[str, Any]:
+        """The statistics: the reached and the wanted ``emd``, and figures of each client.
+
+        ``train_labels`` are training graphs per class.
+        """
         own = self._clients.items()
         classes = next(iter(self._clients.values())).num_classes
         counts = torch.stack([torch.bincount(data.graphs.y, minlength=classes) for _, data in own])

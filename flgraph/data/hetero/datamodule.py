@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -11,75 +10,23 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from flgraph.data.checks import require
+from flgraph.data.federation import Federation
+from flgraph.data.hetero.batching import HeteroLoader
 from flgraph.data.hetero.container import HeteroGraph
 from flgraph.data.hetero.links import HeteroLinkDataModule
-from flgraph.data.hetero.partition import HeteroPartition, hetero_statistics, random_edge_types, random_edges
+from flgraph.data.hetero.partition import HeteroPartition, random_edge_types, random_edges, with_validation
 from flgraph.data.hetero.readers import read_hetero
+from flgraph.data.hetero.schema import canonical, model_sizes, with_reverse, without_reverse
 from flgraph.data.splits import split_of
+from flgraph.data.statistics import hetero_statistics
 from flgraph.errors import expect
-from flgraph.nn.sparse.relations import Relations
-from flgraph.reproduce.fedhgn.published import authors_partition
 
-HeteroPartitionName = Literal["random_edges", "random_edge_types", "authors", "none"]
+HeteroPartitionName = Literal["random_edges", "random_edge_types", "none"]
 HeteroTask = Literal["nodes", "links"]
 """Classes of nodes, or links, are predicted."""
 
 _PARTITIONERS = {"random_edges": random_edges, "random_edge_types": random_edge_types}
-
-
-@dataclass  # not frozen: Lightning copies batches to convert them
-class HeteroBatch:
-    """A heterogeneous graph, and the nodes of it that a step is about.
-
-    Args:
-        x: features of each node type, ``None`` where it has none.
-        relations: all edges.
-        last: the edges into ``index``, for a last layer that needs no others.
-        index: the nodes to classify ``[n]``.
-        y: their classes ``[n]``, -1 where unknown.
-    """
-
-    x: tuple[Tensor | None, ...]
-    relations: Relations
-    last: Relations
-    index: Tensor
-    y: Tensor
-
-    def to(self, device: torch.device | str) -> HeteroBatch:
-        """The same batch on another device."""
-        x = tuple(None if part is None else part.to(device) for part in self.x)
-        last, index, y = self.last.to(device), self.index.to(device), self.y.to(device)
-        return HeteroBatch(x, self.relations.to(device), last, index, y)
-
-
-class HeteroLoader:
-    """One batch per pass, always the same: a whole graph, with some nodes of the target type to classify.
-
-    Args:
-        graph: the graph.
-        index: nodes to classify ``[n]``, numbers within the target type.
-        tie_names: see :meth:`HeteroGraph.relations`.
-    """
-
-    def __init__(self, graph: HeteroGraph, index: Tensor, tie_names: bool = False) -> None:
-        self.graph, self.index, self.tie_names = graph, index, tie_names
-        self._batch: HeteroBatch | None = None
-
-    def __len__(self) -> int:
-        return min(1, self.index.numel())
-
-    def __iter__(self) -> Iterator[HeteroBatch]:
-        if self._batch is None and len(self):
-            with torch.inference_mode(False):  # an evaluation may come first, and training uses the same relations
-                self._batch = self._make()
-        if self._batch is not None:
-            yield self._batch
-
-    def _make(self) -> HeteroBatch:
-        graph, index = self.graph, self.index + self.graph.target_start
-        x = tuple(graph.x.get(kind) for kind in graph.node_types)
-        relations = graph.relations(self.tie_names)
-        return HeteroBatch(x, relations, relations.into(index), index, graph.y[self.index])
 
 
 class HeteroDataModule(pl.LightningDataModule):
@@ -96,7 +43,7 @@ class HeteroDataModule(pl.LightningDataModule):
 
     def __init__(self, graph: HeteroGraph, tie_names: bool = False, settings: Mapping[str, Any] | None = None) -> None:
         super().__init__()
-        expect(graph.train.numel() > 0, "data", f"at least one training node in `{graph.name}`", "none")
+        require(graph.train.numel() > 0, "data", f"at least one training node in `{graph.name}`", "none")
         self.graph, self.tie_names = graph, tie_names
         self.settings = {
             "num_nodes": graph.num_nodes,
@@ -124,7 +71,7 @@ class HeteroDataModule(pl.LightningDataModule):
     @property
     def model_args(self) -> dict[str, Any]:
         """Sizes that the data decides: nodes and features of each type (0 for none), weights of a layer, classes."""
-        return {**self.graph.model_sizes(self.tie_names), "num_classes": self.graph.num_classes}
+        return {**model_sizes(self.graph, self.tie_names), "num_classes": self.graph.num_classes}
 
     def to(self, device: torch.device | str) -> HeteroDataModule:
         """Moves the graph, so that batches are made on that device."""
@@ -163,13 +110,16 @@ class HeteroDataModule(pl.LightningDataModule):
         return self._loaders[stage]
 
 
+HeteroClientData = HeteroDataModule | HeteroLinkDataModule
+
+
 def _client_data(
     task: HeteroTask,
     graph: HeteroGraph,
     tie_names: bool,
     settings: Mapping[str, Any] | None,
     links: Mapping[str, Any] | None,
-) -> HeteroDataModule | HeteroLinkDataModule:
+) -> HeteroClientData:
     if task == "nodes":
         return HeteroDataModule(graph, tie_names, settings)
     return HeteroLinkDataModule(graph, tie_names=tie_names, settings=settings, **(links or {}))
@@ -179,11 +129,11 @@ def _check_task(task: str) -> None:
     expect(task in get_args(HeteroTask), "data.task", f"one of {', '.join(get_args(HeteroTask))}", task)
 
 
-class HeteroClients(pl.LightningDataModule):
+class HeteroClients(Federation[HeteroClientData]):
     """Clients that have heterogeneous graphs of their own, each with its own schema.
 
-    A client's types are put into the order of their contents (:meth:`HeteroGraph.canonical`), so that neither their
-    names nor the order in which they are listed has an influence on what is trained, to the bit.
+    A client's types are put into the order of their contents (:func:`~flgraph.data.hetero.schema.canonical`), so that
+    neither their names nor the order in which they are listed has an influence on what is trained, to the bit.
 
     Args:
         graphs: client to its graph, for example of :meth:`HeteroGraph.from_pyg`.
@@ -196,8 +146,6 @@ class HeteroClients(pl.LightningDataModule):
         InputError: there is no client, or one has nothing to train on or another number of classes than the first.
     """
 
-    name: str  # Lightning's own may be None; the trainer needs one
-
     def __init__(
         self,
         graphs: Mapping[str, HeteroGraph],
@@ -206,35 +154,19 @@ class HeteroClients(pl.LightningDataModule):
         task: HeteroTask = "nodes",
         links: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(name)
         _check_task(task)
-        expect(len(graphs) > 0, "data.graphs", "at least one client's", "none")
+        require(len(graphs) > 0, "data.graphs", "at least one client's", "none")
         classes = next(iter(graphs.values())).num_classes
         for client, graph in graphs.items():
             wanted = f"{classes} in client `{client}`, as in the first"
             expect(task == "links" or graph.num_classes == classes, "num_classes", wanted, graph.num_classes)
-        self.name = name
-        self._clients = {
-            client: _client_data(task, graph.canonical(), tie_names, None, links) for client, graph in graphs.items()
-        }
-
-    @property
-    def clients(self) -> list[str]:
-        """Names of the clients."""
-        return list(self._clients)
-
-    def client(self, name: str) -> HeteroDataModule | HeteroLinkDataModule:
-        """A client's data."""
-        return self._clients[name]
-
-    @property
-    def statistics(self) -> dict[str, Any]:
-        """What :func:`~flgraph.data.hetero_statistics` returns."""
-        return hetero_statistics({name: data.graph for name, data in self._clients.items()})
+            self._clients[client] = _client_data(task, canonical(graph), tie_names, None, links)
+        self._statistics = hetero_statistics({client: data.graph for client, data in self._clients.items()})
 
 
-class HeteroFederation(pl.LightningDataModule):
-    """One heterogeneous graph whose edges are dealt to clients (FedHGN, Fu and King, IJCAI 2023, Appendix A).
+class HeteroFederation(Federation[HeteroClientData]):
+    """One heterogeneous graph whose edges are assigned to clients (FedHGN, Fu and King, IJCAI 2023, Appendix A).
 
     Clients are called ``client-1``, ``client-2`` and so on; each has a schema of its own: the relations of its edges
     and the node types that these join, in the order of their contents (see :class:`HeteroClients`).
@@ -244,11 +176,9 @@ class HeteroFederation(pl.LightningDataModule):
             ``HeteroGraph.from_pyg(data, "author")``.
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
         num_clients: number of clients.
-        partition: how edges are dealt, see :func:`~flgraph.data.random_edges` and
-            :func:`~flgraph.data.random_edge_types`; ``"authors"`` makes the one of FedHGN's authors again, see
-            :func:`~flgraph.data.authors_partition`; ``"none"`` gives all edges to a single client, for centralised
+        partition: how edges are assigned, see :func:`~flgraph.data.random_edges` and
+            :func:`~flgraph.data.random_edge_types`; ``"none"`` gives all edges to a single client, for centralised
             training on the union of the clients' graphs (with ``num_clients`` 1, the same validation and test nodes).
-        split: which one of the authors', ``"random_edges"`` or ``"random_edge_types"``.
         partition_seed: of the partition and of the validation nodes; not the run's seed, so that runs differ in
             weights only.
         manifest: file of a saved :class:`~flgraph.data.HeteroPartition` that is used instead; it must be of this
@@ -259,13 +189,11 @@ class HeteroFederation(pl.LightningDataModule):
             code; in the paper each has its own.
         name: how runs on this data are called; data set and partition when ``None``.
         task: ``"nodes"`` to classify nodes, ``"links"`` to predict links.
-        num_others: for links, what each held-back one competes with.
+        num_negatives: for links, what each held-out one competes with.
 
     Raises:
         InputError: data cannot be had, a setting cannot be used, or a client would have nothing to train on.
     """
-
-    name: str  # Lightning's own may be None; the trainer needs one
 
     def __init__(
         self,
@@ -273,7 +201,6 @@ class HeteroFederation(pl.LightningDataModule):
         root: str | None = None,
         num_clients: int = 3,
         partition: HeteroPartitionName = "random_edges",
-        split: str = "random_edges",
         partition_seed: int = 123,
         manifest: str | Path | None = None,
         val_fraction: float = 0.2,
@@ -281,78 +208,57 @@ class HeteroFederation(pl.LightningDataModule):
         tie_names: bool = False,
         name: str | None = None,
         task: HeteroTask = "nodes",
-        num_others: int = 50,
+        num_negatives: int = 50,
     ) -> None:
-        super().__init__()
-        _check_task(task)
-        kinds = get_args(HeteroPartitionName)
-        expect(partition in kinds, "data.partition", f"one of {', '.join(kinds)}", partition)
-        expect(split in _PARTITIONERS, "data.split", f"one of {', '.join(_PARTITIONERS)}", split)
-        expect(0 <= val_fraction < 1, "data.val_fraction", "0 or more and below 1", val_fraction)
-        whose = partition == "authors" and not isinstance(dataset, str)
-        expect(not whose, "data.partition", "random_edges or random_edge_types, for a graph of one's own,", partition)
-        one = partition != "none" or num_clients == 1
-        expect(one, "data.num_clients", "1, where there is no partition,", num_clients)
         wanted = "the name of a data set or a HeteroGraph, for example HeteroGraph.from_pyg(data, target),"
         expect(isinstance(dataset, str | HeteroGraph), "data.dataset", wanted, type(dataset).__name__)
         title = dataset if isinstance(dataset, str) else dataset.name
-        dealt = f"{partition}-{split}" if partition == "authors" else partition
-        dealt = "whole" if partition == "none" else f"{dealt}-{num_clients}"
-        self.name = name or f"{title}-{dealt}".lower().replace("_", "-")
-        self.dataset, self.root, self.num_clients, self.partition, self.split = (
-            dataset, root, num_clients, partition, split
-        )  # fmt: skip
+        suffix = "whole" if partition == "none" else f"{partition}-{num_clients}"
+        super().__init__(name or f"{title}-{suffix}".lower().replace("_", "-"), title)
+        _check_task(task)
+        kinds = get_args(HeteroPartitionName)
+        expect(partition in kinds, "data.partition", f"one of {', '.join(kinds)}", partition)
+        expect(0 <= val_fraction < 1, "data.val_fraction", "0 or more and below 1", val_fraction)
+        one = partition != "none" or num_clients == 1
+        expect(one, "data.num_clients", "1, where there is no partition,", num_clients)
+        self.dataset, self.root, self.num_clients, self.partition = dataset, root, num_clients, partition
         self.partition_seed, self.manifest, self.val_fraction = partition_seed, manifest, val_fraction
-        self.reverse, self.tie_names, self.task, self.num_others = reverse, tie_names, task, num_others
-        self._clients: dict[str, HeteroDataModule | HeteroLinkDataModule] = {}
-        self._statistics: dict[str, Any] = {}
-
-    @property
-    def clients(self) -> list[str]:
-        """Names of the clients; known after ``setup``."""
-        return list(self._clients)
-
-    def client(self, name: str) -> HeteroDataModule | HeteroLinkDataModule:
-        """A client's data; known after ``setup``."""
-        return self._clients[name]
-
-    @property
-    def statistics(self) -> dict[str, Any]:
-        """What :func:`~flgraph.data.hetero_statistics` returns, and the partition's digest; known after ``setup``."""
-        return self._statistics
+        self.reverse, self.tie_names, self.task, self.num_negatives = reverse, tie_names, task, num_negatives
 
     def setup(self, stage: str | None = None) -> None:
         """Reads the graph and cuts it, once."""
         if self._clients:
             return
-        graph, dealt = self.deal()
-        parts = dealt.cut(graph, self.reverse)
-        graphs = {f"client-{number}": part.canonical() for number, part in enumerate(parts, start=1)}
-        self._statistics = hetero_statistics(graphs) | {"digest": dealt.digest}
-        settings = dealt.settings | {"digest": dealt.digest[:16], "reverse": self.reverse}
-        links = {"num_others": self.num_others, "seed": self.partition_seed, "reverse": self.reverse}
+        graph = self.read()
+        partition = self.make_partition(graph) if self.manifest is None else self._saved(self.manifest)
+        parts = enumerate(partition.cut(graph, self.reverse), start=1)
+        graphs = {f"client-{number}": canonical(part) for number, part in parts}
+        self._statistics = hetero_statistics(graphs) | {"digest": partition.digest}
+        settings = partition.settings | {"digest": partition.digest[:16], "reverse": self.reverse}
+        links = {"num_negatives": self.num_negatives, "seed": self.partition_seed, "reverse": self.reverse}
         self._clients = {
             name: _client_data(self.task, part, self.tie_names, settings, links) for name, part in graphs.items()
         }
 
-    def deal(self) -> tuple[HeteroGraph, HeteroPartition]:
-        """The whole graph without reverse relations, and which edges of it are whose."""
+    def read(self) -> HeteroGraph:
+        """The whole graph without reverse relations, with validation nodes."""
         graph = read_hetero(self.dataset, self.root) if isinstance(self.dataset, str) else self.dataset
-        forward = graph.without_reverse().with_validation(self.val_fraction, self.partition_seed)
-        if self.manifest is not None:
-            dealt = HeteroPartition.load(self.manifest)
-            count = len(dealt.clients)
-            wanted = f"{count}, the number of clients in {self.manifest},"
-            expect(count == self.num_clients, "data.num_clients", wanted, self.num_clients)
-            return forward, dealt
-        if self.partition == "authors":
-            assert isinstance(self.dataset, str)
-            return forward, authors_partition(self.dataset, forward, self.split, self.num_clients, self.root)
+        return with_validation(without_reverse(graph), self.val_fraction, self.partition_seed)
+
+    def make_partition(self, graph: HeteroGraph) -> HeteroPartition:
+        """Which edges of the whole graph are whose; subclasses may assign them otherwise."""
         if self.partition == "none":
-            return forward, HeteroPartition([torch.arange(forward.num_edges)], forward.content, {"partition": "none"})
-        return forward, _PARTITIONERS[self.partition](forward, self.num_clients, self.partition_seed)
+            return HeteroPartition([torch.arange(graph.num_edges)], graph.content, {"partition": "none"})
+        return _PARTITIONERS[self.partition](graph, self.num_clients, self.partition_seed)
+
+    def _saved(self, manifest: str | Path) -> HeteroPartition:
+        partition = HeteroPartition.load(manifest)
+        count = len(partition.clients)
+        wanted = f"{count}, the number of clients in {manifest},"
+        expect(count == self.num_clients, "data.num_clients", wanted, self.num_clients)
+        return partition
 
     def whole(self) -> HeteroDataModule:
         """The whole graph as one client's data, for centralised training."""
-        graph, _ = self.deal()
-        return HeteroDataModule(graph.with_reverse() if self.reverse else graph, self.tie_names)
+        graph = self.read()
+        return HeteroDataModule(with_reverse(graph) if self.reverse else graph, self.tie_names)

@@ -1,87 +1,40 @@
-"""Links of a heterogeneous graph to be predicted: which are held back, and what they compete with."""
+"""Links of a heterogeneous graph to be predicted: which are held out, and the negatives that they compete with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from flgraph.data.checks import edge_keys, require
+from flgraph.data.hetero.batching import LinkLoader
 from flgraph.data.hetero.container import EdgeType, HeteroGraph
+from flgraph.data.hetero.schema import model_sizes, with_reverse, without_reverse
 from flgraph.errors import expect
+from flgraph.nn.batches import LinkBatch
 from flgraph.nn.sparse.adjacency import offsets
-from flgraph.nn.sparse.relations import Relations
-
-
-@dataclass  # not frozen: Lightning copies batches to convert them
-class LinkBatch:
-    """A heterogeneous graph, and links to be told from others.
-
-    Args:
-        x: features of each node type, ``None`` where it has none.
-        relations: the edges that messages take; held-back links are not among them.
-        source: ``[P]``.
-        target: ``[P]``.
-        row: which weight the relation of each link has ``[P]``.
-        first: number of the first node of the type of each target ``[P]``.
-        count: how many nodes of that type there are ``[P]``.
-        others: targets that each link competes with ``[P, k]``; ``None`` where they are to be drawn.
-    """
-
-    x: tuple[Tensor | None, ...]
-    relations: Relations
-    source: Tensor
-    target: Tensor
-    row: Tensor
-    first: Tensor
-    count: Tensor
-    others: Tensor | None = None
-
-    def to(self, device: torch.device | str) -> LinkBatch:
-        """The same batch on another device."""
-        moved = {name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)}
-        x = tuple(None if part is None else part.to(device) for part in self.x)
-        return replace(self, **moved, x=x, relations=self.relations.to(device))
-
-    def draw(self, k: int) -> Tensor:
-        """Random nodes of the targets' types, ``[P, k]``; a link's own target may be among them."""
-        draws = torch.rand(self.target.numel(), k, device=self.target.device, dtype=torch.float64)
-        return self.first.unsqueeze(1) + (draws * self.count.unsqueeze(1)).long()
-
-
-class LinkLoader:
-    """One batch per pass, always the same."""
-
-    def __init__(self, batch: LinkBatch) -> None:
-        self.batch = batch
-
-    def __len__(self) -> int:
-        return min(1, self.batch.target.numel())
-
-    def __iter__(self) -> Iterator[LinkBatch]:
-        if len(self):
-            yield self.batch
 
 
 class HeteroLinkDataModule(pl.LightningDataModule):
     """One client's heterogeneous graph for link prediction; goes with any Trainer, federated or not.
 
-    A random part of the edges of each predicted relation is held back for validation, another for the test; their
+    A random part of the edges of each predicted relation is held out for validation, another for the test; their
     reverses are taken out with them, and so is the same edge where it is there twice, in both directions between nodes
     of one type, or in another relation that has all of this one's edges and no others. Messages go along all other
-    edges, and these are what is trained on. A held-back link competes with ``num_others`` random nodes of its target's
-    type that it does not join in this relation, always the same ones.
+    edges, and these are what is trained on. A held-out link competes with ``num_negatives`` random nodes of its
+    target's type that it does not join in this relation, always the same ones.
 
     Args:
         graph: the graph; reverse relations are taken out and added anew, labels are not looked at.
         predicted: the relations to predict, by name or (source type, name, target type); all when ``None``.
         val_fraction: share of the edges of each relation to validate on, rounded; those that go together count once.
         test_fraction: share to test on, rounded.
-        num_others: what each held-back link competes with.
-        seed: of what is held back and of what it competes with.
+        num_negatives: what each held-out link competes with.
+        seed: of what is held out and of what it competes with.
         reverse: whether to add reverse relations.
         tie_names: see :meth:`HeteroGraph.relations`.
         settings: plain values that describe how the data was made.
@@ -96,7 +49,7 @@ class HeteroLinkDataModule(pl.LightningDataModule):
         predicted: Sequence[str | EdgeType] | None = None,
         val_fraction: float = 0.1,
         test_fraction: float = 0.1,
-        num_others: int = 50,
+        num_negatives: int = 50,
         seed: int = 123,
         reverse: bool = True,
         tie_names: bool = False,
@@ -106,14 +59,14 @@ class HeteroLinkDataModule(pl.LightningDataModule):
         expect(0 <= val_fraction < 1, "data.val_fraction", "0 or more and below 1", val_fraction)
         left = f"0 or more and below {1 - val_fraction:g}, what `data.val_fraction` leaves"
         expect(0 <= test_fraction < 1 - val_fraction, "data.test_fraction", left, test_fraction)
-        expect(num_others >= 1, "data.num_others", "1 or more", num_others)
-        whole = graph.without_reverse()
+        expect(num_negatives >= 1, "data.num_negatives", "1 or more", num_negatives)
+        whole = without_reverse(graph)
         wanted = _wanted(whole, predicted)
         expect(0 <= seed < 2**63, "data.partition_seed", "0 or more and below 2^63", seed)
         generator = torch.Generator().manual_seed(seed)
         part = _split(whole, wanted, val_fraction, test_fraction, generator)
         kept = _subgraph(whole, part == 0)
-        self.graph, self.tie_names = kept.with_reverse() if reverse else kept, tie_names
+        self.graph, self.tie_names = with_reverse(kept) if reverse else kept, tie_names
         chosen = {
             split: ((part == number) & wanted[whole.relation]).nonzero()[:, 0]
             for number, split in enumerate(("train", "val", "test"))
@@ -121,18 +74,17 @@ class HeteroLinkDataModule(pl.LightningDataModule):
         self._links = {split: self._batch(whole, index) for split, index in chosen.items()}
         self._edge_types, self._test_relation = whole.edge_types, whole.relation[chosen["test"]]
         self._test_ends = whole.nodes[whole.edge_index[:, chosen["test"]]]
-        expect(self.num_train_samples > 0, "data", f"at least one link to train on in `{graph.name}`", "none")
+        require(self.num_train_samples > 0, "data", f"at least one link to train on in `{graph.name}`", "none")
         for split in ("val", "test"):
             batch = self._links[split]
-            self._links[split] = replace(
-                batch, others=_others(whole, batch, num_others, self._row_of(whole), generator)
-            )
+            drawn = _negatives(whole, batch, num_negatives, self._row_of(whole), generator)
+            self._links[split] = replace(batch, negatives=drawn)
         self.settings = {
             "num_nodes": graph.num_nodes,
             "tie_names": tie_names,
             "content": graph.content[:16],
             "predicted": [name for name, chosen in zip(whole.edge_types, wanted.tolist(), strict=True) if chosen],
-            "held_back": [val_fraction, test_fraction, num_others, seed],
+            "held_out": [val_fraction, test_fraction, num_negatives, seed],
             **(settings or {}),
         }
 
@@ -149,7 +101,7 @@ class HeteroLinkDataModule(pl.LightningDataModule):
     @property
     def model_args(self) -> dict[str, Any]:
         """Sizes that the data decides: nodes and features of each type (0 for none), weights of a layer."""
-        return self.graph.model_sizes(self.tie_names)
+        return model_sizes(self.graph, self.tie_names)
 
     def to(self, device: torch.device | str) -> HeteroLinkDataModule:
         """Moves all batches to that device."""
@@ -161,11 +113,11 @@ class HeteroLinkDataModule(pl.LightningDataModule):
         return LinkLoader(self._links["train"])
 
     def val_dataloader(self) -> LinkLoader:
-        """Held-back links for validation, with what they compete with."""
+        """Held-out links for validation, with what they compete with."""
         return LinkLoader(self._links["val"])
 
     def test_dataloader(self) -> LinkLoader:
-        """Held-back links for the test, with what they compete with."""
+        """Held-out links for the test, with what they compete with."""
         return LinkLoader(self._links["test"])
 
     def predict_dataloader(self) -> LinkLoader:
@@ -177,14 +129,14 @@ class HeteroLinkDataModule(pl.LightningDataModule):
         """The test's links, nodes by their numbers within their types in the graph that the client's was cut from."""
         kinds = [self._edge_types[number] for number in self._test_relation.tolist()]
         columns = enumerate(("source_type", "relation", "target_type"))
-        names = {heading: [kind[place] for kind in kinds] for place, heading in columns}
+        names = {heading: [kind[column] for kind in kinds] for column, heading in columns}
         source, target = self._test_ends.tolist()
         return {**names, "source": source, "target": target}
 
     def _row_of(self, whole: HeteroGraph) -> Tensor:
         """Which weight each relation of the whole graph has ``[R]``; forward relations come first in both."""
-        place = {kind: number for number, kind in enumerate(self.weight_rows)}
-        return torch.tensor([place[kind[1] if self.tie_names else kind] for kind in whole.edge_types])
+        row = {kind: number for number, kind in enumerate(self.weight_rows)}
+        return torch.tensor([row[kind[1] if self.tie_names else kind] for kind in whole.edge_types])
 
     def _batch(self, whole: HeteroGraph, chosen: Tensor) -> LinkBatch:
         x = tuple(self.graph.x.get(kind) for kind in self.graph.node_types)
@@ -209,7 +161,7 @@ def _wanted(graph: HeteroGraph, predicted: Sequence[str | EdgeType] | None) -> T
 
 def _split(graph: HeteroGraph, wanted: Tensor, val: float, test: float, generator: torch.Generator) -> Tensor:
     """0 for edges to train on, 1 for validation, 2 for the test ``[E]``; the same shares in each relation."""
-    part, places = torch.zeros(graph.num_edges, dtype=torch.long), graph.edge_ptr.tolist()
+    part, ptr = torch.zeros(graph.num_edges, dtype=torch.long), graph.edge_ptr.tolist()
     done: set[int] = set()
     for number in wanted.nonzero()[:, 0].tolist():
         if number in done:
@@ -217,7 +169,7 @@ def _split(graph: HeteroGraph, wanted: Tensor, val: float, test: float, generato
         source, _, target = graph.edge_types[number]
         alike = _same_edges(graph, number)
         done |= set(alike)
-        columns = [torch.arange(places[other], places[other + 1]) for other in alike]
+        columns = [torch.arange(ptr[other], ptr[other + 1]) for other in alike]
         ends = [graph.edge_index[:, own] for own in columns]
         turned = [own.flip(0) if turn else own for own, turn in zip(ends, alike.values(), strict=True)]
         group = _together(torch.cat(turned, dim=1), source == target)
@@ -251,13 +203,13 @@ def _together(edges: Tensor, either_way: bool) -> Tensor:
 def _same_edges(graph: HeteroGraph, number: int) -> dict[int, bool]:
     """Relations that have the edges of one, itself first, and whether they have them turned round.
 
-    AIFB has such pairs: one relation would tell what is held back of the other.
+    AIFB has such pairs: one relation would tell what is held out of the other.
     """
-    places, (source, _, target) = graph.edge_ptr.tolist(), graph.edge_types[number]
-    own = graph.edge_index[:, places[number] : places[number + 1]].unique(dim=1)
+    ptr, (source, _, target) = graph.edge_ptr.tolist(), graph.edge_types[number]
+    own = graph.edge_index[:, ptr[number] : ptr[number + 1]].unique(dim=1)
     found = {number: False}
     for other, kind in enumerate(graph.edge_types):
-        theirs = graph.edge_index[:, places[other] : places[other + 1]]
+        theirs = graph.edge_index[:, ptr[other] : ptr[other + 1]]
         for turn in (False, True):
             fits = ((kind[2], kind[0]) if turn else (kind[0], kind[2])) == (source, target)
             if fits and own.numel() and torch.equal((theirs.flip(0) if turn else theirs).unique(dim=1), own):
@@ -268,16 +220,16 @@ def _same_edges(graph: HeteroGraph, number: int) -> dict[int, bool]:
 def _subgraph(graph: HeteroGraph, kept: Tensor) -> HeteroGraph:
     """Some of the edges; all nodes and relations stay, also where nothing is left of them."""
     counts = torch.bincount(graph.relation[kept], minlength=len(graph.edge_types))
-    return graph._like(edge_index=graph.edge_index[:, kept], edge_ptr=offsets(counts))
+    return graph.replace(edge_index=graph.edge_index[:, kept], edge_ptr=offsets(counts))
 
 
-def _others(graph: HeteroGraph, batch: LinkBatch, k: int, row_of: Tensor, generator: torch.Generator) -> Tensor:
+def _negatives(graph: HeteroGraph, batch: LinkBatch, k: int, row_of: Tensor, generator: torch.Generator) -> Tensor:
     """Nodes of the targets' types that the sources do not join in the links' relations ``[P, k]``.
 
     After 100 draws a node stays even if it is joined: a source may be joined to all.
     """
     n = graph.num_nodes
-    keys = ((row_of[graph.relation] * n + graph.edge_index[0]) * n + graph.edge_index[1]).unique()
+    keys = edge_keys(graph.edge_index, n, row_of[graph.relation]).unique()
     base = ((batch.row * n + batch.source) * n).unsqueeze(1)
 
     def drawn() -> Tensor:

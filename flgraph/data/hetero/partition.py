@@ -1,12 +1,11 @@
-"""How the edges of a heterogeneous graph are dealt to clients (FedHGN, Fu and King, IJCAI 2023, Appendix A).
+"""How the edges of a heterogeneous graph are assigned to clients (FedHGN, Fu and King, IJCAI 2023, Appendix A).
 
-Edges are dealt in one direction; reverse edges are added to each client afterwards.
+Edges are assigned in one direction; reverse edges are added to each client afterwards.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,9 @@ import torch
 from torch import Tensor
 
 from flgraph.data.cache import content_key
-from flgraph.data.hetero.container import EdgeType, HeteroGraph
+from flgraph.data.checks import require
+from flgraph.data.hetero.container import HeteroGraph
+from flgraph.data.hetero.schema import reverses, with_reverse
 from flgraph.errors import InputError, expect, first_line
 from flgraph.nn.sparse.adjacency import offsets
 
@@ -28,7 +29,7 @@ class HeteroPartition:
     Attributes:
         clients: columns of the graph's ``edge_index`` of each client, ascending; clients may share edges.
         graph: digest of the graph (:attr:`HeteroGraph.content`), which has no reverse relations.
-        settings: plain values that tell how edges were dealt.
+        settings: plain values that describe how edges were assigned.
     """
 
     clients: list[Tensor]
@@ -51,11 +52,9 @@ class HeteroPartition:
             InputError: the graph is another one, or a client has no node of the target type.
         """
         expect(graph.content == self.graph, "graph", f"the one with digest {self.graph[:16]}", graph.content[:16])
-        parts = []
-        for number, edges in enumerate(self.clients, start=1):
-            part = graph.cut(edges, f"{graph.name}, client-{number}")
-            parts.append(part.with_reverse() if reverse else part)
-        return parts
+        names = (f"{graph.name}, client-{number}" for number in range(1, len(self.clients) + 1))
+        parts = [graph.cut(edges, name) for edges, name in zip(self.clients, names, strict=True)]
+        return [with_reverse(part) for part in parts] if reverse else parts
 
     def save(self, path: str | Path) -> None:
         """Writes the partition with its digest to a file ``.npz``."""
@@ -83,12 +82,9 @@ class HeteroPartition:
             made = cls([edges.clone() for edges in clients], about["graph"], about["settings"])
             named = about["digest"]
         except Exception as error:  # an archive may be damaged in as many ways as there are
-            raise InputError(
-                f"Expected {path} to be a partition of a heterogeneous graph but got: {first_line(error)}"
-            ) from error
-        expect(
-            made.digest == named, str(path), f"a partition with the digest {named[:16]} that it names", made.digest[:16]
-        )
+            raise InputError(str(path), "a partition of a heterogeneous graph", first_line(error)) from error
+        wanted = f"a partition with the digest {named[:16]} that it names"
+        expect(made.digest == named, str(path), wanted, made.digest[:16])
         return made
 
 
@@ -107,12 +103,12 @@ def random_edges(graph: HeteroGraph, num_clients: int, seed: int = 123) -> Heter
         InputError: there are too few clients or edges, or the graph has reverse relations.
     """
     generator = _check(graph, num_clients, seed)
-    has = _deal(graph.num_edges, num_clients, generator, "edges")
+    has = _assign(graph.num_edges, num_clients, generator, "edges")
     return _partition(graph, has, "random_edges", seed)
 
 
 def random_edge_types(graph: HeteroGraph, num_clients: int, seed: int = 123) -> HeteroPartition:
-    """Random Edge Types: as :func:`random_edges`, but relations are dealt, each with all of its edges.
+    """Random Edge Types: as :func:`random_edges`, but relations are assigned, each with all of its edges.
 
     Args:
         graph: the whole graph, without reverse relations.
@@ -123,89 +119,36 @@ def random_edge_types(graph: HeteroGraph, num_clients: int, seed: int = 123) -> 
         InputError: there are too few clients or relations, or the graph has reverse relations.
     """
     generator = _check(graph, num_clients, seed)
-    has = _deal(len(graph.edge_types), num_clients, generator, "relations")
+    has = _assign(len(graph.edge_types), num_clients, generator, "relations")
     return _partition(graph, has[:, graph.relation], "random_edge_types", seed)
 
 
-def partition_of(graph: HeteroGraph, clients: Sequence[HeteroGraph], settings: Mapping[str, Any]) -> HeteroPartition:
-    """The partition that ready-made clients are.
+def with_validation(graph: HeteroGraph, fraction: float, seed: int) -> HeteroGraph:
+    """The same graph with a random ``fraction`` of the training nodes (rounded) as validation nodes.
 
-    Args:
-        graph: the whole graph, without reverse relations and repeated edges.
-        clients: parts of it, whose ``nodes`` are numbers within the node types of ``graph``; reverse relations are
-            passed over.
-        settings: plain values that tell where they come from.
-
-    Raises:
-        InputError: a client has a relation or an edge that the graph lacks.
+    A graph that has validation nodes is left as it is.
     """
-    chosen = []
-    for client in clients:
-        part = client.without_reverse()
-        # From numbers among the client's nodes to numbers within the node types of the whole graph.
-        ends = part.nodes[part.edge_index]
-        chosen.append(edge_columns(graph, part.edge_types, part.relation, ends, client.name).sort().values)
-    return HeteroPartition(chosen, graph.content, dict(settings))
-
-
-def edge_columns(
-    graph: HeteroGraph, kinds: Sequence[EdgeType], relation: Tensor, edge_index: Tensor, name: str
-) -> Tensor:
-    """Which columns of a graph's ``edge_index`` some edges are.
-
-    Args:
-        graph: the graph, without repeated edges.
-        kinds: relations that the edges have.
-        relation: relation of each edge, its place in ``kinds``, ``[E]``.
-        edge_index: sources and targets, numbered within their node types, ``[2, E]``.
-        name: what error messages call the edges' owner.
-
-    Raises:
-        InputError: the graph lacks a relation or an edge.
-    """
-    n, place = graph.num_nodes, {kind: r for r, kind in enumerate(graph.edge_types)}
-    first = dict(zip(graph.node_types, graph.node_ptr.tolist(), strict=False))
-    unknown = [kind[1] for kind in kinds if kind not in place]
-    expect(not unknown, f"{name}.edge_types", f"relations of `{graph.name}`", ", ".join(unknown[:3]))
-    shift = torch.tensor([[first[kind[0]], first[kind[2]]] for kind in kinds], dtype=torch.long).view(-1, 2).t()
-    source, target = edge_index + shift[:, relation]
-    keys = (graph.relation * n + graph.edge_index[1]) * n + graph.edge_index[0]
-    places = torch.tensor([place[kind] for kind in kinds], dtype=torch.long)
-    wanted = (places[relation] * n + target) * n + source
-    found = torch.searchsorted(keys, wanted).clamp(max=max(0, keys.numel() - 1))
-    missing = int((keys[found] != wanted).sum())
-    expect(missing == 0, f"{name}.edges", f"edges of `{graph.name}`", f"{missing} others")
-    return found
-
-
-def hetero_statistics(clients: Mapping[str, HeteroGraph]) -> dict[str, Any]:
-    """Node types, relations, nodes, edges, and nodes of each split: of each client, and the mean over clients."""
-    table = {
-        name: {
-            "node_types": len(graph.node_types),
-            "relations": len(graph.edge_types),
-            "nodes": graph.num_nodes,
-            "edges": graph.num_edges,
-            "train": graph.train.numel(),
-            "val": graph.val.numel(),
-            "test": graph.test.numel(),
-        }
-        for name, graph in clients.items()
-    }
-    rows = list(table.values())
-    mean = {key: sum(row[key] for row in rows) / len(rows) for key in rows[0]} if rows else {}
-    return {"clients": table, "mean": mean}
+    expect(0 <= fraction < 1, "data.val_fraction", "0 or more and below 1", fraction)
+    held = round(fraction * graph.train.numel())
+    if graph.val.numel() or not held:
+        return graph
+    order = torch.randperm(graph.train.numel(), generator=torch.Generator().manual_seed(seed))
+    order = order.to(graph.train.device)
+    val, train = graph.train[order[:held]].sort().values, graph.train[order[held:]].sort().values
+    return graph.replace(train=train, val=val)
 
 
 def _check(graph: HeteroGraph, num_clients: int, seed: int) -> torch.Generator:
     wanted = "3 or more, since some edges go to 2 clients or more but not to all,"
     expect(num_clients >= 3, "data.num_clients", wanted, num_clients)
     expect(0 <= seed < 2**32, "data.partition_seed", "between 0 and 2^32 - 1", seed)
-    expect(not graph.reverses, "graph", "without reverse relations, for a partition,", f"{len(graph.reverses)} of them")
+    require(
+        not reverses(graph), "graph", "without reverse relations, for a partition,", f"{len(reverses(graph))} of them"
+    )
     return torch.Generator().manual_seed(seed)
 
 
-def _deal(count: int, num_clients: int, generator: torch.Generator, what: str) -> Tensor:
+def _assign(count: int, num_clients: int, generator: torch.Generator, what: str) -> Tensor:
     """Which client has which of ``count`` things, ``[num_clients, count]`` bool."""
     size = count // (num_clients + 2)
     expect(size >= 1, "data.num_clients", f"at most {max(0, count - 2)}, two less than there are {what},", num_clients)

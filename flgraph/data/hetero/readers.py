@@ -1,18 +1,18 @@
-"""Heterogeneous graphs for node classification, and their published partitions, from files of flat arrays."""
+"""Heterogeneous graphs for node classification from files of flat arrays."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from flgraph.data.hetero.container import HeteroGraph
-from flgraph.errors import InputError, expect
+from flgraph.errors import InputError, expect, first_line
 
 HETERO_DATASETS = ("AIFB", "MUTAG", "BGS")
 """Names that :func:`read_hetero` knows."""
-
-SPLITS = {"random_edges": "random-edges", "random_edge_types": "random-etypes"}
-"""How edges can be dealt, and what files of partitions call it."""
 
 
 def read_hetero(name: str, root: str | Path | None = None) -> HeteroGraph:
@@ -27,7 +27,7 @@ def read_hetero(name: str, root: str | Path | None = None) -> HeteroGraph:
 
     The graphs and validation nodes are those of FedHGN's authors, who had them from DGL. BGS is read in the same way,
     but no file of it was at hand for this table. They have no features; their files (``aifb.npz`` and so on, see
-    :meth:`HeteroGraph.from_npz`) are looked for in ``root`` and in its folder ``entities``. Any other graph comes
+    :func:`read_npz`) are looked for in ``root`` and in its folder ``entities``. Any other graph comes
     with :meth:`HeteroGraph.from_pyg`.
 
     Args:
@@ -38,25 +38,50 @@ def read_hetero(name: str, root: str | Path | None = None) -> HeteroGraph:
         InputError: the data set is unknown or not found, or its file is damaged.
     """
     known = known_hetero(name)
-    return HeteroGraph.from_npz(locate_hetero(known, f"{known.lower()}.npz", root), name=known)
+    return read_npz(locate_hetero(known, f"{known.lower()}.npz", root), name=known)
 
 
-def read_hetero_clients(name: str, split: str, num_clients: int, root: str | Path | None = None) -> list[HeteroGraph]:
-    """Reads the clients of a partition by FedHGN's authors, with reverse relations.
+def read_npz(path: str | Path, client: int | None = None, name: str | None = None) -> HeteroGraph:
+    """Reads a file of flat arrays.
+
+    Per graph: ``node_types [T]``, ``num_nodes [T]``, ``edge_types [R, 3]``, ``edge_ptr [R + 1]``,
+    ``edge_index [2, E]`` (nodes numbered within their types, relation after relation), ``target_node_type``,
+    ``labels``, ``train_mask``, ``val_mask``, ``test_mask``; in a file of several clients each name begins with
+    ``client0/``, ``client1/`` ..., and ``node_id`` are the numbers within the types of the whole graph. Per file:
+    ``num_classes`` and ``name``.
 
     Args:
-        name: of the data set, in any case.
-        split: ``"random_edges"`` or ``"random_edge_types"``.
-        num_clients: number of clients; there are files for 3 and 10 of AIFB.
-        root: folder of the data; ``$FLGRAPH_DATA`` when ``None``.
+        path: the file.
+        client: which client, counted from 0; ``None`` for a whole graph.
+        name: what error messages call the graph; the file's own when ``None``.
 
     Raises:
-        InputError: there is no such file, or it is damaged.
+        InputError: the file is damaged, lacks an array, or holds values that cannot be used.
     """
-    known = known_hetero(name)
-    expect(split in SPLITS, "data.split", f"one of {', '.join(SPLITS)}", split)
-    path = locate_hetero(known, f"{known.lower()}_{SPLITS[split]}_{num_clients}.npz", root)
-    return [HeteroGraph.from_npz(path, number, f"{known}, client-{number + 1}") for number in range(num_clients)]
+    prefix = "" if client is None else f"client{client}/"
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            stored = {key.removeprefix(prefix): file[key] for key in file.files if key.startswith(prefix)}
+            stored |= {"num_classes": file["num_classes"], "name": file["name"]}
+        types, kinds = stored["node_types"].tolist(), [tuple(kind) for kind in stored["edge_types"].tolist()]
+        edges, ptr = torch.from_numpy(stored["edge_index"].astype(np.int64)), stored["edge_ptr"].tolist()
+        return HeteroGraph.from_edges(
+            dict(zip(types, stored["num_nodes"].tolist(), strict=True)),
+            {kind: edges[:, ptr[r] : ptr[r + 1]] for r, kind in enumerate(kinds)},
+            str(stored["target_node_type"]),
+            torch.from_numpy(stored["labels"]),
+            train=torch.from_numpy(stored["train_mask"]),
+            val=torch.from_numpy(stored["val_mask"]),
+            test=torch.from_numpy(stored["test_mask"]),
+            num_classes=int(stored["num_classes"]),
+            name=name or str(stored["name"]) + ("" if client is None else f", client-{client + 1}"),
+            # In the file of a whole graph the numbers are those of yet another graph, without types.
+            nodes=None if client is None else torch.from_numpy(stored["node_id"].astype(np.int64)),
+        )
+    except InputError:
+        raise
+    except Exception as error:  # an archive may be damaged in as many ways as there are
+        raise InputError(str(path), "an archive of a heterogeneous graph", first_line(error)) from error
 
 
 def known_hetero(name: str) -> str:
@@ -68,9 +93,10 @@ def known_hetero(name: str) -> str:
 def locate_hetero(name: str, file: str, root: str | Path | None) -> Path:
     """Where a data set's file is."""
     chosen = root or os.environ.get("FLGRAPH_DATA")
-    if not chosen:
-        raise InputError(f"Expected `root` or FLGRAPH_DATA to name the folder with {file} for {name} but got neither.")
-    for place in (Path(chosen).expanduser(), Path(chosen).expanduser() / "entities"):
-        if (place / file).is_file():
-            return place / file
-    raise InputError(f"Expected `root` to be a folder with {file} for {name} but got {chosen}, which has none.")
+    wanted = f"a folder with {file} for {name}"
+    expect(bool(chosen), "root", f"{wanted}, as FLGRAPH_DATA may name one,", None)
+    folders = [Path(chosen or "").expanduser(), Path(chosen or "").expanduser() / "entities"]
+    found = next((folder / file for folder in folders if (folder / file).is_file()), None)
+    if found is None:
+        raise InputError("root", wanted, f"{chosen}, which has none")
+    return found

@@ -1,10 +1,9 @@
-"""Ego-graphs of a fixed shape, as tensors of node numbers: a sampled tree of neighbours around each center."""
+"""Batches of one graph's nodes: ego-graphs of a fixed shape, sampled trees of neighbours, or the whole graph."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +11,7 @@ from torch import Tensor
 from flgraph.data.graphs.batching import visited
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.errors import expect
-from flgraph.nn.sparse.csr import take_rows
-
-Isolated = Literal["self", "none"]
+from flgraph.nn.batches import EgoBatch, WholeGraph
 
 _RANGE = 2**62
 """Random whole numbers are drawn below this; their remainders are even to within degree / 2^62."""
@@ -28,18 +25,13 @@ def hop_offsets(fanouts: Sequence[int]) -> list[int]:
     """
     ends, width = [0, 1], 1
     for k in fanouts:
-        expect(isinstance(k, int) and k >= 1, "fanouts", "whole numbers of 1 or more", list(fanouts))
+        expect(isinstance(k, int) and k >= 1, "data.fanouts", "whole numbers of 1 or more", list(fanouts))
         width *= k
         ends.append(ends[-1] + width)
     return ends
 
 
-def check_isolated(isolated: str) -> None:
-    """Raises :class:`~flgraph.errors.InputError` for what is no :data:`Isolated`."""
-    expect(isolated in get_args(Isolated), "data.isolated", f"one of {', '.join(get_args(Isolated))}", isolated)
-
-
-def sample_egos(
+def sample_ego_graphs(
     rowptr: Tensor,
     col: Tensor,
     centers: Tensor,
@@ -76,7 +68,7 @@ def sample_egos(
         else:
             start = rowptr[parents]
             degree = rowptr[parents + 1] - start
-            # Drawn on the CPU unless told otherwise, so that a seed means the same ego-graphs on every device.
+            # Drawn on the CPU by default, so that a seed means the same ego-graphs on every device.
             where = "cpu" if generator is None else generator.device
             draw = torch.randint(_RANGE, (*hop.shape, k), generator=generator, device=where).to(col.device)
             # The clamps make a harmless gather for nodes without neighbours, whose result is then replaced.
@@ -84,49 +76,6 @@ def sample_egos(
             hop = torch.where(degree == 0, parents, child).flatten(1)
         hops.append(hop)
     return torch.cat(hops, dim=1)
-
-
-@dataclass
-class EgoBatch:
-    """Ego-graphs of the same shape.
-
-    Attributes:
-        x: features of the batch's distinct nodes ``[n, F]`` float32, sparse CSR where the graph's are.
-        index: position in ``x`` of every node of every ego-graph ``[B, P]``, int64; column 0 holds the centers. See
-            :func:`sample_egos` for the order of positions.
-        y: classes of the centers ``[B]``.
-        labels: classes of all positions ``[B, P]``.
-        fanouts: neighbours per node, for each hop.
-        childless: positions of all hops but the last whose children are not to count ``[B, P']``, bool; ``None`` where
-            all do.
-        known: positions of nodes whose classes the client learns from ``[B, P]``, bool; ``None`` where it is not told.
-    """
-
-    x: Tensor
-    index: Tensor
-    y: Tensor
-    labels: Tensor
-    fanouts: tuple[int, ...]
-    childless: Tensor | None = None
-    known: Tensor | None = None
-
-    @classmethod
-    def gather(cls, x: Tensor, y: Tensor, egos: Tensor, fanouts: Sequence[int]) -> EgoBatch:
-        """The batch of ``egos [B, P]``, node numbers of a graph with features ``x [N, F]`` and classes ``y [N]``."""
-        nodes, index = egos.unique(return_inverse=True)
-        labels = y[egos]
-        return cls(take_rows(x, nodes), index, labels[:, 0], labels, tuple(fanouts))
-
-    @property
-    def num_egos(self) -> int:
-        """B."""
-        return self.y.numel()
-
-    def to(self, device: torch.device | str) -> EgoBatch:
-        """The same batch on another device."""
-        x, index, y, labels = (part.to(device) for part in (self.x, self.index, self.y, self.labels))
-        childless, known = (None if part is None else part.to(device) for part in (self.childless, self.known))
-        return replace(self, x=x, index=index, y=y, labels=labels, childless=childless, known=known)
 
 
 class EgoLoader:
@@ -147,9 +96,7 @@ class EgoLoader:
         seed: see ``fixed``.
         full: whether a remainder goes into the other batches, so that none is smaller than ``batch_size`` (unless there
             are fewer centers); what is averaged over a batch then never stands for a few.
-        isolated: what stands for the neighbours of a node without any: the node itself (``"self"``), or nothing
-            (``"none"``), so that their mean is zero.
-        known: nodes whose classes the client learns from ``[N]``, bool; batches then tell which positions are of these.
+        trained: nodes that the client trains on ``[N]``, bool; batches then say which positions are of these.
 
     Raises:
         InputError: a number is out of range.
@@ -166,19 +113,15 @@ class EgoLoader:
         fixed: bool = False,
         seed: int = 0,
         full: bool = False,
-        isolated: Isolated = "self",
-        known: Tensor | None = None,
+        trained: Tensor | None = None,
     ) -> None:
         expect(batch_size >= 1, "data.batch_size", "1 or more", batch_size)
         expect(0 < fraction <= 1, "data.epoch_fraction", "above 0 and at most 1", fraction)
-        check_isolated(isolated)
-        self._inner = hop_offsets(fanouts)[-2]  # positions that have children
-        # Clients' parts of a graph mostly have no such nodes; then layers need not look for them in every batch.
-        self._some_alone = isolated == "none" and bool((graph.rowptr.diff() == 0).any())
+        hop_offsets(fanouts)  # checks them
         self.graph, self.index, self.batch_size, self.fanouts = graph, index, batch_size, tuple(fanouts)
         self.shuffle, self.fraction, self.fixed, self.seed, self.full = shuffle, fraction, fixed, seed, full
-        self.known = known
-        self._egos: Tensor | None = None
+        self.trained = trained
+        self._ego_graphs: Tensor | None = None
 
     @property
     def num_visited(self) -> int:
@@ -194,11 +137,13 @@ class EgoLoader:
         order = self._order()
         for chosen in order.tensor_split(max(1, len(self))) if self.full else order.split(self.batch_size):
             if chosen.numel():
-                egos = self._sample(chosen)
-                batch = EgoBatch.gather(self.graph.x, self.graph.y, egos, self.fanouts)
-                batch.childless = self._childless(egos)
-                batch.known = None if self.known is None else self.known[egos]
-                yield batch
+                yield self.collate(self._sample(chosen))
+
+    def collate(self, ego_graphs: Tensor) -> EgoBatch:
+        """The batch of ``ego_graphs [B, P]``, node numbers of the graph; subclasses may say more of them."""
+        batch = EgoBatch.gather(self.graph.x, self.graph.y, ego_graphs, self.fanouts)
+        batch.trained = None if self.trained is None else self.trained[ego_graphs]
+        return batch
 
     def _order(self) -> Tensor:
         """Positions in ``index`` that this pass visits."""
@@ -206,33 +151,55 @@ class EgoLoader:
         order = torch.randperm(n)[:count] if self.shuffle or count < n else torch.arange(n)
         return (order if self.shuffle else order.sort().values).to(self.index.device)
 
-    def _childless(self, egos: Tensor) -> Tensor | None:
-        if not self._some_alone:
-            return None
-        return self.graph.rowptr.diff()[egos[:, : self._inner]] == 0
-
     def _sample(self, chosen: Tensor) -> Tensor:
         rowptr, col = self.graph.rowptr, self.graph.col
         if not self.fixed:
-            return sample_egos(rowptr, col, self.index[chosen], self.fanouts)
-        if self._egos is None:
-            self._egos = self._shared_egos() if self._of_all else self._fixed_egos()
-        return self._egos[chosen]
+            return sample_ego_graphs(rowptr, col, self.index[chosen], self.fanouts)
+        if self._ego_graphs is None:
+            self._ego_graphs = self._shared_ego_graphs() if self._of_all else self._fixed_ego_graphs()
+        return self._ego_graphs[chosen]
 
     @property
     def _of_all(self) -> bool:
         n = self.graph.num_nodes
         return self.index.numel() == n and torch.equal(self.index, torch.arange(n, device=self.index.device))
 
-    def _shared_egos(self) -> Tensor:
-        """Those of all nodes, kept with the graph: a thousand clients may be tested on the same one."""
-        known: dict[Any, Tensor] = self.graph.adj.derived.setdefault("egos", {})
+    def _shared_ego_graphs(self) -> Tensor:
+        """Those of all nodes, cached with the graph: a thousand clients may be tested on the same one."""
+        cached: dict[Any, Tensor] = self.graph.adj.derived.setdefault("ego_graphs", {})
         key = (self.fanouts, self.seed)
-        if key not in known:
-            known[key] = self._fixed_egos()
-        return known[key]
+        if key not in cached:
+            cached[key] = self._fixed_ego_graphs()
+        return cached[key]
 
-    def _fixed_egos(self) -> Tensor:
+    def _fixed_ego_graphs(self) -> Tensor:
         # All at once, so that they do not depend on the batch size.
         generator = torch.Generator().manual_seed(self.seed)
-        return sample_egos(self.graph.rowptr, self.graph.col, self.index, self.fanouts, generator)
+        return sample_ego_graphs(self.graph.rowptr, self.graph.col, self.index, self.fanouts, generator)
+
+
+class WholeGraphLoader:
+    """One batch per pass: a whole graph, with some of its nodes to classify.
+
+    Args:
+        graph: the graph.
+        index: nodes to classify ``[n]``, numbers of ``graph``.
+        fraction: share of them that a pass is about, drawn anew for each from torch's default generator (rounded, and
+            at least one).
+    """
+
+    def __init__(self, graph: NodeGraph, index: Tensor, fraction: float = 1.0) -> None:
+        expect(0 < fraction <= 1, "data.epoch_fraction", "above 0 and at most 1", fraction)
+        self.graph, self.index, self.fraction = graph, index, fraction
+
+    def __len__(self) -> int:
+        return min(1, self.index.numel())
+
+    def __iter__(self) -> Iterator[WholeGraph]:
+        count = self.index.numel()
+        some = visited(count, self.fraction)
+        if count:
+            chosen = self.index
+            if some < count:
+                chosen = chosen[torch.randperm(count)[:some].sort().values.to(chosen.device)]
+            yield self.graph.batch(chosen)

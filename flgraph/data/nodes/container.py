@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.utils import subgraph
 
 from flgraph.data.cache import content_key
-from flgraph.errors import InputError, expect
+from flgraph.data.checks import (
+    classes_of,
+    edge_keys,
+    edges_of,
+    expect_classes,
+    expect_finite,
+    expect_joined,
+    expect_tensor,
+    is_symmetric,
+    require,
+    sorted_edges,
+    tensor_of,
+)
+from flgraph.errors import expect
+from flgraph.nn.batches import WholeGraph
 from flgraph.nn.sparse.adjacency import Adjacency, lasting, offsets
 from flgraph.nn.sparse.csr import csr, take_rows
 
@@ -20,7 +37,7 @@ class NodeGraph:
     Args:
         x: features ``[N, F]`` float32, dense or sparse CSR.
         edge_index: ``[2, E]`` int64, sources and targets, sorted by (source, target), without self-loops and repeats;
-            :meth:`from_pyg` and :func:`sorted_edges` put any edges into this form.
+            :meth:`from_pyg` puts any edges into this form.
         y: class of each node ``[N]``, int64.
         num_classes: number of classes; largest label + 1 when ``None``.
         name: what error messages call this graph.
@@ -73,62 +90,35 @@ class NodeGraph:
             InputError: ``data`` lacks a field or holds values that cannot be used.
         """
         expect(hasattr(data, "get"), name, "a torch_geometric.data.Data", type(data).__name__)
-        for field in ("x", "edge_index", "y"):
-            if data.get(field) is None:
-                raise InputError(f"Expected graph `{name}` to have `{field}` but it has none.")
-            value = data.get(field)
-            expect(isinstance(value, Tensor), f"{name}.{field}", "a tensor", type(value).__name__)
-            expect(not value.is_complex(), f"{name}.{field}", "of real numbers", value.dtype)
+        x, y, edge_index = (tensor_of(data, field, name) for field in ("x", "y", "edge_index"))
+        expect(not x.is_complex(), f"{name}.x", "of real numbers", x.dtype)
         expect(num_classes is None or num_classes >= 1, "num_classes", "1 or more, or None", num_classes)
-        x, y, edge_index = data.x, data.y, data.edge_index
-        if y.dim() == 2 and y.size(1) == 1:
-            y = y[:, 0]
-        expect(y.dim() == 1, f"{name}.y", "of shape [N], one class per node,", list(y.shape))
-        if y.is_floating_point() and not bool((y == y.round()).all() and y.isfinite().all()):
-            raise InputError(f"Expected `{name}.y` to be whole numbers but got {y.tolist()[:5]} ...")
-        expect(y.size(0) == x.size(0), f"{name}.y", f"of shape [{x.size(0)}], one class per node,", list(y.shape))
-        shape = list(edge_index.shape)
-        expect(len(shape) == 2 and shape[0] == 2, f"{name}.edge_index", "of shape [2, E]", shape)
-        whole = not edge_index.is_floating_point()
-        expect(whole, f"{name}.edge_index", "node numbers, of an integer type", edge_index.dtype)
-        edge_index = edge_index.long()
-        _check_range(edge_index, y.size(0), name)
-        return cls(
-            sparse_rows(x.unsqueeze(1) if x.dim() == 1 else x),
-            sorted_edges(edge_index, y.size(0), undirected),
-            y.long(),
-            num_classes,
-            name,
-            undirected=undirected,
-        )
+        y = y[:, 0] if y.dim() == 2 and y.size(1) == 1 else y
+        fits = list(y.shape) == [x.size(0)]
+        expect(fits, f"{name}.y", f"of shape [{x.size(0)}], one class per node,", list(y.shape))
+        edge_index = edges_of(edge_index, f"{name}.edge_index")
+        expect_joined(edge_index, y.size(0), f"{name}.edge_index")
+        x, edges = sparse_rows(x.unsqueeze(1) if x.dim() == 1 else x), sorted_edges(edge_index, y.size(0), undirected)
+        return cls(x, edges, classes_of(y, f"{name}.y"), num_classes, name, undirected=undirected)
 
     def _validate(self) -> None:
-        name, n = self.name, self.y.numel()
-        _expect(self.y.dim() == 1 and self.y.dtype == torch.long, f"{name}.y", "of shape [N] and int64", _form(self.y))
-        _expect(n > 0, f"{name}.y", "the classes of at least one node", "none")
-        sound = self.x.dim() == 2 and self.x.size(0) == n and self.x.dtype == torch.float32
-        _expect(sound, f"{name}.x", f"of shape [{n}, F] and float32", _form(self.x))
+        name, n, edges = self.name, self.y.numel(), self.edge_index
+        expect_tensor(self.y, f"{name}.y", ["N"], torch.long)
+        require(n > 0, f"{name}.y", "the classes of at least one node", "none")
+        expect_tensor(self.x, f"{name}.x", [n, "F"], torch.float32)
         layouts = (torch.strided, torch.sparse_csr)
         expect(self.x.layout in layouts, f"{name}.x", "dense or sparse CSR", self.x.layout)
-        values = self.x.values() if self.is_sparse else self.x
-        if not bool(torch.isfinite(values).all()):
-            raise InputError(f"Expected `{name}.x` to be finite but got NaN or infinity.")
-        low, high = int(self.y.min()), int(self.y.max())
-        sound = low >= 0 and high < self.num_classes
-        expect(sound, f"{name}.y", f"between 0 and {self.num_classes - 1}", low if low < 0 else high)
-        sound = self.nodes.shape == self.y.shape and self.nodes.dtype == torch.long
-        _expect(sound, f"{name}.nodes", f"of shape [{n}] and int64", _form(self.nodes))
-        edges = self.edge_index
-        sound = edges.dim() == 2 and edges.size(0) == 2 and edges.dtype == torch.long
-        _expect(sound, f"{name}.edge_index", "of shape [2, E] and int64", _form(edges))
-        _check_range(edges, n, name)
-        keys = edges[0] * n + edges[1]
-        sound = bool((keys.diff() > 0).all() and (edges[0] != edges[1]).all())
+        expect_finite(self.x.values() if self.is_sparse else self.x, f"{name}.x")
+        expect_classes(self.y, f"{name}.y", 0, self.num_classes - 1)
+        expect_tensor(self.nodes, f"{name}.nodes", [n], torch.long)
+        expect_tensor(edges, f"{name}.edge_index", [2, "E"], torch.long)
+        expect_joined(edges, n, f"{name}.edge_index")
+        keys = edge_keys(edges, n)
+        ordered = bool((keys.diff() > 0).all() and (edges[0] != edges[1]).all())
         wanted = "sorted by source and target, without self-loops and repeats"
-        _expect(sound, f"{name}.edge_index", wanted, "edges that are not")
-        if self.undirected:
-            both = torch.equal(keys, (edges[1] * n + edges[0]).sort().values)
-            _expect(both, f"{name}.edge_index", "undirected, every edge in both directions,", "edges in one direction")
+        require(ordered, f"{name}.edge_index", wanted, "edges that are not")
+        both = not self.undirected or is_symmetric(keys, edges, n)
+        require(both, f"{name}.edge_index", "undirected, every edge in both directions,", "edges in one direction")
 
     # ------------------------------------------------------------------------------------------------ properties
     def __repr__(self) -> str:
@@ -211,57 +201,33 @@ class NodeGraph:
         name = name or self.name
         if index.dtype == torch.bool:
             index = index.nonzero()[:, 0]
-        _expect(index.numel() > 0, f"{name}.nodes", "at least one node", "none")
-        _expect(index.unique().numel() == index.numel(), f"{name}.nodes", "different nodes", "one of them twice")
-        number = torch.full((self.num_nodes,), -1, dtype=torch.long, device=index.device)
-        number[index] = torch.arange(index.numel(), device=index.device)
-        edges = number[self.edge_index]
-        edges = edges[:, (edges >= 0).all(dim=0)]
+        require(index.numel() > 0, f"{name}.nodes", "at least one node", "none")
+        require(index.unique().numel() == index.numel(), f"{name}.nodes", "different nodes", "one of them twice")
+        edges, _ = subgraph(index, self.edge_index, relabel_nodes=True, num_nodes=self.num_nodes)
         if not bool((index.diff() > 0).all()):
-            edges = edges[:, (edges[0] * index.numel() + edges[1]).argsort()]
-        return NodeGraph(
-            self.rows(index),
-            edges,
-            self.y[index],
-            self.num_classes,
-            name,
-            self.nodes[index],
-            self.undirected,
-            validate=False,
-        )
+            edges = edges[:, edge_keys(edges, index.numel()).argsort()]
+        return self._like(x=self.rows(index), edge_index=edges, y=self.y[index], name=name, nodes=self.nodes[index])
+
+    def _like(self, **changed: Any) -> NodeGraph:
+        fields = ("x", "edge_index", "y", "num_classes", "name", "nodes", "undirected")
+        return NodeGraph(**{field: getattr(self, field) for field in fields} | changed, validate=False)
+
+    def batch(self, index: Tensor) -> WholeGraph:
+        """The whole graph with the nodes ``index [n]`` to classify."""
+        return WholeGraph(self.x, self.adj, self.nodes, index, self.y[index])
 
     def normalized(self) -> NodeGraph:
         """The same graph with every node's features divided by their sum, where that is not 0."""
-        x = normalize_rows(self.x)
-        where = (self.edge_index, self.y, self.num_classes, self.name, self.nodes, self.undirected)
-        return NodeGraph(x, *where, validate=False)
+        return self._like(x=normalize_rows(self.x))
 
     def to(self, device: torch.device | str) -> NodeGraph:
         """The same graph on another device (``self`` when it is there already)."""
         if self.y.device == torch.device(device):
             return self
-        moved = NodeGraph(
-            self.x.to(device),
-            self.edge_index.to(device),
-            self.y.to(device),
-            self.num_classes,
-            self.name,
-            self.nodes.to(device),
-            self.undirected,
-            validate=False,
-        )
+        tensors = ("x", "edge_index", "y", "nodes")
+        moved = self._like(**{field: getattr(self, field).to(device) for field in tensors})
         moved._adj = None if self._adj is None else self._adj.to(device)
         return moved
-
-
-def sorted_edges(edge_index: Tensor, num_nodes: int, undirected: bool = True) -> Tensor:
-    """``[2, E]`` sorted by (source, target), without self-loops and repeats; with reverses where undirected."""
-    source, target = edge_index[:, edge_index[0] != edge_index[1]].long()
-    keys = source * num_nodes + target
-    if undirected:
-        keys = torch.cat([keys, target * num_nodes + source])
-    keys = keys.unique()
-    return torch.stack([keys.div(max(num_nodes, 1), rounding_mode="floor"), keys % max(num_nodes, 1)])
 
 
 def normalize_rows(x: Tensor) -> Tensor:
@@ -288,20 +254,3 @@ def sparse_rows(x: Tensor) -> Tensor:
     coo = (x if x.layout == torch.sparse_coo else x.to_sparse_coo()).coalesce()
     (row, col), value = coo.indices(), coo.values()
     return csr(offsets(torch.bincount(row, minlength=x.size(0))), col, value.float(), x.size(1))
-
-
-def _check_range(edge_index: Tensor, num_nodes: int, name: str) -> None:
-    outside = ((edge_index < 0) | (edge_index >= num_nodes)).any(dim=0)
-    if bool(outside.any()):
-        edge = edge_index[:, outside][:, 0].tolist()
-        expect(False, f"{name}.edge_index", f"edges between nodes 0 to {num_nodes - 1}", edge)
-
-
-def _expect(condition: bool, field: str, expected: str, got: str) -> None:
-    """As :func:`~flgraph.errors.expect`, for what is told in words and not quoted."""
-    if not condition:
-        raise InputError(f"Expected `{field}` to be {expected} but got {got}.")
-
-
-def _form(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)}, {str(tensor.dtype).removeprefix('torch.')}"

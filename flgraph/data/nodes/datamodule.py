@@ -6,37 +6,37 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
+from torch_geometric.utils import index_to_mask
 
 from flgraph.data.cache import content_key
+from flgraph.data.checks import require
+from flgraph.data.federation import Federation
 from flgraph.data.figures import label_figure
-from flgraph.data.nodes.batching import EgoLoader, Isolated, check_isolated, hop_offsets
+from flgraph.data.nodes.batching import EgoLoader, hop_offsets
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.partition import (
-    ClientNodes,
     LocalOf,
     NodePartition,
     dirichlet,
     label_skew,
     louvain,
     metis,
-    partition_statistics,
 )
 from flgraph.data.nodes.readers import read_nodes
 from flgraph.data.splits import check_splits, split_of
-from flgraph.errors import InputError, expect
-from flgraph.reproduce.fedego.published import authors_label_skew
+from flgraph.data.statistics import partition_statistics
+from flgraph.errors import expect
 
-Partition = Literal["label_skew", "authors_label_skew", "louvain", "metis", "dirichlet"]
-_PARTITIONERS: dict[str, Callable[..., NodePartition]] = {
+Partition = Literal["label_skew", "louvain", "metis", "dirichlet"]
+PARTITIONERS: dict[str, Callable[..., NodePartition]] = {
     "label_skew": label_skew,
-    "authors_label_skew": authors_label_skew,
     "louvain": louvain,
     "metis": metis,
     "dirichlet": dirichlet,
@@ -47,8 +47,7 @@ class NodeDataModule(pl.LightningDataModule):
     """One client's graph, its nodes split three ways; goes with any Trainer, federated or not.
 
     Loaders give :class:`~flgraph.data.EgoBatch` es; full-batch methods take :attr:`graph`, :attr:`train`, :attr:`val`
-    and :attr:`test` instead. Ego-graphs for evaluation are sampled once, so that a model's metrics are one number,
-    unless ``eval_seed`` says otherwise.
+    and :attr:`test` instead. Ego-graphs for evaluation are sampled once, so that a model's metrics are one number.
 
     Args:
         graph: the client's graph.
@@ -61,10 +60,6 @@ class NodeDataModule(pl.LightningDataModule):
         epoch_fraction: training nodes that an epoch visits, as a share of all nodes of the graph, or all of them where
             they are fewer; drawn anew for each.
         eval_batch_size: ego-graphs per batch otherwise.
-        eval_seed: of the ego-graphs for evaluation, which are always the same; ``None``: each evaluation samples anew,
-            as in FedEgo's published code, so that a model has no one accuracy.
-        isolated: what stands for the neighbours of a node without any, in ego-graphs: the node itself (``"self"``), or
-            nothing (``"none"``), so that their mean is zero.
         query: nodes that are in query sets of meta-learning and nowhere else; where there are none, query sets are of
             training nodes.
         settings: plain values that describe how the data was made; a stopped run can only be continued with the same.
@@ -85,17 +80,14 @@ class NodeDataModule(pl.LightningDataModule):
         fanouts: Sequence[int] = (6, 6),
         epoch_fraction: float = 1.0,
         eval_batch_size: int = 512,
-        eval_seed: int | None = 0,
-        isolated: Isolated = "self",
         query: Tensor | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         _check_sampling(batch_size, fanouts, epoch_fraction, eval_batch_size)
-        check_isolated(isolated)
         query = train[:0] if query is None else query
         check_splits(graph.num_nodes, "node", graph.name, train=train, val=val, test=test, query=query)
-        expect(train.numel() > 0, "data", f"at least one training node in `{graph.name}`", "none")
+        require(train.numel() > 0, "data", f"at least one training node in `{graph.name}`", "none")
         if global_graph is not None:
             sizes = [graph.num_features, graph.num_classes]
             other = [global_graph.num_features, global_graph.num_classes]
@@ -103,16 +95,14 @@ class NodeDataModule(pl.LightningDataModule):
             expect(sizes == other, "global_graph", what, other)
         self.graph, self.train, self.val, self.test, self.global_graph = graph, train, val, test, global_graph
         self.query = query
-        self.batch_size, self.eval_batch_size, self.eval_seed = batch_size, eval_batch_size, eval_seed
-        self.fanouts, self.epoch_fraction, self.isolated = tuple(fanouts), epoch_fraction, isolated
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
+        self.fanouts, self.epoch_fraction = tuple(fanouts), epoch_fraction
         everywhere = None if global_graph is None else global_graph.content
         self.settings = {
             "num_nodes": graph.num_nodes,
             "batch_size": batch_size,
             "fanouts": list(fanouts),
             "epoch_fraction": epoch_fraction,
-            "eval_seed": eval_seed,
-            "isolated": isolated,
             "content": content_key(graph.content, train, val, test, query, everywhere)[:16],
             **(settings or {}),
         }
@@ -147,13 +137,13 @@ class NodeDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> EgoLoader:
         """Shuffled ego-graphs of some training nodes, others in each epoch."""
-        return self._loader(self.train, self.batch_size, shuffle=True, fraction=self.epoch_share)
+        return self.make_loader(self.graph, self.train, self.batch_size, shuffle=True, fraction=self.epoch_share)
 
     def mixup_dataloader(self) -> EgoLoader:
         """Shuffled ego-graphs of all training nodes, in batches of at least the size for training.
 
         What a client uploads are means over these batches. A short last one would be a mean over a few nodes, or one.
-        They tell which positions are training nodes: no other classes are known where clients really learn.
+        They say which positions are training nodes: no other classes are known where clients really learn.
 
         Raises:
             InputError: there is a single training node, or a batch is one.
@@ -161,9 +151,8 @@ class NodeDataModule(pl.LightningDataModule):
         count = self.train.numel()
         expect(count > 1, "data", f"two training nodes or more in `{self.graph.name}` to average over", count)
         expect(self.batch_size > 1, "data.batch_size", "2 or more: a mean over one node is that node", self.batch_size)
-        known = torch.zeros(self.graph.num_nodes, dtype=torch.bool, device=self.train.device)
-        known[self.train] = True
-        return self._loader(self.train, self.batch_size, shuffle=True, full=True, known=known)
+        trained = index_to_mask(self.train, self.graph.num_nodes)
+        return self.make_loader(self.graph, self.train, self.batch_size, shuffle=True, full=True, trained=trained)
 
     def support_query(self, num_nodes: int) -> tuple[Any, Any]:
         """Two batches of disjoint random sets of nodes, for meta-learning.
@@ -174,7 +163,7 @@ class NodeDataModule(pl.LightningDataModule):
             num_nodes: nodes in each; half of the training nodes, or all there are for it, where these do not suffice.
         """
         support, query = self.draw_support_query(num_nodes)
-        loaders = [self._loader(part, part.numel()) for part in (support, query)]
+        loaders = [self.make_loader(self.graph, part, part.numel()) for part in (support, query)]
         return next(iter(loaders[0])), next(iter(loaders[1]))
 
     def draw_support_query(self, num_nodes: int) -> tuple[Tensor, Tensor]:
@@ -215,15 +204,14 @@ class NodeDataModule(pl.LightningDataModule):
         return {"node": self.graph.nodes.tolist(), "split": split_of(self.graph.num_nodes, **splits)}
 
     def _evaluation(self, graph: NodeGraph, index: Tensor) -> EgoLoader:
-        index = index.to(graph.y.device)
-        sampling: dict[str, Any] = {"fixed": self.eval_seed is not None, "seed": self.eval_seed or 0}
-        return EgoLoader(graph, index, self.eval_batch_size, self.fanouts, isolated=self.isolated, **sampling)
+        return self.make_loader(graph, index.to(graph.y.device), self.eval_batch_size, fixed=True)
 
-    def _loader(self, index: Tensor, batch_size: int, **kwargs: Any) -> EgoLoader:
-        return EgoLoader(self.graph, index, batch_size, self.fanouts, isolated=self.isolated, **kwargs)
+    def make_loader(self, graph: NodeGraph, index: Tensor, batch_size: int, **kwargs: Any) -> EgoLoader:
+        """The loader of some nodes of a graph; subclasses may return another."""
+        return EgoLoader(graph, index, batch_size, self.fanouts, **kwargs)
 
 
-class NodeFederation(pl.LightningDataModule):
+class NodeFederation(Federation[NodeDataModule]):
     """One graph cut into clients that each see a part of it; defaults are those of FedEgo (Zhang et al., 2022).
 
     A client's graph is that of its nodes and the edges between them. An organisation that brings a graph of its own is
@@ -234,9 +222,7 @@ class NodeFederation(pl.LightningDataModule):
             ``NodeGraph.from_pyg(data)``.
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
         num_clients: number of clients.
-        partition: how nodes are dealt, see the functions of these names in :mod:`flgraph.data`. ``authors_label_skew``
-            is ``label_skew`` by the draws of FedEgo's published code; what is said of ``label_skew`` holds for both,
-            but that it has neither ``local_of`` nor ``exclusive_test``.
+        partition: how nodes are assigned, see the functions of these names in :mod:`flgraph.data`.
         global_fraction: share of all nodes that becomes the global test graph, which no client sees; 0 for none.
         local_fraction: nodes that a client asks for, as a share (``label_skew``).
         local_of: of what, ``"graph"`` or ``"pool"`` (``label_skew``).
@@ -257,11 +243,6 @@ class NodeFederation(pl.LightningDataModule):
         epoch_fraction: training nodes that a local epoch visits, as a share of all nodes of the client, or all of them
             where they are fewer; drawn anew for each. 0.2 in FedEgo's published code.
         eval_batch_size: ego-graphs per batch otherwise.
-        eval_seed: of the ego-graphs for evaluation, which are always the same; ``None``: each evaluation samples anew,
-            as in FedEgo's published code, so that a model has no one accuracy.
-        isolated: what stands for the neighbours of a node without any, in ego-graphs: the node itself (``"self"``), or
-            nothing (``"none"``), so that their mean is zero. FedEgo's published code has nothing. Clients of
-            ``label_skew`` have no such nodes in an undirected graph, the global test graph has.
         cache_dir: where parsed data is kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
         name: how runs on this data are called; data set and partition when ``None``.
         client_names: what the clients are called; ``client-1``, ``client-2`` and so on when ``None``.
@@ -270,7 +251,8 @@ class NodeFederation(pl.LightningDataModule):
         InputError: data cannot be had, a setting cannot be used, or the nodes do not suffice for the partition.
     """
 
-    name: str  # Lightning's own may be None; the trainer needs one
+    client_class: ClassVar[type[NodeDataModule]] = NodeDataModule
+    partitioners: ClassVar[dict[str, Callable[..., NodePartition]]] = PARTITIONERS
 
     def __init__(
         self,
@@ -296,88 +278,49 @@ class NodeFederation(pl.LightningDataModule):
         fanouts: Sequence[int] = (6, 6),
         epoch_fraction: float = 0.2,
         eval_batch_size: int = 512,
-        eval_seed: int | None = 0,
-        isolated: Isolated = "self",
         cache_dir: str | Path | None = None,
         name: str | None = None,
         client_names: Sequence[str] | None = None,
     ) -> None:
-        super().__init__()
-        kinds = get_args(Partition)
-        expect(partition in kinds, "data.partition", f"one of {', '.join(kinds)}", partition)
-        _check_sampling(batch_size, fanouts, epoch_fraction, eval_batch_size)
-        check_isolated(isolated)
         wanted = "the name of a data set or a NodeGraph, for example NodeGraph.from_pyg(data),"
         expect(isinstance(dataset, str | NodeGraph), "data.dataset", wanted, type(dataset).__name__)
         title = re.sub(r"[^\w.]+", "-", Path(dataset).stem) if isinstance(dataset, str) else dataset.name
-        self.name = name or f"{title}-{partition}".lower()
+        super().__init__(name or f"{title}-{partition}".lower(), title)
+        expect(partition in self.partitioners, "data.partition", f"one of {', '.join(self.partitioners)}", partition)
+        _check_sampling(batch_size, fanouts, epoch_fraction, eval_batch_size)
         self._names = _client_names(client_names, num_clients)
         self.dataset, self.root, self.cache_dir, self.normalize = dataset, root, cache_dir, normalize
-        common: dict[str, Any] = {
+        given: dict[str, Any] = {
             "num_clients": num_clients,
-            "global_fraction": global_fraction,
-            "seed": partition_seed,
-        }
-        skew: dict[str, Any] = {
             "local_fraction": local_fraction,
-            "local_of": local_of,
+            "global_fraction": global_fraction,
             "major_labels": major_labels,
             "major_rate": major_rate,
             "num_test": num_test,
             "val_fraction": val_fraction,
+            "local_of": local_of,
             "exclusive_test": exclusive_test,
             "num_train": num_train,
             "num_query": num_query,
+            "fractions": list(fractions),
+            "alpha": alpha,
+            "seed": partition_seed,
         }
-        fixed = ("local_of", "exclusive_test")  # the published code leaves no choice
         self.partition = partition
-        self.partition_args: dict[str, Any] = {
-            "label_skew": common | skew,
-            "authors_label_skew": common | {key: value for key, value in skew.items() if key not in fixed},
-            "louvain": common | {"fractions": list(fractions)},
-            "metis": common | {"fractions": list(fractions)},
-            "dirichlet": common | {"fractions": list(fractions), "alpha": alpha},
-        }[partition]
-        self._tell_ignored({**skew, "fractions": fractions, "alpha": alpha})
+        taken = inspect.signature(self.partitioners[partition]).parameters
+        self.partition_args = {key: value for key, value in given.items() if key in taken}
+        # They are no mistake: a configuration may set them.
+        defaults = inspect.signature(NodeFederation).parameters
+        ignored = [key for key in given.keys() - taken if _plain(given[key]) != _plain(defaults[key].default)]
+        if ignored:
+            effect = ", ".join(key for key in given if key in ignored)
+            rank_zero_warn(f"`data.partition: {partition}` takes no {effect}, which have no effect.")
         self.sampling: dict[str, Any] = {
             "batch_size": batch_size,
             "fanouts": tuple(fanouts),
             "epoch_fraction": epoch_fraction,
             "eval_batch_size": eval_batch_size,
-            "eval_seed": eval_seed,
-            "isolated": isolated,
         }
-        self._clients: dict[str, NodeDataModule] = {}
-        self._statistics: dict[str, Any] = {}
-
-    def _tell_ignored(self, given: Mapping[str, Any]) -> None:
-        """Warns of arguments that the partition does not take. They are no mistake: a configuration may set them."""
-        defaults = inspect.signature(NodeFederation).parameters
-        others = [
-            key
-            for key, value in given.items()
-            if key not in self.partition_args and _plain(value) != _plain(defaults[key].default)
-        ]
-        if others:
-            rank_zero_warn(f"`data.partition: {self.partition}` takes no {', '.join(others)}, which have no effect.")
-
-    @property
-    def clients(self) -> list[str]:
-        """Names of the clients; known after ``setup``."""
-        return list(self._clients)
-
-    def client(self, name: str) -> NodeDataModule:
-        """A client's data; known after ``setup``."""
-        return self._clients[name]
-
-    @property
-    def statistics(self) -> dict[str, Any]:
-        """What :func:`~flgraph.data.partition_statistics` returns; known after ``setup``.
-
-        Label counts of every client are among it, and go to ``results.json`` and TensorBoard: this class deals a graph
-        that one hand holds, for simulations. Where clients bring their own data there are no such statistics.
-        """
-        return self._statistics
 
     def figures(self) -> dict[str, Any]:
         """Tag to matplotlib figure of the partition, for TensorBoard; known after ``setup``."""
@@ -387,32 +330,35 @@ class NodeFederation(pl.LightningDataModule):
         """Reads the graph and cuts it, once."""
         if self._clients:
             return
-        graph, dealt = self.deal()
-        rest = dealt.global_test
+        graph = self.read()
+        partition = self.make_partition(graph)
+        rest = partition.global_test
         everywhere = graph.subgraph(rest, f"{graph.name}, global test") if rest.numel() else None
-        names = self._names
-        self._statistics = partition_statistics(graph, dealt, names)
-        self._clients = {
-            name: self._make(name, graph, nodes, everywhere)
-            for name, nodes in zip(names, dealt.clients, strict=True)
-        }  # fmt: skip
-
-    def deal(self) -> tuple[NodeGraph, NodePartition]:
-        """The whole graph, and which nodes of it are whose; subclasses may deal otherwise."""
-        if isinstance(self.dataset, str):
-            graph = read_nodes(self.dataset, self.root, self.cache_dir, self.normalize)
-        else:
-            graph = self.dataset.normalized() if self.normalize else self.dataset
-        return graph, _PARTITIONERS[self.partition](graph, **self.partition_args)
-
-    def _make(self, name: str, graph: NodeGraph, own: ClientNodes, everywhere: NodeGraph | None) -> NodeDataModule:
-        # Nodes are ascending, so the place of a number among them is its number in the client's graph.
-        parts = (own.train, own.val, own.test, own.query)
-        train, val, test, query = (torch.searchsorted(own.nodes, index) for index in parts)
         args = {"partition_seed" if key == "seed" else key: value for key, value in self.partition_args.items()}
         settings = {"partition": self.partition, **args, "normalize": self.normalize}
-        part = graph.subgraph(own.nodes, f"{graph.name}, {name}")
-        return NodeDataModule(part, train, val, test, everywhere, query=query, settings=settings, **self.sampling)
+        clients = {}
+        for name, own in zip(self._names, partition.clients, strict=True):
+            # Nodes are ascending, so the position of a number among them is its number in the client's graph.
+            parts = (own.train, own.val, own.test, own.query)
+            train, val, test, query = (torch.searchsorted(own.nodes, index) for index in parts)
+            part = graph.subgraph(own.nodes, f"{graph.name}, {name}")
+            further = {"query": query, "settings": settings, **self.client_args(graph, partition, own.nodes)}
+            clients[name] = self.client_class(part, train, val, test, everywhere, **further)
+        self._clients, self._statistics = clients, partition_statistics(graph, partition, self._names)
+
+    def read(self) -> NodeGraph:
+        """The whole graph."""
+        if isinstance(self.dataset, str):
+            return read_nodes(self.dataset, self.root, self.cache_dir, self.normalize)
+        return self.dataset.normalized() if self.normalize else self.dataset
+
+    def make_partition(self, graph: NodeGraph) -> NodePartition:
+        """Which nodes of the whole graph are whose; subclasses may assign them otherwise."""
+        return self.partitioners[self.partition](graph, **self.partition_args)
+
+    def client_args(self, graph: NodeGraph, partition: NodePartition, nodes: Tensor) -> dict[str, Any]:
+        """Further arguments of the data of the client with ``nodes``; subclasses may have more."""
+        return self.sampling
 
 
 _copies: WeakKeyDictionary[NodeGraph, dict[str, NodeGraph]] = WeakKeyDictionary()
@@ -449,7 +395,4 @@ def _check_sampling(batch_size: int, fanouts: Sequence[int], epoch_fraction: flo
     hops = isinstance(fanouts, Sequence) and len(fanouts) > 0
     expect(hops, "data.fanouts", "a list of neighbours per node, one number for each hop,", fanouts)
     expect(0 < epoch_fraction <= 1, "data.epoch_fraction", "above 0 and at most 1", epoch_fraction)
-    try:
-        hop_offsets(fanouts)
-    except InputError as error:
-        raise InputError(str(error).replace("`fanouts`", "`data.fanouts`")) from error
+    hop_offsets(fanouts)

@@ -1,23 +1,25 @@
-"""How the nodes of one graph are dealt to clients, and each client's nodes to training, validation and test.
+"""How the nodes of one graph are assigned to clients, and each client's nodes to training, validation and test.
 
 All node numbers are those of the whole graph. Every partition is decided by its arguments and its seed alone.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import networkx as nx
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.index import index2ptr
+from torch_geometric.utils import index_to_mask
 
-from flgraph.data.graphs.partition import label_emd
-from flgraph.data.nodes.container import NodeGraph, sorted_edges
-from flgraph.data.splits import check_fractions, dirichlet_shards, fewest_for, stratified_split
+from flgraph.data.checks import sorted_edges
+from flgraph.data.graphs.partition import dirichlet_shards
+from flgraph.data.nodes.container import NodeGraph
+from flgraph.data.splits import check_fractions, fewest_for, stratified_split
 from flgraph.errors import InputError, expect
 
 LocalOf = Literal["graph", "pool"]
@@ -81,8 +83,9 @@ def label_skew(
 
     Clients may share nodes. With ``exclusive_test`` a test node has no other use: a client's test nodes leave the pool,
     so that no later client has them, and earlier clients do not train, validate or query on them, though they may be
-    among their neighbours. (The published code does the former only, see :func:`~flgraph.data.authors_label_skew`.)
-    The paper does not ask for this, and on Cora and CiteSeer its 300 test nodes per client leave others little.
+    among their neighbours. (The published code does the former only, see
+    :func:`~flgraph.reproduce.fedego.published.authors_label_skew`.) The paper does not ask for this, and on Cora and
+    CiteSeer its 300 test nodes per client leave others little.
 
     Args:
         graph: the whole graph.
@@ -224,7 +227,7 @@ def dirichlet(
             fewest = fewest_for(fractions, max(1, pool.num_nodes // max(1, num_clients)))
             return dirichlet_shards(pool.y, num_clients, alpha, seed, fewest)
         except InputError as error:
-            raise InputError(_of_nodes(error) + ".") from error
+            raise InputError(f"data.{error.field}", error.expected, error.got) from None
 
     return _disjoint(graph, num_clients, global_fraction, fractions, seed, cut)
 
@@ -292,67 +295,20 @@ def metis(
     try:
         import pymetis
     except ImportError as error:  # no other method in its place: a name means the same clients on every machine
-        raise InputError(
-            "Expected `data.partition` to be one that can be made here but got 'metis', which needs "
-            "`pip install 'flgraph[metis]'`."
-        ) from error
+        needs = "'metis', which needs `pip install 'flgraph[metis]'`"
+        raise InputError("data.partition", "one that can be made here", needs) from error
 
     def cut(pool: NodeGraph) -> list[Tensor]:
         edges = sorted_edges(pool.edge_index, pool.num_nodes)
-        start = torch.searchsorted(edges[0].contiguous(), torch.arange(pool.num_nodes + 1))
         options = pymetis.Options(seed=seed % 2**31)
         owner = np.zeros(pool.num_nodes, dtype=np.int64)
         if num_clients > 1:
-            adjacency = pymetis.CSRAdjacency(start.tolist(), edges[1].tolist())
+            adjacency = pymetis.CSRAdjacency(index2ptr(edges[0], pool.num_nodes).tolist(), edges[1].tolist())
             _, part = pymetis.part_graph(num_clients, adjacency, options=options)
             owner = np.asarray(part, dtype=np.int64)
         return [torch.from_numpy(np.flatnonzero(owner == client)) for client in range(num_clients)]
 
     return _disjoint(graph, num_clients, global_fraction, fractions, seed, cut)
-
-
-def partition_statistics(
-    graph: NodeGraph, partition: NodePartition, names: Sequence[str] | None = None
-) -> dict[str, Any]:
-    """What a partition looks like, as plain values.
-
-    Args:
-        graph: the whole graph.
-        partition: of its nodes.
-        names: of the clients; ``client-1`` and so on when ``None``.
-
-    Returns:
-        ``global_test`` (``nodes``, ``edges``, ``labels``: nodes per class), ``mean_emd`` and ``clients``, by name:
-        ``nodes``; ``edges``, those between its nodes, and ``edges_cut``, those from its nodes to others of the whole
-        graph (an undirected edge counts once); ``train``, ``val``, ``test``; ``train_labels``, training nodes per
-        class; ``emd``, the sum over classes of ``|P_i(c) - P(c)|`` where ``P`` are shares among training nodes, the
-        client's and those of the union of all clients' (FedEgo, Eq. 14).
-    """
-    names = names or [f"client-{number}" for number in range(1, len(partition.clients) + 1)]
-    union = torch.cat([client.train for client in partition.clients]).unique()
-    overall = _shares(graph, union)
-    clients: dict[str, dict[str, Any]] = {}
-    for name, client in zip(names, partition.clients, strict=True):
-        kept, cut = _count_edges(graph, client.nodes)
-        clients[name] = {
-            "nodes": client.nodes.numel(),
-            "edges": kept,
-            "edges_cut": cut,
-            "train": client.train.numel(),
-            "val": client.val.numel(),
-            "test": client.test.numel(),
-            "train_labels": torch.bincount(graph.y[client.train], minlength=graph.num_classes).tolist(),
-            "emd": label_emd(_shares(graph, client.train), overall),
-        }
-    return {
-        "global_test": {
-            "nodes": partition.global_test.numel(),
-            "edges": _count_edges(graph, partition.global_test)[0],
-            "labels": torch.bincount(graph.y[partition.global_test], minlength=graph.num_classes).tolist(),
-        },
-        "mean_emd": math.fsum(client["emd"] for client in clients.values()) / len(clients),
-        "clients": clients,
-    }
 
 
 # ------------------------------------------------------------------------------------------------------------ helpers
@@ -375,20 +331,15 @@ def _disjoint(
         what = f"small enough for client `client-{number}` to have a node"
         expect(part.numel() > 0, "data.num_clients", what, num_clients)
         nodes = pool[part].sort().values
-        clients.append(ClientNodes(nodes, *_split(graph.y[nodes], nodes, fractions, seed, number)))
+        clients.append(ClientNodes(nodes, *_split(graph.y[nodes], nodes, fractions, seed, f"client-{number}")))
     return NodePartition(clients, global_test)
 
 
-def _split(y: Tensor, nodes: Tensor, fractions: Sequence[float], seed: int, number: int) -> list[Tensor]:
+def _split(y: Tensor, nodes: Tensor, fractions: Sequence[float], seed: int, client: str) -> list[Tensor]:
     try:
         return [nodes[index] for index in stratified_split(y, fractions, seed)]
     except InputError as error:
-        raise InputError(f"{_of_nodes(error)} in client `client-{number}`.") from error
-
-
-def _of_nodes(error: InputError) -> str:
-    """The sentence of a partitioner of graphs, about nodes and without its full stop."""
-    return str(error).replace("graphs", "nodes").replace("Expected `", "Expected `data.").removesuffix(".")
+        raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{client}`") from None
 
 
 def _check(graph: NodeGraph, num_clients: int, global_fraction: float, seed: int) -> None:
@@ -412,30 +363,14 @@ def _shuffled(nodes: Tensor, generator: torch.Generator) -> Tensor:
 
 def _with_edges(graph: NodeGraph, nodes: Tensor) -> Tensor:
     """Which of ``nodes`` have an edge to or from another of them ``[n]``, bool."""
-    kept, _ = _inside(graph, nodes)
-    touched = torch.zeros(graph.num_nodes, dtype=torch.bool)
-    touched[graph.edge_index[:, kept].flatten()] = True
-    return touched[nodes]
+    kept, _ = edges_of_nodes(graph, nodes)
+    return index_to_mask(graph.edge_index[:, kept].flatten(), graph.num_nodes)[nodes]
 
 
-def _count_edges(graph: NodeGraph, nodes: Tensor) -> tuple[int, int]:
-    """Edges between ``nodes``, and edges from or to others; those of undirected graphs count once."""
-    kept, cut = _inside(graph, nodes)
-    both = 2 if graph.undirected else 1
-    return int(kept.sum()) // both, int(cut.sum()) // both
-
-
-def _inside(graph: NodeGraph, nodes: Tensor) -> tuple[Tensor, Tensor]:
+def edges_of_nodes(graph: NodeGraph, nodes: Tensor) -> tuple[Tensor, Tensor]:
     """Which edges join two of ``nodes``, and which join one of them to another node, ``[E]``."""
-    member = torch.zeros(graph.num_nodes, dtype=torch.bool)
-    member[nodes] = True
-    source, target = member[graph.edge_index]
+    source, target = index_to_mask(nodes, graph.num_nodes)[graph.edge_index]
     return source & target, source ^ target
-
-
-def _shares(graph: NodeGraph, nodes: Tensor) -> Tensor:
-    counts = torch.bincount(graph.y[nodes], minlength=graph.num_classes).double()
-    return counts / counts.sum().clamp(min=1)
 
 
 def _round(number: float) -> int:

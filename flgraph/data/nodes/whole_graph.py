@@ -2,75 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.utils import index_to_mask
 
-from flgraph.data.graphs.batching import visited
+from flgraph.data.nodes.batching import WholeGraphLoader
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.datamodule import NodeDataModule, NodeFederation
 from flgraph.data.nodes.partition import NodePartition
-from flgraph.errors import expect
-from flgraph.nn.sparse.adjacency import Adjacency
-
-
-@dataclass  # not frozen: Lightning copies batches to convert them
-class WholeGraph:
-    """A graph, and the nodes of it that a step is about.
-
-    Args:
-        x: features of all nodes ``[N, F]``, dense or sparse CSR.
-        adj: their adjacency.
-        nodes: their numbers in the graph that this one was cut from ``[N]``.
-        index: the nodes to classify ``[n]``, numbers of this graph.
-        y: their classes ``[n]``.
-    """
-
-    x: Tensor
-    adj: Adjacency
-    nodes: Tensor
-    index: Tensor
-    y: Tensor
-
-    @classmethod
-    def of(cls, graph: NodeGraph, index: Tensor) -> WholeGraph:
-        """The batch of some nodes of a graph."""
-        return cls(graph.x, graph.adj, graph.nodes, index, graph.y[index])
-
-    def to(self, device: torch.device | str) -> WholeGraph:
-        """The same batch on another device."""
-        x, nodes, index, y = (part.to(device) for part in (self.x, self.nodes, self.index, self.y))
-        return WholeGraph(x, self.adj.to(device), nodes, index, y)
-
-
-class WholeGraphLoader:
-    """One batch per pass: a whole graph, with some of its nodes to classify.
-
-    Args:
-        graph: the graph.
-        index: nodes to classify ``[n]``, numbers of ``graph``.
-        fraction: share of them that a pass is about, drawn anew for each from torch's default generator (rounded, and
-            at least one).
-    """
-
-    def __init__(self, graph: NodeGraph, index: Tensor, fraction: float = 1.0) -> None:
-        expect(0 < fraction <= 1, "data.epoch_fraction", "above 0 and at most 1", fraction)
-        self.graph, self.index, self.fraction = graph, index, fraction
-
-    def __len__(self) -> int:
-        return min(1, self.index.numel())
-
-    def __iter__(self) -> Iterator[WholeGraph]:
-        count = self.index.numel()
-        some = visited(count, self.fraction)
-        if count:
-            chosen = self.index
-            if some < count:
-                chosen = chosen[torch.randperm(count)[:some].sort().values.to(chosen.device)]
-            yield WholeGraph.of(self.graph, chosen)
+from flgraph.nn.batches import WholeGraph
 
 
 class WholeGraphDataModule(NodeDataModule):
@@ -86,33 +28,19 @@ class WholeGraphDataModule(NodeDataModule):
     def __init__(self, *args: Any, cross_edges: Tensor | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.cross_edges = cross_edges
+        self.settings["cross_edges"] = cross_edges is not None
 
     def train_dataloader(self) -> WholeGraphLoader:  # type: ignore[override]
         """The training nodes, some of them in each epoch."""
         return WholeGraphLoader(self.graph, self.train, self.epoch_share)
 
-    def val_dataloader(self) -> WholeGraphLoader:  # type: ignore[override]
-        """The validation nodes."""
-        return WholeGraphLoader(self.graph, self.val)
-
-    def test_dataloader(self) -> WholeGraphLoader | list[WholeGraphLoader]:  # type: ignore[override]
-        """The test nodes; with a global graph a list of two loaders, the second of all its nodes."""
-        local = WholeGraphLoader(self.graph, self.test)
-        if self.global_graph is None:
-            return local
-        return [local, self._all(self.global_graph)]
-
-    def predict_dataloader(self) -> WholeGraphLoader:  # type: ignore[override]
-        """All nodes of the client's graph."""
-        return self._all(self.graph)
-
     def support_query(self, num_nodes: int) -> tuple[WholeGraph, WholeGraph]:
         """The whole graph with two disjoint random sets of nodes, see :class:`NodeDataModule`."""
         support, query = self.draw_support_query(num_nodes)
-        return WholeGraph.of(self.graph, support), WholeGraph.of(self.graph, query)
+        return self.graph.batch(support), self.graph.batch(query)
 
-    def _all(self, graph: NodeGraph) -> WholeGraphLoader:
-        return WholeGraphLoader(graph, torch.arange(graph.num_nodes, device=graph.y.device))
+    def _evaluation(self, graph: NodeGraph, index: Tensor) -> WholeGraphLoader:  # type: ignore[override]
+        return WholeGraphLoader(graph, index.to(graph.y.device))
 
 
 class WholeGraphFederation(NodeFederation):
@@ -125,51 +53,31 @@ class WholeGraphFederation(NodeFederation):
         **kwargs: see there.
     """
 
+    client_class = WholeGraphDataModule
+
     def __init__(self, *args: Any, cross_edges: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.cross_edges = cross_edges
-        self._dealt: tuple[NodeGraph, NodePartition] | None = None
-        self._whole: dict[str, WholeGraphDataModule] = {}
 
-    def deal(self) -> tuple[NodeGraph, NodePartition]:
-        """As :class:`NodeFederation` does; kept, because edges between clients are in no client's graph."""
-        if self._dealt is None:
-            self._dealt = super().deal()
-        return self._dealt
-
-    def client(self, name: str) -> WholeGraphDataModule:
-        """A client's data; known after ``setup``."""
-        if name not in self._whole:
-            base = super().client(name)
-            graph, dealt = self.deal()
-            own = dealt.clients[self.clients.index(name)].nodes
-            held = torch.cat([client.nodes for client in dealt.clients]).unique()
-            place, other = edges_between(graph, own, held)
-            self._whole[name] = WholeGraphDataModule(
-                base.graph,
-                base.train,
-                base.val,
-                base.test,
-                base.global_graph,
-                query=base.query,
-                epoch_fraction=base.epoch_fraction,
-                settings={**base.settings, "cross_edges": self.cross_edges},
-                # The graph may be a part of another one, whose numbers its nodes keep.
-                cross_edges=torch.stack([place, graph.nodes[other]]) if self.cross_edges else None,
-            )
-        return self._whole[name]
+    def client_args(self, graph: NodeGraph, partition: NodePartition, nodes: Tensor) -> dict[str, Any]:
+        """As :class:`NodeFederation` has them, and the edges between clients, which are in no client's graph."""
+        args = super().client_args(graph, partition, nodes)
+        if not self.cross_edges:
+            return args
+        held = torch.cat([client.nodes for client in partition.clients]).unique()
+        position, other = edges_between(graph, nodes, held)
+        # The graph may be a part of another one, whose numbers its nodes have.
+        return {**args, "cross_edges": torch.stack([position, graph.nodes[other]])}
 
 
 def edges_between(graph: NodeGraph, nodes: Tensor, others: Tensor) -> Tensor:
     """Edges of ``graph`` from ``nodes`` to those of ``others`` that are not among them ``[2, E']``.
 
-    Row 0 holds places in ``nodes``, row 1 node numbers of ``graph``.
+    Row 0 holds positions in ``nodes``, row 1 node numbers of ``graph``.
     """
-    place = torch.full((graph.num_nodes,), -1, dtype=torch.long)
-    place[nodes] = torch.arange(nodes.numel())
-    wanted = torch.zeros(graph.num_nodes, dtype=torch.bool)
-    wanted[others] = True
-    wanted[nodes] = False
+    position = torch.full((graph.num_nodes,), -1, dtype=torch.long)
+    position[nodes] = torch.arange(nodes.numel())
+    wanted = index_to_mask(others, graph.num_nodes) & (position < 0)
     source, target = graph.edge_index
-    chosen = (place[source] >= 0) & wanted[target]
-    return torch.stack([place[source[chosen]], target[chosen]])
+    chosen = (position[source] >= 0) & wanted[target]
+    return torch.stack([position[source[chosen]], target[chosen]])

@@ -15,7 +15,7 @@ from flgraph.errors import EngineError, InputError, expect
 from flgraph.federation.client import Client
 from flgraph.federation.engines.base import ClientError, Engine
 from flgraph.federation.messages import Predictions, Request, Turn
-from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, state_bytes, state_name, write_file
+from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, save_file, state_bytes, state_name
 from flgraph.runs.site_states import checkpoint_label, client_label, has_state, labels_in_use, point, state_file
 
 Message = Mapping[str, Any]
@@ -269,9 +269,7 @@ class Host:
             self._go_to(name, base)
             whole = state_file(self.folder, name, label)
             whole.parent.mkdir(parents=True, exist_ok=True)
-            part = whole.with_suffix(".part")
-            write_file(state_bytes(self.clients[name].state()), part)
-            part.replace(whole)
+            save_file(self.clients[name].state(), whole)
             for old in whole.parent.glob(f"{label.partition('.')[0]}.*.ckpt"):  # of the same run
                 if old.stem not in needed:
                     old.unlink()

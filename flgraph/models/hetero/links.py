@@ -146,7 +146,7 @@ class LinkPredictor(pl.LightningModule, HeteroInputs):
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """The ranking loss with newly drawn nodes."""
         h = self.encode(batch)
-        loss = self._loss(*self._against(h, batch, batch.draw(self.num_negatives)))
+        loss = self._loss(*self._against(h, batch, batch.draw_negatives(self.num_negatives)))
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=batch.target.numel())
         return loss
 
@@ -171,7 +171,7 @@ class LinkPredictor(pl.LightningModule, HeteroInputs):
         return F.relu(self.margin - links + others).mean()
 
     def _report(self, batch: Any, stage: str) -> None:
-        links, others = self._against(self.encode(batch), batch, batch.others)
+        links, others = self._against(self.encode(batch), batch, batch.negatives)
         values = {"loss": self._loss(links, others), "mrr": mean_reciprocal_rank(links, others)}
         values["auc"] = area_under_roc(links, others)
         count = batch.target.numel()

@@ -212,7 +212,7 @@ class FedEgo(Classifier):
         if self.ego and batch.childless is not None and bool(batch.childless.any()):
             told = _below(batch.childless, batch.fanouts).logical_not().to(embedding.dtype).unsqueeze(2)
             embedding = embedding * told
-        known = getattr(batch, "known", None)
+        known = getattr(batch, "trained", None)
         if labels == "training" and known is not None:
             told = told * known[:, :positions].to(told.dtype).unsqueeze(2)
         if mixup:

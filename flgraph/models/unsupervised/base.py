@@ -193,7 +193,7 @@ class GraphEmbedding(SizedModule, ABC):
         if edges is None:
             raise InputError(
                 f"Expected `batch.{name}` to be the second view of the graphs but the batch has none; "
-                "`FlatGraphs.with_views` adds it, and DealtGraphFederation has it."
+                "`FlatGraphs.with_views` adds it, and PartitionedGraphFederation has it."
             )
         view: WeightedAdjacency = edges
         return view

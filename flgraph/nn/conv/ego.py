@@ -31,7 +31,7 @@ class EgoSAGEConv(torch.nn.Module):
 
     Shapes:
         - **input:** ``[B, P, in_channels]``; positions are hops one after another, the children of a position
-          contiguous, see :func:`flgraph.data.sample_egos`. Or ``[n, in_channels]``, a row per node, with
+          contiguous, see :func:`flgraph.data.sample_ego_graphs`. Or ``[n, in_channels]``, a row per node, with
           ``index [B, P]``, the node at every position. ``childless``, bool, tells of all positions but those of the
           last hop of the ego-graphs (the last here, or one that was left out before) whether their mean is zero
         - **output:** ``[B, P', out_channels]``, the positions of all hops but the last

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flgraph.report.charts.style import GRID, INK, MUTED, PAPER, settings
-from flgraph.runs.history import write_bytes
+from flgraph.runs.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,19 +9,28 @@ of data sets whose partitions are not at hand.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flgraph.data.hetero.container import REVERSE, EdgeType, HeteroGraph
-from flgraph.data.hetero.partition import HeteroPartition, edge_columns
-from flgraph.data.hetero.readers import HETERO_DATASETS, SPLITS, known_hetero, locate_hetero
+from flgraph.callbacks import SchemaFedAvg
+from flgraph.data.checks import edge_keys, require
+from flgraph.data.hetero.container import EdgeType, HeteroGraph
+from flgraph.data.hetero.datamodule import HeteroFederation
+from flgraph.data.hetero.partition import HeteroPartition
+from flgraph.data.hetero.readers import HETERO_DATASETS, known_hetero, locate_hetero, read_npz
+from flgraph.data.hetero.schema import REVERSE, without_reverse
 from flgraph.errors import InputError, expect, first_line
 
 AUTHORS_CLIENTS = (3, 5, 10)
-"""Numbers of clients that FedHGN's authors dealt each data set to."""
+"""Numbers of clients among which FedHGN's authors divided each data set."""
+
+SPLITS = {"random_edges": "random-edges", "random_edge_types": "random-etypes"}
+"""How they assigned edges, and what their files call it."""
 
 _SEED, _VAL_FRACTION = 12345, 0.2
 # Training nodes before validation nodes are taken away, edges, and relations, both without the reverse ones.
@@ -43,25 +52,25 @@ def authors_partition(
 
     Raises:
         InputError: there is no such partition, the file is missing or damaged, or the graph is not the one that the
-            authors dealt.
+            authors had.
     """
     known = known_hetero(name)
-    expect(split in SPLITS, "data.split", f"one of {', '.join(SPLITS)}", split)
+    expect(split in SPLITS, "data.partition", f"one of {', '.join(SPLITS)}", split)
     wanted = "one of 3, 5 and 10, which FedHGN's authors chose,"
     expect(num_clients in AUTHORS_CLIENTS, "data.num_clients", wanted, num_clients)
     kinds, ptr, edge_index = _file_order(known, root)
     train = torch.cat([graph.train, graph.val]).sort().values
     here = (train.numel(), edge_index.size(1), len(kinds))
-    theirs = "the graph that FedHGN's authors dealt, with their validation nodes,"
-    expect(known not in _COUNTS or _COUNTS[known] == here, known, theirs, "another one")
+    theirs = "the graph that FedHGN's authors had, with their validation nodes,"
+    require(known not in _COUNTS or _COUNTS[known] == here, known, theirs, "another one")
     val, edges, relations = _replay(_COUNTS | {known: here}, known, num_clients)
-    expect(torch.equal(train[val].sort().values, graph.val), known, theirs, "another one")
+    require(torch.equal(train[val].sort().values, graph.val), known, theirs, "another one")
     relation = torch.repeat_interleave(ptr.diff())
     if split == "random_edges":
         whose = [torch.tensor(sorted(chosen)) for chosen in edges]
     else:
         whose = [torch.isin(relation, torch.tensor(chosen)).nonzero()[:, 0] for chosen in relations]
-    columns = edge_columns(graph, kinds, relation, edge_index, known)
+    columns = _edge_columns(graph, kinds, relation, edge_index, known)
     clients = [columns[chosen].sort().values for chosen in whose]
     about = {"partition": "authors", "split": split, "num_clients": num_clients}
     return HeteroPartition(clients, graph.content, about)
@@ -75,9 +84,7 @@ def _file_order(known: str, root: str | Path | None) -> tuple[list[EdgeType], Te
             all_kinds, ends = [tuple(kind) for kind in file["edge_types"].tolist()], file["edge_ptr"].tolist()
             stored = torch.from_numpy(file["edge_index"].astype(np.int64))
     except Exception as error:  # an archive may be damaged in as many ways as there are
-        raise InputError(
-            f"Expected {path} to be an archive of a heterogeneous graph but got: {first_line(error)}"
-        ) from error
+        raise InputError(str(path), "an archive of a heterogeneous graph", first_line(error)) from error
     kept = [r for r, kind in enumerate(all_kinds) if not kind[1].startswith(REVERSE)]
     parts = [stored[:, ends[r] : ends[r + 1]] for r in kept]
     ptr = torch.tensor([0, *(part.size(1) for part in parts)]).cumsum(0)
@@ -87,21 +94,20 @@ def _file_order(known: str, root: str | Path | None) -> tuple[list[EdgeType], Te
 def _replay(
     counts: dict[str, tuple[int, int, int]], wanted: str, num_clients: int
 ) -> tuple[list[int], list[list[int]], list[list[int]]]:
-    """Places among the training nodes of the validation nodes, and places of edges and of relations of each client."""
+    """Positions among the training nodes of the validation nodes; those of edges and of relations of each client."""
     generator = random.Random(_SEED)
     for name in HETERO_DATASETS:
-        if name not in counts:
-            raise InputError(f"Expected the sizes of {name}, drawn before {wanted}, to be known but got none.")
+        expect(name in counts, name, f"of known sizes, as it is drawn before {wanted},", None)
         train, edges, relations = counts[name]
         val = _shuffled(generator, train)[: round(train * _VAL_FRACTION)]
         for clients in AUTHORS_CLIENTS:
-            dealt = _deal(generator, edges, clients), _deal(generator, relations, clients)
+            assigned = _assign(generator, edges, clients), _assign(generator, relations, clients)
             if (name, clients) == (wanted, num_clients):
-                return val, *dealt
+                return val, *assigned
     raise AssertionError(f"{wanted} with {num_clients} clients is none of the drawn partitions")
 
 
-def _deal(generator: random.Random, count: int, clients: int) -> list[list[int]]:
+def _assign(generator: random.Random, count: int, clients: int) -> list[list[int]]:
     """One segment each, the segment after these to k clients, what is left to all."""
     order, size = _shuffled(generator, count), count // (clients + 2)
     everyone = order[(clients + 1) * size :]
@@ -116,3 +122,103 @@ def _shuffled(generator: random.Random, count: int) -> list[int]:
     order = list(range(count))
     generator.shuffle(order)
     return order
+
+
+def read_hetero_clients(name: str, split: str, num_clients: int, root: str | Path | None = None) -> list[HeteroGraph]:
+    """Reads the clients of a partition by FedHGN's authors, with reverse relations.
+
+    Args:
+        name: of the data set, in any case.
+        split: ``"random_edges"`` or ``"random_edge_types"``.
+        num_clients: number of clients; there are files for 3 and 10 of AIFB.
+        root: folder of the data; ``$FLGRAPH_DATA`` when ``None``.
+
+    Raises:
+        InputError: there is no such file, or it is damaged.
+    """
+    known = known_hetero(name)
+    expect(split in SPLITS, "data.partition", f"one of {', '.join(SPLITS)}", split)
+    path = locate_hetero(known, f"{known.lower()}_{SPLITS[split]}_{num_clients}.npz", root)
+    return [read_npz(path, number, f"{known}, client-{number + 1}") for number in range(num_clients)]
+
+
+def partition_of(graph: HeteroGraph, clients: Sequence[HeteroGraph], settings: Mapping[str, Any]) -> HeteroPartition:
+    """The partition that ready-made clients are.
+
+    Args:
+        graph: the whole graph, without reverse relations and repeated edges.
+        clients: parts of it, whose ``nodes`` are numbers within the node types of ``graph``; reverse relations are
+            passed over.
+        settings: plain values that tell where they come from.
+
+    Raises:
+        InputError: a client has a relation or an edge that the graph lacks.
+    """
+    chosen = []
+    for client in clients:
+        part = without_reverse(client)
+        # From numbers among the client's nodes to numbers within the node types of the whole graph.
+        ends = part.nodes[part.edge_index]
+        chosen.append(_edge_columns(graph, part.edge_types, part.relation, ends, client.name).sort().values)
+    return HeteroPartition(chosen, graph.content, dict(settings))
+
+
+def _edge_columns(
+    graph: HeteroGraph, kinds: Sequence[EdgeType], relation: Tensor, edge_index: Tensor, name: str
+) -> Tensor:
+    """Which columns of a graph's ``edge_index`` some edges are.
+
+    Args:
+        graph: the graph, without repeated edges.
+        kinds: relations that the edges have.
+        relation: relation of each edge, its position in ``kinds``, ``[E]``.
+        edge_index: sources and targets, numbered within their node types, ``[2, E]``.
+        name: what error messages call the edges' owner.
+
+    Raises:
+        InputError: the graph lacks a relation or an edge.
+    """
+    n, number = graph.num_nodes, {kind: r for r, kind in enumerate(graph.edge_types)}
+    first = dict(zip(graph.node_types, graph.node_ptr.tolist(), strict=False))
+    unknown = [kind[1] for kind in kinds if kind not in number]
+    expect(not unknown, f"{name}.edge_types", f"relations of `{graph.name}`", ", ".join(unknown[:3]))
+    shift = torch.tensor([[first[kind[0]], first[kind[2]]] for kind in kinds], dtype=torch.long).view(-1, 2).t()
+    source, target = edge_index + shift[:, relation]
+    keys = edge_keys(graph.edge_index.flip(0), n, graph.relation)
+    numbers = torch.tensor([number[kind] for kind in kinds], dtype=torch.long)
+    wanted = edge_keys(torch.stack([target, source]), n, numbers[relation])
+    found = torch.searchsorted(keys, wanted).clamp(max=max(0, keys.numel() - 1))
+    missing = int((keys[found] != wanted).sum())
+    require(missing == 0, f"{name}.edges", f"edges of `{graph.name}`", f"{missing} others")
+    return found
+
+
+class PublishedHeteroFederation(HeteroFederation):
+    """The partitions of FedHGN's authors of the data sets in :data:`~flgraph.data.hetero.readers.HETERO_DATASETS`.
+
+    Arguments are those of :class:`~flgraph.data.HeteroFederation`; ``partition`` and ``num_clients`` name one of the
+    authors' partitions, see :func:`authors_partition`.
+    """
+
+    def make_partition(self, graph: HeteroGraph) -> HeteroPartition:
+        """Which edges the authors gave to whom."""
+        wanted = "the name of a data set, whose partition FedHGN's authors published,"
+        expect(isinstance(self.dataset, str), "data.dataset", wanted, type(self.dataset).__name__)
+        return authors_partition(str(self.dataset), graph, self.partition, self.num_clients, self.root)
+
+
+class PublishedSchemaFedAvg(SchemaFedAvg):
+    """Clients that lack a relation count with the mean of the round before.
+
+    Every client of the published code has weights for all relations, and sends back untouched those that its graph
+    lacks. The fewer have a relation, the slower its mean then moves.
+    """
+
+    def relation_means(
+        self, relations: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]
+    ) -> dict[str, Tensor]:
+        means = super().relation_means(relations, weights)
+        for name, mean in means.items():
+            having = sum(weights[client] for client, own in relations.items() if name in own)
+            means[name] = torch.lerp(self._relations[name], mean, having / sum(weights.values()))
+        return means

@@ -152,34 +152,34 @@ def toy(**changes: object) -> Data:
 @pytest.mark.parametrize(
     ("dataset", "sentence"),
     [
-        ([], "Expected data `toy` to hold at least one graph but got none"),
-        ([toy(), toy(x=None)], "Expected graph 1 of `toy` to have `x` but it has none"),
-        ([toy(y=None)], "Expected graph 0 of `toy` to have `y` but it has none"),
-        ([toy(y=torch.tensor([0, 1]))], "Expected `y` of graph 0 of `toy` to be one class but got 2 values"),
-        ([toy(y=torch.tensor([0.5]))], "Expected the labels of `toy` to be whole numbers"),
-        ([toy(y=torch.tensor([-1]))], "Expected the labels of `toy` to be 0 or more but got -1"),
+        ([], "Expected `toy` to be at least one graph but got none"),
+        ([toy(), toy(x=None)], "Expected `toy.x` to be a tensor but got None in graph 1"),
+        ([toy(y=None)], "Expected `toy.y` to be a tensor but got None in graph 0"),
+        ([toy(y=torch.tensor([0, 1]))], "Expected `toy.y` to be one class but got 2 values in graph 0"),
+        ([toy(y=torch.tensor([0.5]))], "Expected `toy.y` to be whole numbers"),
+        ([toy(y=torch.tensor([-1]))], "Expected `toy.y` to be 0 or more but got -1"),
         (
             [toy(), toy(x=torch.ones(2, 3))],
-            r"Expected all graphs of `toy` to have equally many features but got \[1, 3\]",
+            r"Expected `toy.x` to be of equally many features in all graphs but got \[1, 3\]",
         ),
-        ([toy(), toy(x=torch.tensor([[1.0], [float("nan")]]))], "to be finite but graph 1 holds NaN or infinity"),
+        ([toy(), toy(x=torch.tensor([[1.0], [float("nan")]]))], "to be finite but got NaN or infinity in graph 1"),
         (
             [toy(), toy(edge_index=torch.tensor([[0], [2]]))],
-            r"edges of graph 1 of `toy` to join nodes 0 to 1 but got \[0, 2\]",
+            r"`toy.edge_index` to be edges between nodes 0 to 1 but got \[0, 2\] in graph 1",
         ),
         (
             [toy(), toy(edge_index=torch.tensor([[0.0], [1.0]]))],
-            r"`edge_index` of graph 1 of `toy` to be whole numbers of shape \[2, E\] but got torch.float32 of shape",
+            r"`toy.edge_index` to be node numbers of an integer type but got torch.float32 in graph 1",
         ),
-        ([toy(edge_index=torch.empty(0))], r"`edge_index` of graph 0 .* but got torch.float32 of shape \[0\]"),
+        ([toy(edge_index=torch.empty(0))], r"`toy.edge_index` to be of shape \[2, E\] but got \[0\] in graph 0"),
         (
             [toy(edge_index=torch.zeros(3, 2).long())],
-            r"`edge_index` of graph 0 .* but got torch.int64 of shape \[3, 2\]",
+            r"`toy.edge_index` to be of shape \[2, E\] but got \[3, 2\] in graph 0",
         ),
-        ([toy(y=torch.tensor([float("inf")]))], "Expected the labels of `toy` to be whole numbers"),
+        ([toy(y=torch.tensor([float("inf")]))], "Expected `toy.y` to be whole numbers"),
         (
             [toy(edge_index=torch.tensor([[-1], [0]]))],
-            r"edges of graph 0 of `toy` to join nodes 0 to 1 but got \[-1, 0\]",
+            r"`toy.edge_index` to be edges between nodes 0 to 1 but got \[-1, 0\] in graph 0",
         ),
     ],
 )
@@ -198,19 +198,20 @@ def test_a_graph_without_edges_may_have_them_of_any_type() -> None:
 def test_errors_of_tensors() -> None:
     flat = flatten(make_dataset(True))
     parts = (flat.x, flat.edge_index, flat.y, flat.node_ptr, flat.edge_ptr)
-    with pytest.raises(InputError, match=r"Expected node tensor `s` of `g` to have 34 rows but got 3"):
+    with pytest.raises(InputError, match=r"Expected `g.s` to be of 34 rows but got 3"):
         FlatGraphs(*parts, name="g", node_tensors={"s": torch.ones(3, 1)})
-    with pytest.raises(InputError, match=r"Expected `edge_index` of `graphs` to be of shape \[2, E\] but got"):
+    with pytest.raises(InputError, match=r"Expected `graphs.edge_index` to be of shape \[2, E\] but got"):
         FlatGraphs(flat.x, flat.edge_index[0], *parts[2:])
     one_way = FlatGraphs.from_pyg([toy(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1], [1, 2]]))], "g")
     x, edges, *rest = one_way.x, one_way.edge_index, one_way.y, one_way.node_ptr, one_way.edge_ptr
-    with pytest.raises(InputError, match="edges of `g` to be sorted by source and target but some are not"):
+    with pytest.raises(InputError, match="to be sorted by source and target but got edges that are not"):
         FlatGraphs(x, edges.flip(1), *rest, name="g")
-    with pytest.raises(InputError, match="edges of `g` to go both ways, as `undirected` says, but not all do"):
+    with pytest.raises(InputError, match="both directions, as `undirected` says, but got edges in one"):
         FlatGraphs(x, edges, *rest, name="g", undirected=True)
     for wrong in (0, 2, 3, 4):
         cut = [part[:-1] if number == wrong else part for number, part in enumerate(parts)]
         with pytest.raises(
-            InputError, match=r"Expected `(node|edge)_ptr` of `graphs` to be \d+ numbers rising from 0 to"
+            InputError,
+            match=r"`graphs.(node|edge)_ptr` to be (rising from 0 to|of shape \[\d+\] and int64)",
         ):
             FlatGraphs(*cut)

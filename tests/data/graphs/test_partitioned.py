@@ -8,7 +8,7 @@ import torch
 from torch_geometric.data import Data
 
 from flgraph.callbacks import Local, PredictedLabels
-from flgraph.data import DealtGraphFederation, Diffusion, FlatGraphs, GraphLoader, ViewDataModule
+from flgraph.data import Diffusion, FlatGraphs, GraphLoader, PartitionedGraphFederation, ViewDataModule
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.models import GNN
@@ -20,16 +20,16 @@ def graphs(graph_list: Callable[..., list[Data]]) -> FlatGraphs:
 
 
 def test_any_graphs(graphs: FlatGraphs, graph_list: Callable[..., list[Data]]) -> None:
-    data = DealtGraphFederation(graph_list(40), 4)
+    data = PartitionedGraphFederation(graph_list(40), 4)
     data.setup()
-    given = DealtGraphFederation(graphs, 4)
+    given = PartitionedGraphFederation(graphs, 4)
     given.setup()
     assert [data.client(name).num_train_samples for name in data.clients] == [10] * 4
     for name in data.clients:
         assert torch.equal(data.client(name).graphs.x, given.client(name).graphs.x)
     plain: Any = {"alpha": 0.3}
     with pytest.raises(InputError, match=r"Expected `data.diffusion` to be a Diffusion but got 'dict'"):
-        DealtGraphFederation(graphs, diffusion=plain)
+        PartitionedGraphFederation(graphs, diffusion=plain)
 
 
 def test_classifiers_call_the_graphs_of_all_clients_by_their_name(
@@ -37,7 +37,7 @@ def test_classifiers_call_the_graphs_of_all_clients_by_their_name(
 ) -> None:
     """Also where a client has no test graphs of its own, so that they are its first loader."""
     for fractions, own in (((1.0, 0.0, 0.0), set()), ((0.5, 0.25, 0.25), {"test"})):
-        data = DealtGraphFederation(graphs, 2, fractions=fractions)
+        data = PartitionedGraphFederation(graphs, 2, fractions=fractions)
         trainer = federate(Local(), rounds=1, callbacks=[PredictedLabels()])
         results = trainer.fit(GNN(hidden_channels=4, num_layers=1), data)
         first, second = (results["final"]["clients"][name] for name in data.clients)
@@ -49,7 +49,7 @@ def test_classifiers_call_the_graphs_of_all_clients_by_their_name(
 
 
 def test_statistics(graphs: FlatGraphs) -> None:
-    data = DealtGraphFederation(graphs, 4, emd=0.6, tolerance=0.05)
+    data = PartitionedGraphFederation(graphs, 4, emd=0.6, tolerance=0.05)
     data.setup()
     told = data.statistics
     assert data.name == "toy-emd0.6"
@@ -64,7 +64,7 @@ def test_statistics(graphs: FlatGraphs) -> None:
 
 def test_deterministic_in_its_seed(graphs: FlatGraphs) -> None:
     def contents(seed: int) -> list[Any]:
-        data = DealtGraphFederation(graphs, 4, emd=0.6, tolerance=0.05, partition_seed=seed)
+        data = PartitionedGraphFederation(graphs, 4, emd=0.6, tolerance=0.05, partition_seed=seed)
         data.setup()
         return [data.client(name).settings["content"] for name in data.clients]
 
@@ -73,7 +73,7 @@ def test_deterministic_in_its_seed(graphs: FlatGraphs) -> None:
 
 
 def test_loaders(graphs: FlatGraphs) -> None:
-    data = DealtGraphFederation(graphs, 4, batch_size=3, fractions=(0.6, 0.2, 0.2))
+    data = PartitionedGraphFederation(graphs, 4, batch_size=3, fractions=(0.6, 0.2, 0.2))
     data.setup()
     first, second = (data.client(name) for name in data.clients[:2])
     local, everywhere = first.test_dataloader()  # type: ignore[misc]
@@ -98,7 +98,7 @@ def test_one_training_graph(graphs: FlatGraphs) -> None:
 
 
 def test_settings_tell_the_data_apart(graphs: FlatGraphs) -> None:
-    data = DealtGraphFederation(graphs, 2, diffusion=Diffusion(kind="heat", time=3.0))
+    data = PartitionedGraphFederation(graphs, 2, diffusion=Diffusion(kind="heat", time=3.0))
     data.setup()
     settings = data.client("client-1").settings
     assert settings["diffusion"]["time"] == 3.0
@@ -116,4 +116,4 @@ def test_settings_tell_the_data_apart(graphs: FlatGraphs) -> None:
 )
 def test_refusals(graphs: FlatGraphs, wrong: dict[str, Any], field: str) -> None:
     with pytest.raises(InputError, match=f"Expected `{field}"):
-        DealtGraphFederation(graphs, **wrong)
+        PartitionedGraphFederation(graphs, **wrong)

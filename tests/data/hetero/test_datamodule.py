@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch_geometric.data import HeteroData
 
 from flgraph.callbacks import FedAvg, Local
 from flgraph.data import HeteroDataModule, HeteroFederation, HeteroGraph, HeteroLoader, random_edges
+from flgraph.data.hetero.schema import reordered, reverses
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.models import RGCN
@@ -28,7 +30,7 @@ def graph(names: tuple[str, ...] = ("r0", "r1", "r2", "r3", "r4", "r0"), val: bo
 
 
 def test_a_pass_is_one_batch() -> None:
-    made = graph().reordered([1, 0], range(6))
+    made = reordered(graph(), [1, 0], range(6))
     data = HeteroDataModule(made)
     (train,), (again,), (every,) = data.train_dataloader(), data.train_dataloader(), data.predict_dataloader()
     assert train is again  # what its edges are sorted into is kept
@@ -44,7 +46,7 @@ def test_a_pass_is_one_batch() -> None:
     assert data.to("cpu") is data
     assert data.num_train_samples == data.train_labels.numel() == 20
     with pytest.raises(InputError, match="at least one training node in `Toy`"):
-        HeteroDataModule(made._like(train=made.train[:0]))
+        HeteroDataModule(made.replace(train=made.train[:0]))
     assert len(HeteroLoader(made, made.train)) == 1
 
 
@@ -91,21 +93,22 @@ def test_a_federation(partition: str) -> None:
     assert whole.graph.val.numel() == 4
     given = HeteroFederation(graph(val=True), val_fraction=0.5)
     assert given.whole().graph.val.tolist() == [18, 19, 20, 21]
-    assert not HeteroFederation(graph(), reverse=False).whole().graph.reverses
+    assert not reverses(HeteroFederation(graph(), reverse=False).whole().graph)
 
 
 def test_a_manifest(tmp_path: Path) -> None:
     first = HeteroFederation(graph(), partition_seed=7)
     first.setup("fit")
-    whole, dealt = first.deal()
-    dealt.save(tmp_path / "partition.npz")
+    whole = first.read()
+    partition = first.make_partition(whole)
+    partition.save(tmp_path / "partition.npz")
     second = HeteroFederation(whole, manifest=tmp_path / "partition.npz")
     second.setup("fit")
     assert second.statistics == first.statistics
     other = HeteroFederation(graph(val=True), manifest=tmp_path / "partition.npz")
     with pytest.raises(InputError, match="`graph` to be the one with digest"):
         other.setup("fit")
-    assert random_edges(whole, 3, 7).digest == dealt.digest
+    assert random_edges(whole, 3, 7).digest == partition.digest
     with pytest.raises(InputError, match=r"`data\.num_clients` to be 3, the number of clients in .*, but got 4"):
         HeteroFederation(whole, num_clients=4, manifest=tmp_path / "partition.npz").setup("fit")
 
@@ -123,7 +126,7 @@ def test_trains_in_a_federation(federate: Callable[..., FederatedTrainer], recor
 
 
 def test_errors() -> None:
-    for change in ({"partition": "metis"}, {"split": "metis"}, {"val_fraction": 1.0}, {"partition": "authors"}):
+    for change in ({"partition": "metis"}, {"val_fraction": 1.0}):
         (field,) = change
         with pytest.raises(InputError, match=f"`data.{field}`"):
             HeteroFederation(graph(), **change)
@@ -140,25 +143,13 @@ CONFIGS = sorted(Path(__file__).parents[3].glob("configs/data/*_re*.yaml"))
 @pytest.mark.parametrize("config", CONFIGS, ids=[path.stem for path in CONFIGS])
 def test_configurations(config: Path, data_root: Path) -> None:
     arguments = yaml.safe_load(config.read_text())["data"]
-    assert arguments["class_path"] == "flgraph.data.HeteroFederation"
+    module, _, name = arguments["class_path"].rpartition(".")
     if not (data_root / "entities" / f"{arguments['init_args']['dataset'].lower()}.npz").is_file():
         pytest.skip("needs the data set in entities/")
-    data = HeteroFederation(**arguments["init_args"])
+    data = getattr(import_module(module), name)(**arguments["init_args"])
     data.setup("fit")
     assert len(data.clients) == arguments["init_args"]["num_clients"]
     assert all(client["train"] > 0 and client["val"] > 0 for client in data.statistics["clients"].values())
-
-
-def test_the_authors_clients(data_root: Path) -> None:
-    if not (data_root / "entities" / "aifb.npz").is_file():
-        pytest.skip("needs entities/aifb.npz")
-    data = HeteroFederation("AIFB", num_clients=3, partition="authors", split="random_edge_types")
-    data.setup("fit")
-    assert data.name == "aifb-authors-random-edge-types-3"
-    args = data.client("client-1").model_args
-    assert args["num_classes"] == 4
-    assert args["num_features"] == [0] * 7
-    assert sum(args["num_nodes"]) == data.statistics["clients"]["client-1"]["nodes"]
 
 
 def test_no_partition_is_the_union_of_all_partitions(federate: Callable[..., FederatedTrainer]) -> None:

@@ -11,6 +11,7 @@ from torch_geometric.data import HeteroData
 
 from flgraph.callbacks import EarlyStopping, FedHGN
 from flgraph.data import HeteroClients, HeteroFederation, HeteroGraph, HeteroLinkDataModule, LinkBatch
+from flgraph.data.hetero.schema import canonical, renamed, with_reverse
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.models import LinkPredictor
@@ -43,7 +44,7 @@ def pairs(batch: LinkBatch) -> set[tuple[int, int, int]]:
 
 
 def test_predictions_name_the_links() -> None:
-    data = HeteroLinkDataModule(graph(noise=True), test_fraction=0.2, num_others=7)
+    data = HeteroLinkDataModule(graph(noise=True), test_fraction=0.2, num_negatives=7)
     rows, (test,) = data.prediction_rows, data.predict_dataloader()
     start = dict(zip(data.graph.node_types, data.graph.node_ptr.tolist(), strict=False))
     assert set(rows["relation"]) == {"likes", "of", "knows"}
@@ -56,7 +57,7 @@ def test_predictions_name_the_links() -> None:
 
 def test_no_held_back_link_is_in_the_graph_either_way() -> None:
     whole = graph(noise=True)
-    data = HeteroLinkDataModule(whole.with_reverse(), val_fraction=0.2, test_fraction=0.1, num_others=7)
+    data = HeteroLinkDataModule(with_reverse(whole), val_fraction=0.2, test_fraction=0.1, num_negatives=7)
     (train,), (val,), (test,) = data.train_dataloader(), data.val_dataloader(), data.test_dataloader()
     rows = {kind: number for number, kind in enumerate(data.weight_rows)}
     assert data.weight_rows == [*whole.edge_types, *((t, f"rev_{name}", s) for s, name, t in whole.edge_types)]
@@ -77,18 +78,19 @@ def test_no_held_back_link_is_in_the_graph_either_way() -> None:
     assert not {(row, t, s) for row, s, t in pairs(train) if row == knows} & held
     every = pairs(train) | held
     for batch in (val, test):
-        assert batch.others is not None
-        assert batch.others.shape == (batch.target.numel(), 7)
+        assert batch.negatives is not None
+        assert batch.negatives.shape == (batch.target.numel(), 7)
         for row, source, first, count, others in zip(
-            *(part.tolist() for part in (batch.row, batch.source, batch.first, batch.count, batch.others)), strict=True
+            *(part.tolist() for part in (batch.row, batch.source, batch.first, batch.count, batch.negatives)),
+            strict=True,
         ):
             assert all(first <= other < first + count for other in others)
             assert not any((row, source, other) in every for other in others)
-    again = HeteroLinkDataModule(whole, val_fraction=0.2, test_fraction=0.1, num_others=7)
+    again = HeteroLinkDataModule(whole, val_fraction=0.2, test_fraction=0.1, num_negatives=7)
     (other,) = again.val_dataloader()
     assert torch.equal(other.target, val.target)
-    assert torch.equal(other.others, val.others)
-    assert val.to("cpu").others is val.others
+    assert torch.equal(other.negatives, val.negatives)
+    assert val.to("cpu").negatives is val.negatives
 
 
 def test_some_relations_may_be_predicted_alone() -> None:
@@ -97,7 +99,7 @@ def test_some_relations_may_be_predicted_alone() -> None:
         (batch,) = loader
         assert set(batch.row.tolist()) == {data.weight_rows.index(("user", "likes", "film"))}
     (train,) = data.train_dataloader()
-    draws = train.draw(40)
+    draws = train.draw_negatives(40)
     assert draws.min() >= 40
     assert draws.max() < 70
     assert len(draws.unique()) == 30
@@ -127,7 +129,7 @@ def test_scores_loss_and_metrics_link_by_link(
     encoder: Any, decoder: Any, federate: Callable[..., FederatedTrainer]
 ) -> None:
     torch.manual_seed(0)
-    data = HeteroLinkDataModule(graph(), num_others=5)
+    data = HeteroLinkDataModule(graph(), num_negatives=5)
     net = LinkPredictor(**data.model_args, encoder=encoder, decoder=decoder, hidden_channels=8, num_bases=3, heads=2)
     (batch,) = data.val_dataloader()
     with torch.no_grad():
@@ -139,7 +141,9 @@ def test_scores_loss_and_metrics_link_by_link(
 
         ends = list(zip(batch.source.tolist(), batch.row.tolist(), strict=True))
         links = [score(*end, target) for end, target in zip(ends, batch.target.tolist(), strict=True)]
-        others = [[score(*end, other) for other in row] for end, row in zip(ends, batch.others.tolist(), strict=True)]
+        others = [
+            [score(*end, other) for other in row] for end, row in zip(ends, batch.negatives.tolist(), strict=True)
+        ]
         torch.testing.assert_close(net(batch), torch.tensor(links), rtol=1e-4, atol=1e-4)
     flat = [(own, other) for own, row in zip(links, others, strict=True) for other in row]
     wins = [(own > other) + (own == other) / 2 for own in links for row in others for other in row]
@@ -157,13 +161,13 @@ def test_scores_loss_and_metrics_link_by_link(
 def test_clients_with_other_schemas_learn(
     encoder: str, federate: Callable[..., FederatedTrainer], recorder: Any
 ) -> None:
-    graphs = {"a": graph(0), "b": graph(1, noise=True).renamed({"film": "movie"}, {"likes": "rates"})}
+    graphs = {"a": graph(0), "b": renamed(graph(1, noise=True), {"film": "movie"}, {"likes": "rates"})}
     bases = ["convs.*.bases", "convs.*.bias", "decoder.bases", *(["convs.*.attention"] if encoder == "gat" else [])]
     stop = EarlyStopping("val/mrr", patience=100)
     trainer: Any = federate(
         FedHGN(bases=bases), rounds=15, local_epochs=3, monitor="val/mrr", callbacks=[stop], engine=recorder
     )
-    data = HeteroClients(graphs, task="links", links={"num_others": 10, "val_fraction": 0.15})
+    data = HeteroClients(graphs, task="links", links={"num_negatives": 10, "val_fraction": 0.15})
     results = trainer.fit(LinkPredictor(hidden_channels=16, num_bases=4, encoder=encoder), data)
     assert results["final"]["weighted_mean"]["test/auc"] > 0.7  # 0.5 by chance, which a third of client b's links are
     assert results["final"]["weighted_mean"]["test/mrr"] > 0.45  # 0.27 by chance
@@ -178,14 +182,14 @@ def test_clients_with_other_schemas_learn(
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
 def test_other_precisions(precision: str, federate: Callable[..., FederatedTrainer]) -> None:
-    data = HeteroFederation(graph(noise=True), partition_seed=2, task="links", num_others=4)
+    data = HeteroFederation(graph(noise=True), partition_seed=2, task="links", num_negatives=4)
     trainer = federate(FedHGN(bases=["*.bases", "convs.*.bias"]), rounds=1, monitor="val/mrr", precision=precision)
     final = trainer.fit(LinkPredictor(hidden_channels=4, num_bases=2), data)["final"]["weighted_mean"]
     assert all(math.isfinite(value) for value in final.values())
 
 
 def test_a_dealt_graph(federate: Callable[..., FederatedTrainer]) -> None:
-    data = HeteroFederation(graph(noise=True), partition_seed=2, task="links", num_others=4)
+    data = HeteroFederation(graph(noise=True), partition_seed=2, task="links", num_negatives=4)
     results = federate(FedHGN(bases=["*.bases", "convs.*.bias"]), rounds=1, monitor="val/mrr").fit(
         LinkPredictor(hidden_channels=4, num_bases=2), data
     )
@@ -194,7 +198,12 @@ def test_a_dealt_graph(federate: Callable[..., FederatedTrainer]) -> None:
 
 
 def test_bad_input() -> None:
-    for field, value in (("val_fraction", 1.0), ("test_fraction", 0.95), ("num_others", 0), ("predicted", ["hates"])):
+    for field, value in (
+        ("val_fraction", 1.0),
+        ("test_fraction", 0.95),
+        ("num_negatives", 0),
+        ("predicted", ["hates"]),
+    ):
         with pytest.raises(InputError, match=f"`data.{field}` to be "):
             HeteroLinkDataModule(graph(), **{field: value})  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"`data\.task` to be one of nodes, links but got 'graphs'"):
@@ -254,7 +263,7 @@ def test_a_relation_of_the_same_edges_tells_nothing(turned: bool, predicted: lis
 def test_the_order_of_types_means_nothing_without_labels() -> None:
     """Which type is listed first would be the target."""
     whole = graph(noise=True)
-    known = HeteroLinkDataModule(whole.canonical())
+    known = HeteroLinkDataModule(canonical(whole))
     data, other = hetero_data(noise=True), HeteroData()
     for kind in ("genre", "film", "user"):
         other[kind].update(data[kind].to_dict())
@@ -262,9 +271,9 @@ def test_the_order_of_types_means_nothing_without_labels() -> None:
         other[kind].edge_index = data[kind].edge_index
     listed = HeteroGraph.from_pyg(other, None, name="films")
     assert listed.target != whole.target
-    assert listed.canonical().content == whole.canonical().content
-    assert HeteroLinkDataModule(listed.canonical()).settings == known.settings
-    labelled = whole._like(y=torch.zeros(40, dtype=torch.long), num_classes=1)
+    assert canonical(listed).content == canonical(whole).content
+    assert HeteroLinkDataModule(canonical(listed)).settings == known.settings
+    labelled = whole.replace(y=torch.zeros(40, dtype=torch.long), num_classes=1)
     assert labelled.content != whole.content
 
 

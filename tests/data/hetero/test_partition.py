@@ -10,14 +10,12 @@ import torch
 from flgraph.data import (
     HeteroGraph,
     HeteroPartition,
-    authors_partition,
     hetero_statistics,
-    partition_of,
     random_edge_types,
     random_edges,
     read_hetero,
-    read_hetero_clients,
 )
+from flgraph.data.hetero.schema import reverses, with_reverse, without_reverse
 from flgraph.errors import InputError
 
 
@@ -63,7 +61,7 @@ def test_random_edge_types() -> None:
     assert bool((holders == holders[:, :1]).all())  # a relation goes with all of its edges
     assert sorted(holders[:, 0].tolist()) == [1] * 6 + [2] * 2 + [3] * 5
     parts = partition.cut(whole)
-    assert all(len(part.edge_types) == 2 * len(part.reverses) for part in parts)
+    assert all(len(part.edge_types) == 2 * len(reverses(part)) for part in parts)
     assert [len(part.edge_types) for part in partition.cut(whole, reverse=False)] == [
         len(part.edge_types) // 2 for part in parts
     ]
@@ -96,8 +94,6 @@ def test_parts_of_a_partition() -> None:
         assert part.num_edges == 2 * edges.numel()
         assert bool((torch.bincount(part.edge_index.flatten(), minlength=part.num_nodes) > 0).all())
     parts = partition.cut(whole)
-    again = partition_of(whole, parts, {})
-    assert again.digest == partition.digest
     table = hetero_statistics({part.name: part for part in parts})
     assert table["clients"]["toy, client-2"]["edges"] == parts[1].num_edges
     assert table["mean"]["train"] == pytest.approx(sum(part.train.numel() for part in parts) / 3)
@@ -120,7 +116,7 @@ def test_manifests(tmp_path: Path) -> None:
     np.savez(path, **stored)
     with pytest.raises(InputError, match="a partition with the digest"):
         HeteroPartition.load(path)
-    with pytest.raises(InputError, match=r"none\.npz to be a partition"):
+    with pytest.raises(InputError, match=r"none\.npz` to be a partition"):
         HeteroPartition.load(tmp_path / "none.npz")
 
 
@@ -131,105 +127,17 @@ def test_errors() -> None:
     with pytest.raises(InputError, match=r"at most 10, two less than there are relations, but got 11"):
         random_edge_types(whole, 11)
     with pytest.raises(InputError, match="`graph` to be without reverse relations"):
-        random_edges(whole.with_reverse(), 3)
+        random_edges(with_reverse(whole), 3)
     with pytest.raises(InputError, match=r"`data\.partition_seed`"):
         random_edges(whole, 3, -1)
-    with pytest.raises(InputError, match="to be edges of `toy` but got"):
-        partition_of(whole, [graph(edges=25)], {})
-    with pytest.raises(InputError, match="to be relations of `toy` but got 'r12'"):
-        partition_of(whole, [graph(relations=13)], {})
 
 
 # --------------------------------------------------------------------------------------------------------- real files
-@pytest.mark.parametrize(
-    ("split", "clients", "mean"),
-    [
-        ("random_edges", 3, (7.0, 104.0, 4818.7, 26032.0, 110.7, 27.7, 35.7)),
-        ("random_edges", 10, (7.0, 101.6, 2941.3, 10390.6, 94.1, 25.2, 29.3)),
-        ("random_edge_types", 3, (7.0, 57.3, 4600.0, 26110.0, 112.0, 28.0, 36.0)),
-        ("random_edge_types", 10, (6.0, 28.8, 2632.0, 17115.6, 107.9, 26.9, 34.2)),
-    ],
-)
-def test_the_authors_partitions(data_root: Path, split: str, clients: int, mean: tuple[float, ...]) -> None:
-    """Table 5 of the paper, as edges of the whole graph; and the clients cut from it are those of the files."""
-    if not (data_root / "entities" / "aifb.npz").is_file():
-        pytest.skip("needs entities/aifb.npz")
-    whole = read_hetero("AIFB").without_reverse()
-    given = read_hetero_clients("AIFB", split, clients)
-    partition = partition_of(whole, given, {})
-    parts = partition.cut(whole)
-    found = hetero_statistics({part.name: part for part in parts})
-    assert tuple(round(value, 1) for value in found["mean"].values()) == mean
-    assert found == hetero_statistics({client.name: client for client in given})
-    for part, client in zip(parts, given, strict=True):
-        assert set(part.edge_types) == set(client.edge_types)
-        place = client.node_types.index("Personen")
-        numbers = client.nodes[client.node_ptr[place] : client.node_ptr[place + 1]]
-        assert torch.equal(client.y, whole.y[numbers])
-        for field in ("train", "val", "test"):
-            assert bool(torch.isin(numbers[getattr(client, field)], getattr(whole, field)).all())
-    assert int((dealt(partition, whole.num_edges) == 0).sum()) == 0
-
-
-@pytest.mark.parametrize("split", ["random_edges", "random_edge_types"])
-@pytest.mark.parametrize("clients", [3, 10])
-def test_the_authors_partitions_made_again(data_root: Path, split: str, clients: int) -> None:
-    """Drawn again they are, edge by edge, those of the authors' files."""
-    if not (data_root / "entities" / "aifb.npz").is_file():
-        pytest.skip("needs entities/aifb.npz")
-    whole = read_hetero("AIFB").without_reverse()
-    given = partition_of(whole, read_hetero_clients("AIFB", split, clients), {})
-    made = authors_partition("aifb", whole, split, clients)
-    assert made.digest == given.digest
-    assert made.settings == {"partition": "authors", "split": split, "num_clients": clients}
-
-
-@pytest.mark.parametrize(
-    ("name", "split", "clients", "mean"),
-    [
-        ("AIFB", "random_edges", 5, (7.0, 103.2, 3916.8, 18140.8, 105.8, 27.8, 34.0)),
-        ("AIFB", "random_edge_types", 5, (6.4, 43.2, 3936.2, 22079.2, 112.0, 28.0, 36.0)),
-        ("MUTAG", "random_edges", 3, (5.0, 50.0, 22969.0, 78986.7, 218.0, 54.0, 68.0)),
-        ("MUTAG", "random_edges", 5, (5.0, 50.0, 19961.2, 54976.8, 217.8, 54.0, 68.0)),
-        ("MUTAG", "random_edges", 10, (5.0, 49.0, 14661.6, 31489.8, 217.1, 54.0, 68.0)),
-        ("MUTAG", "random_edge_types", 3, (4.3, 26.7, 20185.7, 77898.7, 218.0, 54.0, 68.0)),
-        ("MUTAG", "random_edge_types", 5, (4.2, 23.6, 24098.4, 76971.2, 212.4, 53.0, 67.0)),
-        ("MUTAG", "random_edge_types", 10, (3.7, 13.0, 19670.1, 49366.6, 207.1, 52.4, 66.2)),
-    ],
-)
-def test_the_authors_partitions_without_a_file(
-    data_root: Path, name: str, split: str, clients: int, mean: tuple[float, ...]
-) -> None:
-    """Those that no file is at hand of have all seven statistics of Table 5 of the paper, to the last digit."""
-    if not (data_root / "entities" / f"{name.lower()}.npz").is_file():
-        pytest.skip(f"needs entities/{name.lower()}.npz")
-    whole = read_hetero(name).without_reverse()
-    parts = authors_partition(name, whole, split, clients).cut(whole)
-    found = hetero_statistics({part.name: part for part in parts})["mean"]
-    assert tuple(round(value, 1) for value in found.values()) == mean
-
-
-def test_another_graph_is_not_taken_for_the_authors(data_root: Path) -> None:
-    if not (data_root / "entities" / "aifb.npz").is_file():
-        pytest.skip("needs entities/aifb.npz")
-    whole = read_hetero("AIFB").without_reverse()
-    with pytest.raises(InputError, match="one of 3, 5 and 10, which FedHGN's authors chose, but got 4"):
-        authors_partition("AIFB", whole, "random_edges", 4)
-    other = read_hetero("AIFB").without_reverse()
-    other.train, other.val = torch.cat([other.train, other.val]).sort().values.tensor_split([112])
-    with pytest.raises(InputError, match="`AIFB` to be the graph that FedHGN's authors dealt"):
-        authors_partition("AIFB", other, "random_edges", 3)
-    other = read_hetero("AIFB").without_reverse()
-    other = other.cut(torch.arange(1, other.num_edges), "less")
-    with pytest.raises(InputError, match="to be edges of `less` but got '1 others'"):
-        authors_partition("AIFB", other, "random_edges", 3)
-
-
 def test_own_partitions_have_the_published_sizes(data_root: Path) -> None:
     """Mean edges per client of Random Edges, and mean relations of Random Edge Types, as in Table 5."""
     if not (data_root / "entities" / "mutag.npz").is_file():
         pytest.skip("needs entities/mutag.npz")
-    whole = read_hetero("MUTAG").without_reverse()
+    whole = without_reverse(read_hetero("MUTAG"))
     for clients, edges in ((3, 78986.7), (5, 54976.8), (10, 31489.8)):
         sizes = [2 * part.numel() for part in random_edges(whole, clients).clients]
         assert sum(sizes) / clients == pytest.approx(edges, rel=0.005)

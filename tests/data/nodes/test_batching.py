@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.data import Data
 
-from flgraph.data import EgoBatch, EgoLoader, NodeGraph, sample_egos
+from flgraph.data import EgoBatch, EgoLoader, NodeGraph, sample_ego_graphs
 from flgraph.data.nodes.batching import hop_offsets
 from flgraph.errors import InputError
 
@@ -53,7 +53,7 @@ def test_children_are_neighbours_in_the_documented_places(
 ) -> None:
     g = graph(n, edges, seed, undirected)
     centers = torch.randint(n, (7,), generator=torch.Generator().manual_seed(seed))
-    egos = sample_egos(g.rowptr, g.col, centers, fanouts)
+    egos = sample_ego_graphs(g.rowptr, g.col, centers, fanouts)
     ends = hop_offsets(fanouts)
     assert egos.shape == (7, ends[-1])
     assert egos.dtype == torch.int64
@@ -69,7 +69,7 @@ def test_children_are_neighbours_in_the_documented_places(
 
 def test_default_shape_is_that_of_the_paper() -> None:
     g = graph()
-    assert sample_egos(g.rowptr, g.col, torch.arange(5)).shape == (5, 1 + 6 + 36)
+    assert sample_ego_graphs(g.rowptr, g.col, torch.arange(5)).shape == (5, 1 + 6 + 36)
     assert hop_offsets((6, 6)) == [0, 1, 7, 43]
     assert hop_offsets(()) == [0, 1]
 
@@ -77,7 +77,7 @@ def test_default_shape_is_that_of_the_paper() -> None:
 def test_every_neighbour_is_equally_likely() -> None:
     g = graph(12, 40, seed=4)
     torch.manual_seed(1)
-    egos = sample_egos(g.rowptr, g.col, torch.arange(12).repeat(400), (5, 3))
+    egos = sample_ego_graphs(g.rowptr, g.col, torch.arange(12).repeat(400), (5, 3))
     first = egos[:, 1:6]
     for node in range(12):
         drawn = torch.bincount(first[egos[:, 0] == node].flatten(), minlength=12)
@@ -94,15 +94,15 @@ def test_every_neighbour_is_equally_likely() -> None:
 
 def test_isolated_nodes_are_their_own_neighbours() -> None:
     rowptr, col = torch.tensor([0, 0, 1, 2, 2]), torch.tensor([2, 1])  # 1 - 2, and 0 and 3 alone
-    egos = sample_egos(rowptr, col, torch.tensor([0, 3, 1]), (3, 2))
+    egos = sample_ego_graphs(rowptr, col, torch.tensor([0, 3, 1]), (3, 2))
     assert egos[:2].tolist() == [[0] * 10, [3] * 10]
     assert egos[2].tolist() == [1, 2, 2, 2, 1, 1, 1, 1, 1, 1]
-    assert sample_egos(torch.zeros(3, dtype=torch.long), col[:0], torch.tensor([1]), (2, 2)).tolist() == [[1] * 7]
+    assert sample_ego_graphs(torch.zeros(3, dtype=torch.long), col[:0], torch.tensor([1]), (2, 2)).tolist() == [[1] * 7]
 
 
 def test_no_centers_give_no_egos() -> None:
     g = graph()
-    assert sample_egos(g.rowptr, g.col, torch.arange(0)).shape == (0, 43)
+    assert sample_ego_graphs(g.rowptr, g.col, torch.arange(0)).shape == (0, 43)
 
 
 def test_seeds_decide() -> None:
@@ -110,22 +110,22 @@ def test_seeds_decide() -> None:
     centers = torch.arange(g.num_nodes)
 
     def drawn(seed: int) -> Tensor:
-        return sample_egos(g.rowptr, g.col, centers, generator=torch.Generator().manual_seed(seed))
+        return sample_ego_graphs(g.rowptr, g.col, centers, generator=torch.Generator().manual_seed(seed))
 
     assert torch.equal(drawn(1), drawn(1))
     assert not torch.equal(drawn(1), drawn(2))
     torch.manual_seed(3)
-    before = sample_egos(g.rowptr, g.col, centers)
+    before = sample_ego_graphs(g.rowptr, g.col, centers)
     drawn(5)  # leaves the default generator alone
     torch.manual_seed(3)
-    assert torch.equal(before, sample_egos(g.rowptr, g.col, centers))
+    assert torch.equal(before, sample_ego_graphs(g.rowptr, g.col, centers))
 
 
 @pytest.mark.parametrize("fanouts", [(0,), (6, -1), (2.5,)])
 def test_fanouts_must_be_positive(fanouts: tuple[int, ...]) -> None:
     g = graph()
-    with pytest.raises(InputError, match="Expected `fanouts` to be whole numbers of 1 or more but got"):
-        sample_egos(g.rowptr, g.col, torch.arange(3), fanouts)
+    with pytest.raises(InputError, match=r"Expected `data\.fanouts` to be whole numbers of 1 or more but got"):
+        sample_ego_graphs(g.rowptr, g.col, torch.arange(3), fanouts)
 
 
 # ------------------------------------------------------------------------------------------------------------- batches
@@ -133,7 +133,7 @@ def test_fanouts_must_be_positive(fanouts: tuple[int, ...]) -> None:
 def test_batch_holds_each_node_once(sparse: bool) -> None:
     g = graph(sparse=sparse)
     assert g.is_sparse is sparse
-    egos = sample_egos(g.rowptr, g.col, torch.arange(9), (3, 2))
+    egos = sample_ego_graphs(g.rowptr, g.col, torch.arange(9), (3, 2))
     batch = EgoBatch.gather(g.x, g.y, egos, (3, 2))
     dense = batch.x.to_dense() if sparse else batch.x
     whole = g.x.to_dense() if sparse else g.x
@@ -142,7 +142,7 @@ def test_batch_holds_each_node_once(sparse: bool) -> None:
     assert torch.equal(dense[batch.index], whole[egos])
     assert torch.equal(batch.labels, g.y[egos])
     assert torch.equal(batch.y, g.y[:9])
-    assert (batch.num_egos, batch.fanouts) == (9, (3, 2))
+    assert (batch.num_ego_graphs, batch.fanouts) == (9, (3, 2))
     there = batch.to("meta")
     assert {part.device.type for part in (there.x, there.index, there.y, there.labels)} == {"meta"}
 
@@ -160,7 +160,7 @@ def test_loader_visits_all_centers_in_order() -> None:
     loader = EgoLoader(g, index, 16)
     batches = list(loader)
     assert len(loader) == len(batches) == 3
-    assert [batch.num_egos for batch in batches] == [16, 16, 9]
+    assert [batch.num_ego_graphs for batch in batches] == [16, 16, 9]
     assert [node for batch in batches for node in centers(g, batch)] == index.tolist()
 
 
@@ -187,7 +187,7 @@ def test_fraction_leaves_at_least_one() -> None:
     assert (len(empty), list(empty)) == (0, [])
 
 
-def test_clients_share_the_fixed_egos_of_a_whole_graph() -> None:
+def test_clients_share_the_fixed_ego_graphs_of_a_whole_graph() -> None:
     """Which are the same for all of them; others' seeds and parts of the graph have their own."""
     g = graph()
     everything = torch.arange(g.num_nodes)
@@ -195,7 +195,7 @@ def test_clients_share_the_fixed_egos_of_a_whole_graph() -> None:
     first, same, other = [torch.cat([batch.labels for batch in loader]) for loader in loaders]
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
-    assert loaders[0]._egos is loaders[1]._egos
+    assert loaders[0]._ego_graphs is loaders[1]._ego_graphs
     part, alone = (EgoLoader(whole, everything[:30], 16, fixed=True) for whole in (g, graph()))
     assert torch.equal(next(iter(part)).labels, next(iter(alone)).labels)
 
@@ -223,8 +223,7 @@ def test_fixed_egos_do_not_depend_on_pass_or_batch_size() -> None:
         ("data.batch_size", {"batch_size": 0}),
         ("data.epoch_fraction", {"fraction": 0.0}),
         ("data.epoch_fraction", {"fraction": 1.5}),
-        ("fanouts", {"fanouts": (0, 2)}),
-        ("data.isolated", {"isolated": "both"}),
+        ("data.fanouts", {"fanouts": (0, 2)}),
     ],
 )
 def test_loader_refuses(field: str, arguments: dict[str, Any]) -> None:

@@ -13,7 +13,8 @@ from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, remove_self_loops, subgraph, to_undirected
 
 from flgraph.data import NodeGraph
-from flgraph.data.nodes.container import normalize_rows, sorted_edges, sparse_rows
+from flgraph.data.checks import sorted_edges
+from flgraph.data.nodes.container import normalize_rows, sparse_rows
 from flgraph.errors import InputError
 from flgraph.nn.sparse.csr import take_rows
 
@@ -195,11 +196,11 @@ def test_a_directed_graph_need_not_be_symmetric() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (Data(edge_index=torch.zeros(2, 0).long(), y=torch.zeros(1)), "graph `toy` to have `x` but it has none."),
-        (Data(x=torch.rand(2, 1), edge_index=torch.zeros(2, 0).long()), "graph `toy` to have `y` but it has none."),
+        (Data(edge_index=torch.zeros(2, 0).long(), y=torch.zeros(1)), "`toy.x` to be a tensor but got None."),
+        (Data(x=torch.rand(2, 1), edge_index=torch.zeros(2, 0).long()), "`toy.y` to be a tensor but got None."),
         (
             Data(x=torch.rand(2, 1), edge_index=torch.zeros(2, 0).long(), y=torch.rand(2, 3)),
-            "`toy.y` to be of shape [N], one class per node, but got [2, 3].",
+            "`toy.y` to be of shape [2], one class per node, but got [2, 3].",
         ),
         ([raw()], "`toy` to be a torch_geometric.data.Data but got 'list'."),
         (
@@ -212,11 +213,11 @@ def test_a_directed_graph_need_not_be_symmetric() -> None:
         ),
         (
             Data(x=torch.rand(2, 1), edge_index=torch.tensor([[0.9], [1.2]]), y=torch.zeros(2)),
-            "`toy.edge_index` to be node numbers, of an integer type but got torch.float32.",
+            "`toy.edge_index` to be node numbers of an integer type but got torch.float32.",
         ),
         (
             Data(x=torch.rand(2, 1), edge_index=torch.zeros(2, 0).long(), y=torch.tensor([0, torch.inf])),
-            "`toy.y` to be whole numbers but got [0.0, inf] ...",
+            "`toy.y` to be whole numbers but got [0.0, inf].",
         ),
         (
             Data(x=torch.rand(2, 1).cfloat(), edge_index=torch.zeros(2, 0).long(), y=torch.zeros(2)),
@@ -224,7 +225,7 @@ def test_a_directed_graph_need_not_be_symmetric() -> None:
         ),
         (
             Data(x=torch.rand(2, 1), edge_index=torch.zeros(2, 0).long(), y=torch.tensor([0.5, 1])),
-            "`toy.y` to be whole numbers but got [0.5, 1.0] ...",
+            "`toy.y` to be whole numbers but got [0.5, 1.0].",
         ),
         (
             Data(x=torch.rand(2, 1), edge_index=torch.zeros(3).long(), y=torch.tensor([0, 1])),

@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from flgraph.callbacks import FedAvg, Local
-from flgraph.data import EgoBatch, NodeDataModule, NodeFederation, NodeGraph, nodes
+from flgraph.data import EgoBatch, NodeDataModule, NodeFederation, NodeGraph
+from flgraph.data.nodes import datamodule
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.federation.client import Client
@@ -52,7 +53,7 @@ class Words(pl.LightningModule):
     def _log(self, batch: EgoBatch, split: str) -> Tensor:
         logits = (batch.x.to_dense() @ self.weight)[batch.index[:, 0]]
         hits = (logits.argmax(dim=1) == batch.y).float().mean()
-        self.log(f"{split}/accuracy", hits, batch_size=batch.num_egos, add_dataloader_idx=False, on_epoch=True)
+        self.log(f"{split}/accuracy", hits, batch_size=batch.num_ego_graphs, add_dataloader_idx=False, on_epoch=True)
         return F.cross_entropy(logits, batch.y)
 
     def training_step(self, batch: EgoBatch, batch_idx: int) -> Tensor:
@@ -151,7 +152,7 @@ def test_the_global_graph_is_moved_once() -> None:
     assert data.client("client-3").to("cpu").global_graph is not one.global_graph
     del data, one, two
     gc.collect()
-    assert len(nodes._copies) == 0
+    assert len(datamodule._copies) == 0
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -184,26 +185,6 @@ def test_evaluation_is_deterministic(local: bool, everywhere: bool, expected: se
     assert client.evaluate(("val", "test")) == first
 
 
-def test_evaluation_that_samples_anew_is_that_of_its_round() -> None:
-    """A split's sample depends on seed, client, round and split; so does not what else is evaluated."""
-
-    class Drawn(Words):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("val/drawn", float(batch.x.size(0)), batch_size=1)
-
-        def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-            self.log("test/drawn", float(batch.x.size(0)), batch_size=1)
-
-    own = federation(eval_seed=None).client("client-1")
-    client = Client("client-1", Drawn(**own.model_args), own, Local(), trainer_args={"accelerator": "cpu"})
-    client.fit(1)
-    both = client.evaluate(("val", "test"), 3)
-    assert client.evaluate(("test",), 3).items() <= both.items()
-    assert any(client.evaluate(("val", "test"), round) != both for round in range(4, 12))
-    first, second = (torch.cat(client.predict().batches) for _ in range(2))
-    assert torch.equal(first, second)
-
-
 def test_predictions_name_the_nodes_of_the_whole_graph() -> None:
     whole, data = graph(), federation(num_train=10, num_query=5)
     for own in (data.client(name) for name in data.clients):
@@ -215,22 +196,6 @@ def test_predictions_name_the_nodes_of_the_whole_graph() -> None:
             assert chosen == set(own.graph.nodes[index].tolist())
             assert chosen
         assert "" in rows["split"]
-
-
-def test_evaluation_may_sample_anew() -> None:
-    """The nodes stay in their order, their neighbours do not; the run's generator decides."""
-    own = federation(eval_seed=None).client("client-1")
-    assert own.settings["eval_seed"] is None
-
-    def passes(seed: int) -> list[torch.Tensor]:
-        torch.manual_seed(seed)
-        loader = own.val_dataloader()
-        return [torch.cat([batch.x.to_dense()[batch.index] for batch in loader]) for _ in range(2)]
-
-    first, second = passes(0)
-    assert torch.equal(first[:, 0], second[:, 0])
-    assert not torch.equal(first, second)
-    assert all(torch.equal(one, other) for one, other in zip((first, second), passes(0), strict=True))
 
 
 # ------------------------------------------------------------------------------------------------- files and arguments
@@ -254,7 +219,7 @@ def test_configs(file: str, variant: str, data_root: Path) -> None:
     [
         (
             {"partition": "random"},
-            "`data.partition` to be one of label_skew, authors_label_skew, louvain, metis, dirichlet but got 'random'.",
+            "`data.partition` to be one of label_skew, louvain, metis, dirichlet but got 'random'.",
         ),
         (
             {"dataset": Data()},
@@ -279,7 +244,7 @@ def test_federation_refuses(changes: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": torch.arange(0)}, "`data` to be at least one training node in `Toy` but got 'none'."),
+        ({"train": torch.arange(0)}, "`data` to be at least one training node in `Toy` but got none."),
         ({"train": torch.tensor([400])}, "`train` to be nodes 0 to 399 of `Toy` but got [400]."),
         ({"val": torch.tensor([-1])}, "`val` to be nodes 0 to 399 of `Toy` but got [-1]."),
         ({"test": torch.zeros(400).bool()}, "`test` to be node numbers, int64 but got torch.bool."),

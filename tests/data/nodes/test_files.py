@@ -52,7 +52,7 @@ def test_refuses_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"list\.pt of a list"):
         read_nodes(str(tmp_path / "list.pt"))
     np.savez(tmp_path / "half.npz", x=X.numpy(), y=Y.numpy())
-    with pytest.raises(InputError, match=r"Expected graph `half` to have `edge_index` but it has none"):
+    with pytest.raises(InputError, match=r"Expected `half.edge_index` to be a tensor but got None"):
         read_nodes(str(tmp_path / "half.npz"))
 
 

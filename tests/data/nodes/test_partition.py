@@ -313,7 +313,9 @@ def test_others_refuse(partitioner: Callable[..., NodePartition]) -> None:
         partitioner(g, 11)
     with pytest.raises(InputError, match=r"Expected `data.fractions` to be three numbers"):
         partitioner(g, 1, fractions=(0.5, 0.1, 0.1))
-    with pytest.raises(InputError, match=r"`data.fractions` to leave nodes for the training set .* `client-1`\.$"):
+    with pytest.raises(
+        InputError, match=r"`data.fractions` to be .* leave samples for the training set .* `client-1`\.$"
+    ):
         partitioner(cliques([1]), 1, fractions=(0.1, 0.1, 0.8))
 
 
@@ -328,7 +330,7 @@ def test_dirichlet_draws_until_every_split_has_nodes() -> None:
 def test_the_fewest_nodes_that_can_be_split(fractions: tuple[float, float, float], fewest: int) -> None:
     stratified_split(torch.zeros(fewest, dtype=torch.long), fractions)
     for count in range(1, fewest):
-        with pytest.raises(InputError, match="to leave graphs for the"):
+        with pytest.raises(InputError, match="to leave samples for the"):
             stratified_split(torch.zeros(count, dtype=torch.long), fractions)
     assert fewest_for(fractions, 100) == fewest
     assert fewest_for(fractions, 2) == min(2, fewest)
@@ -342,7 +344,9 @@ def test_fractions_are_three(cut: Callable[..., NodePartition], fractions: list[
 
 
 def test_dirichlet_needs_a_draw_that_fits() -> None:
-    with pytest.raises(InputError, match=r"`data.alpha` to be large enough for 9 clients of at least 1 nodes but got"):
+    with pytest.raises(
+        InputError, match=r"`data.alpha` to be large enough for 9 clients of at least 1 samples but got"
+    ):
         dirichlet(cliques([5, 5]), 9, alpha=0.01)
     with pytest.raises(InputError, match=r"`data.alpha` to be a positive number but got -1\.$"):
         dirichlet(cliques([5, 5]), 2, alpha=-1)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from flgraph.callbacks import FedHGN
 from flgraph.data import HeteroBatch, HeteroClients, HeteroDataModule, HeteroGraph
+from flgraph.data.hetero.schema import with_reverse
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.models import HeteroGAT
@@ -33,7 +34,7 @@ def graph(seed: int = 0, kinds: int = 4, features: bool = True, dtype: torch.dty
     }
     x = {"author": torch.randn(7, 5, generator=generator)} if features else None
     splits = torch.arange(5), torch.arange(5, 7), torch.arange(7, 9)
-    made = HeteroGraph.from_edges(COUNTS, given, "paper", torch.arange(9) % 3, *splits, x=x).with_reverse()
+    made = with_reverse(HeteroGraph.from_edges(COUNTS, given, "paper", torch.arange(9) % 3, *splits, x=x))
     made.x = {kind: part.to(dtype) for kind, part in made.x.items()}
     return made
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flgraph.data import HeteroBatch, HeteroDataModule, HeteroGraph
+from flgraph.data.hetero.schema import renamed, reordered, with_reverse
 from flgraph.errors import InputError
 from flgraph.models import RGCN
 
@@ -26,7 +27,7 @@ def graph(features: bool = False) -> HeteroGraph:
     y = torch.arange(12) % 3
     y[11] = -1
     splits = torch.arange(0, 6), torch.arange(6, 8), torch.arange(8, 11)
-    return HeteroGraph.from_edges(counts, given, "paper", y, *splits, x=x).with_reverse()
+    return with_reverse(HeteroGraph.from_edges(counts, given, "paper", y, *splits, x=x))
 
 
 def batch_of(made: HeteroGraph) -> HeteroBatch:
@@ -103,7 +104,7 @@ def test_the_order_of_types_and_their_names_do_not_matter() -> None:
     made = graph()
     node_order, edge_order = [2, 0, 1], [5, 0, 3, 7, 1, 2, 6, 4]
     net = RGCN(**HeteroDataModule(made).model_args, hidden_channels=6, num_bases=2)
-    other = made.reordered(node_order, edge_order).renamed({"paper": "article"}, {"cites": "refers to"})
+    other = renamed(reordered(made, node_order, edge_order), {"paper": "article"}, {"cites": "refers to"})
     moved = RGCN(**HeteroDataModule(other).model_args, hidden_channels=6, num_bases=2)
     moved.load_state_dict({**net.state_dict(), "embedding.weight": moved.embedding.weight})
     rows = net.embedding.weight.detach().split([12, 9, 4])

@@ -17,6 +17,7 @@ from flgraph.data.nodes.datamodule import NodeDataModule
 from flgraph.errors import InputError
 from flgraph.models import EgoHead, FedEgo, MashedEgos
 from flgraph.nn import EgoSAGEConv
+from flgraph.reproduce.fedego.published import PublishedEgoLoader
 
 FANOUTS = (2, 2)
 
@@ -149,8 +150,8 @@ def test_classes_that_a_client_does_not_learn_from_are_not_told() -> None:
     """Where they are validation and test nodes'; where no ego-graph has a training node nothing is told."""
     model, batch = make().eval(), ego_batch()
     everything = model.mash(batch, labels="all").label
-    batch.known = torch.zeros(6, 7, dtype=torch.bool)
-    batch.known[:, 0] = batch.known[2:4, 1] = True
+    batch.trained = torch.zeros(6, 7, dtype=torch.bool)
+    batch.trained[:, 0] = batch.trained[2:4, 1] = True
     told = model.mash(batch).label[0]
     torch.testing.assert_close(told[0], everything[0, 0])
     torch.testing.assert_close(told[1], F.one_hot(batch.labels[2:4, 1], 3).float().mean(0))
@@ -237,9 +238,9 @@ def test_nothing_may_stand_for_missing_neighbours(ego: bool) -> None:
     model = make(ego=ego).eval()
     every = torch.arange(4)
     (with_self,) = EgoLoader(graph, every, 4, FANOUTS, fixed=True)
-    (without,) = EgoLoader(graph, every, 4, FANOUTS, fixed=True, isolated="none")
+    (without,) = PublishedEgoLoader(graph, every, 4, FANOUTS, fixed=True, isolated="none")
     closed = NodeGraph(graph.x[:3], whole, graph.y[:3], 3)
-    (none_alone,) = EgoLoader(closed, every[:3], 4, FANOUTS, fixed=True, isolated="none")
+    (none_alone,) = PublishedEgoLoader(closed, every[:3], 4, FANOUTS, fixed=True, isolated="none")
     assert with_self.childless is None
     assert none_alone.childless is None
     assert without.childless.tolist() == [[False] * 3] * 3 + [[True] * 3]

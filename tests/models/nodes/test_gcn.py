@@ -5,7 +5,7 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
-from flgraph.data import NodeGraph, WholeGraph
+from flgraph.data import NodeGraph
 from flgraph.errors import InputError
 from flgraph.models import KnownNeighbours, NodeGCN
 from flgraph.models.nodes.gcn import gcn_matrix
@@ -32,7 +32,7 @@ def test_equals_pyg(sparse: bool) -> None:
         conv.bias.data.copy_(own.bias)
     hidden = torch.relu(convs[0](made.x.to_dense() if sparse else made.x, made.edge_index))
     expected = convs[1](hidden, made.edge_index)[index]
-    logits = net(WholeGraph.of(made, index))
+    logits = net(made.batch(index))
     torch.testing.assert_close(logits, expected)
     logits.sin().sum().backward()
     expected.sin().sum().backward()
@@ -46,29 +46,29 @@ def test_what_is_known_holds_for_these_nodes_only() -> None:
     net = NodeGCN(6, 3, hidden_channels=5, dropout=0.0).eval()
     part, rest = made.subgraph(torch.arange(8)), made.subgraph(torch.arange(4, 12))
     every = torch.arange(8)
-    before = [net(WholeGraph.of(own, every)) for own in (part, rest)]
+    before = [net(own.batch(every)) for own in (part, rest)]
     whole = gcn_matrix(made.adj).to_dense()
     sums = whole @ made.x.to_dense()
     net.know(KnownNeighbours(part.nodes, sums[:8].to_sparse_csr()))
-    after = [net(WholeGraph.of(own, every)) for own in (part, rest)]
+    after = [net(own.batch(every)) for own in (part, rest)]
     assert not torch.equal(after[0], before[0])
     assert torch.equal(after[1], before[1])
     assert set(net.state_dict()) == {f"convs.{n}.{name}" for n in (0, 1) for name in ("weight", "bias")}
     net.know(KnownNeighbours(part.nodes, sums, whole[:8].to_sparse_csr()))
-    expected = NodeGCN.forward(net, WholeGraph.of(made, every))
-    torch.testing.assert_close(net(WholeGraph.of(part, every)), expected)
+    expected = NodeGCN.forward(net, made.batch(every))
+    torch.testing.assert_close(net(part.batch(every)), expected)
     net.know(None)
-    assert torch.equal(net(WholeGraph.of(part, every)), before[0])
+    assert torch.equal(net(part.batch(every)), before[0])
 
 
 def test_half_precision_and_templates() -> None:
     made = graph(True)
     net = NodeGCN(6, 3, hidden_channels=5, dropout=0.0).bfloat16()
-    assert net(WholeGraph.of(made, torch.arange(12))).dtype == torch.bfloat16
+    assert net(made.batch(torch.arange(12))).dtype == torch.bfloat16
     with pytest.raises(InputError, match=r"`model\.in_channels` and `model\.num_classes` to be given"):
-        NodeGCN()(WholeGraph.of(made, torch.arange(12)))
+        NodeGCN()(made.batch(torch.arange(12)))
     with pytest.raises(InputError, match=r"`batch\.x` to be of shape \[nodes, 5\]"):
-        NodeGCN(5, 3)(WholeGraph.of(made, torch.arange(12)))
+        NodeGCN(5, 3)(made.batch(torch.arange(12)))
     for name, value in (("hidden_channels", 0), ("dropout", 1.0)):
         with pytest.raises(InputError, match=f"`model.{name}`"):
             NodeGCN(6, 3, **{name: value})

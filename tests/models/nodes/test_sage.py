@@ -48,7 +48,7 @@ def test_equals_pyg(sparse: bool) -> None:
     made, index = graph(sparse), torch.tensor([7, 1, 11, 19])
     model = NodeSAGE(6, 3, hidden_channels=5, dropout=0.0)
     dense = made.x.to_dense() if sparse else made.x
-    torch.testing.assert_close(model(WholeGraph.of(made, index)), by_pyg(model, dense, made.edge_index)[index])
+    torch.testing.assert_close(model(made.batch(index)), by_pyg(model, dense, made.edge_index)[index])
 
 
 @pytest.mark.parametrize("sparse", [True, False])
@@ -58,7 +58,7 @@ def test_the_joint_loss_equals_the_paper_s(sparse: bool) -> None:
     model = net(hide=0.3, **weights)
     model.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     model.generator.dgen.bias.data.fill_(1.3)  # so that neighbours are generated
-    batch = WholeGraph.of(made, torch.tensor([0, 3, 4, 9, 12, 15]))
+    batch = made.batch(torch.tensor([0, 3, 4, 9, 12, 15]))
     torch.manual_seed(5)
     loss = model.training_step(batch)
 
@@ -108,7 +108,7 @@ def encoded(model: NeighGenSAGE, x: Tensor, edge_index: Tensor) -> Tensor:
 def test_graphs_are_mended() -> None:
     """Logits are those of the graph with what the generator adds; settled, they are computed once."""
     made = graph()
-    model, batch = net().eval(), WholeGraph.of(made, torch.arange(NODES))
+    model, batch = net().eval(), made.batch(torch.arange(NODES))
     model.generator.dgen.bias.data.fill_(1.3)
     z = encoded(model, made.x.to_dense(), made.edge_index)
     told = model.generator.round(model.generator.dgen(z).relu().flatten())
@@ -129,7 +129,7 @@ def test_graphs_are_mended() -> None:
     other = NodeGraph(made.x, made.edge_index[:, :0], made.y, 3)  # as many nodes, of the same numbers
     fresh = net().eval()
     fresh.load_state_dict(model.state_dict())
-    torch.testing.assert_close(model(WholeGraph.of(other, batch.index)), fresh(WholeGraph.of(other, batch.index)))
+    torch.testing.assert_close(model(other.batch(batch.index)), fresh(other.batch(batch.index)))
     torch.testing.assert_close(model(batch), fresh(batch))
     fresh.generator.fgen.layers[0].weight.data.sub_(2.0)
     model.load_state_dict(fresh.state_dict())
@@ -189,7 +189,7 @@ def test_odd_graphs(num_edges: int, hide: float, index: list[int]) -> None:
     """Without edges, with all nodes but one hidden, with no node hidden: finite losses and gradients."""
     model = net(hide=hide)
     model.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
-    batch = WholeGraph.of(graph(num_edges=num_edges), torch.tensor(index))
+    batch = graph(num_edges=num_edges).batch(torch.tensor(index))
     loss = model.training_step(batch)
     loss.backward()
     assert torch.isfinite(loss)
@@ -201,12 +201,12 @@ def test_half_precision_and_refusals() -> None:
     made = graph()
     model = net().bfloat16()
     model.generator.dgen.bias.data.fill_(1.3)
-    assert model(WholeGraph.of(made, torch.arange(NODES))).dtype == torch.bfloat16
+    assert model(made.batch(torch.arange(NODES))).dtype == torch.bfloat16
     for kind in (NodeSAGE, NeighGenSAGE):
         with pytest.raises(InputError, match=r"`model\.in_channels` and `model\.num_classes` to be given"):
-            kind()(WholeGraph.of(made, torch.arange(NODES)))
+            kind()(made.batch(torch.arange(NODES)))
         with pytest.raises(InputError, match=r"`batch\.x` to be of shape \[nodes, 5\]"):
-            kind(5, 3)(WholeGraph.of(made, torch.arange(NODES)))
+            kind(5, 3)(made.batch(torch.arange(NODES)))
         with pytest.raises(InputError, match=r"`data` to be one whose batches are whole graphs, .*type Data'"):
             kind(6, 3)(Data(x=torch.rand(3, 6), edge_index=torch.zeros(2, 0, dtype=torch.long)))
     wrong = {

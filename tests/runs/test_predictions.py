@@ -42,9 +42,14 @@ def test_scores_have_no_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("batches", "rows", "predicted", "message"),
     [
-        ([torch.zeros(3)], {}, "scores", r"client `A` to give tensors \[rows, columns\] but got \[3\]\."),
-        (["words"], {}, "scores", r"but got str\."),
-        ([], {}, "scores", r"but got none\."),
+        (
+            [torch.zeros(3)],
+            {},
+            "scores",
+            r"gives tensors \[rows, columns\] but got \[3\] in client `A`\.",
+        ),
+        (["words"], {}, "scores", r"but got str in"),
+        ([], {}, "scores", r"but got none in"),
         (TWO, {"node": [1]}, "scores", "`node of client A's prediction_rows` to be 2 values, one for each row that"),
         (TWO, {}, "logits", "`model.predicted` to be one of probabilities, embeddings, scores but got 'logits'"),
     ],

@@ -1,0 +1,117 @@
+"""What every kind of graph is checked for, and the order of its edges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
+
+from flgraph.errors import InputError, expect
+
+
+def tensor_of(data: Any, field: str, name: str) -> Tensor:
+    """A tensor of a PyG graph or store.
+
+    Raises:
+        InputError: ``data`` has no such field, or no tensor there.
+    """
+    value = data.get(field)
+    expect(isinstance(value, Tensor), f"{name}.{field}", "a tensor", None if value is None else type(value).__name__)
+    found: Tensor = value
+    return found
+
+
+def classes_of(y: Tensor, field: str) -> Tensor:
+    """Classes as int64.
+
+    Raises:
+        InputError: some are no whole numbers.
+    """
+    whole = not y.is_floating_point() or bool((y == y.round()).all() and y.isfinite().all())
+    expect(whole, field, "whole numbers", y.flatten()[:5].tolist())
+    return y.long()
+
+
+def edges_of(edge_index: Tensor, field: str) -> Tensor:
+    """``edge_index`` as int64; a tensor without elements may be of any type.
+
+    Raises:
+        InputError: it is not of shape ``[2, E]``, or of a floating type.
+    """
+    shape = list(edge_index.shape)
+    expect(len(shape) == 2 and shape[0] == 2, field, "of shape [2, E]", shape)
+    whole = not (edge_index.numel() and edge_index.is_floating_point())
+    expect(whole, field, "node numbers of an integer type", edge_index.dtype)
+    return edge_index.long()
+
+
+def require(condition: bool, field: str, expected: str, got: str) -> None:
+    """As :func:`~flgraph.errors.expect`, with ``got`` in words, which are not quoted."""
+    if not condition:
+        raise InputError(field, expected, got)
+
+
+def expect_tensor(tensor: Tensor, field: str, shape: Sequence[int | str], dtype: torch.dtype) -> None:
+    """Raises :class:`InputError` unless a tensor has this type and shape; letters stand for any size."""
+    sizes = zip(shape, tensor.shape, strict=False)
+    fits = tensor.dim() == len(shape) and all(isinstance(wanted, str) or wanted == size for wanted, size in sizes)
+    if not fits or tensor.dtype != dtype:
+        wanted, got = (f"[{', '.join(map(str, sizes))}]" for sizes in (shape, tensor.shape))
+        names = [str(kind).removeprefix("torch.") for kind in (dtype, tensor.dtype)]
+        raise InputError(field, f"of shape {wanted} and {names[0]}", f"{got}, {names[1]}")
+
+
+def expect_offsets(ptr: Tensor, field: str, count: int, total: int) -> None:
+    """Raises :class:`InputError` unless ``ptr`` are the offsets of ``count`` ranges of ``total`` things."""
+    expect_tensor(ptr, field, [count + 1], torch.long)
+    rising = int(ptr[0]) == 0 and int(ptr[-1]) == total and bool((ptr.diff() >= 0).all())
+    expect(rising, field, f"rising from 0 to {total}", [int(ptr[0]), int(ptr[-1])])
+
+
+def expect_finite(values: Tensor, field: str) -> None:
+    """Raises :class:`InputError` where a value is not a number, or infinite."""
+    require(bool(torch.isfinite(values).all()), field, "finite", "NaN or infinity")
+
+
+def expect_classes(y: Tensor, field: str, low: int, high: int | None = None) -> None:
+    """Raises :class:`InputError` unless all classes are from ``low`` to ``high``."""
+    least, most = int(y.min()), int(y.max())
+    wanted = f"{low} or more" if high is None else f"between {low} and {high}"
+    expect(least >= low and (high is None or most <= high), field, wanted, least if least < low else most)
+
+
+def expect_joined(edge_index: Tensor, num_nodes: Tensor | int, field: str, of: str = "") -> None:
+    """Raises :class:`InputError` unless edges join nodes 0 to ``num_nodes - 1``.
+
+    Args:
+        edge_index: ``[2, E]``, or ``[1, E]`` for one end of them.
+        num_nodes: one number, or one for each edge or end.
+        field: see :func:`expect`.
+        of: what nodes these are, for the message.
+    """
+    outside = (edge_index < 0) | (edge_index >= num_nodes)
+    if bool(outside.any()):
+        column = int(outside.any(dim=0).nonzero()[0])
+        count = num_nodes if isinstance(num_nodes, int) else int(num_nodes.expand_as(edge_index)[0, column])
+        expect(False, field, f"edges between nodes 0 to {count - 1}{of}", edge_index[:, column].tolist())
+
+
+def edge_keys(edge_index: Tensor, num_nodes: int, group: Tensor | int = 0) -> Tensor:
+    """Numbers ``[E]`` in the order of (group, source, target)."""
+    return (group * num_nodes + edge_index[0]) * num_nodes + edge_index[1]
+
+
+def is_symmetric(keys: Tensor, edge_index: Tensor, num_nodes: int) -> bool:
+    """Whether every edge is there in both directions, ``keys`` being the ascending ones of the edges."""
+    return torch.equal(keys, edge_keys(edge_index.flip(0), num_nodes).sort().values)
+
+
+def sorted_edges(edge_index: Tensor, num_nodes: int, undirected: bool = True) -> Tensor:
+    """``[2, E]`` sorted by (source, target), without self-loops and repeats; with reverses where undirected."""
+    edges, _ = remove_self_loops(edge_index.long())
+    form = to_undirected if undirected else coalesce
+    made: Tensor = form(edges, num_nodes=num_nodes)
+    return made

@@ -1,0 +1,51 @@
+"""What the data of every federation has: a name, clients, and its arguments."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import pytorch_lightning as pl
+
+C = TypeVar("C")
+"""A client's data."""
+
+
+class Federation(pl.LightningDataModule, Generic[C]):
+    """Several clients' data.
+
+    All constructor arguments, those of subclasses too, are in ``hparams``, which a run that goes on compares with what
+    it began with. Left out are those that say where data lies, and data itself, for which its name stands.
+
+    Args:
+        name: how runs on this data are called.
+        dataset: name of the data, where it is one data set.
+    """
+
+    name: str  # Lightning's own may be None; the trainer needs one
+
+    def __init__(self, name: str, dataset: str | None = None) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["graphs", "dataset", "root", "cache_dir", "manifest"], logger=False)
+        if dataset is not None:
+            self.hparams["dataset"] = dataset
+        self.name = name
+        self._clients: dict[str, C] = {}
+        self._statistics: dict[str, Any] = {}
+
+    @property
+    def clients(self) -> list[str]:
+        """Names of the clients; known after ``setup``."""
+        return list(self._clients)
+
+    def client(self, name: str) -> C:
+        """A client's data; known after ``setup``."""
+        return self._clients[name]
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """What the partition looks like, as plain values; known after ``setup``, and empty where there is none.
+
+        They are in ``results.json`` and TensorBoard, label counts of every client among them: for simulations, in which
+        one hand holds all data. Where clients bring their own data there are no such statistics.
+        """
+        return self._statistics

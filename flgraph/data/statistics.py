@@ -1,0 +1,90 @@
+"""What partitions look like, as plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flgraph.data.graphs.partition import label_emd
+from flgraph.data.hetero.container import HeteroGraph
+from flgraph.data.nodes.container import NodeGraph
+from flgraph.data.nodes.partition import NodePartition, edges_of_nodes
+
+
+def partition_statistics(
+    graph: NodeGraph, partition: NodePartition, names: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """What a partition looks like, as plain values.
+
+    Args:
+        graph: the whole graph.
+        partition: of its nodes.
+        names: of the clients; ``client-1`` and so on when ``None``.
+
+    Returns:
+        ``global_test`` (``nodes``, ``edges``, ``labels``: nodes per class), ``mean_emd`` and ``clients``, by name:
+        ``nodes``; ``edges``, those between its nodes, and ``edges_cut``, those from its nodes to others of the whole
+        graph (an undirected edge counts once); ``train``, ``val``, ``test``; ``train_labels``, training nodes per
+        class; ``emd``, the sum over classes of ``|P_i(c) - P(c)|`` where ``P`` are shares among training nodes, the
+        client's and those of the union of all clients' (FedEgo, Eq. 14).
+    """
+    names = names or [f"client-{number}" for number in range(1, len(partition.clients) + 1)]
+    union = torch.cat([client.train for client in partition.clients]).unique()
+    overall = _shares(graph, union)
+    clients: dict[str, dict[str, Any]] = {}
+    for name, client in zip(names, partition.clients, strict=True):
+        kept, cut = _count_edges(graph, client.nodes)
+        clients[name] = {
+            "nodes": client.nodes.numel(),
+            "edges": kept,
+            "edges_cut": cut,
+            "train": client.train.numel(),
+            "val": client.val.numel(),
+            "test": client.test.numel(),
+            "train_labels": torch.bincount(graph.y[client.train], minlength=graph.num_classes).tolist(),
+            "emd": label_emd(_shares(graph, client.train), overall),
+        }
+    return {
+        "global_test": {
+            "nodes": partition.global_test.numel(),
+            "edges": _count_edges(graph, partition.global_test)[0],
+            "labels": torch.bincount(graph.y[partition.global_test], minlength=graph.num_classes).tolist(),
+        },
+        "mean_emd": math.fsum(client["emd"] for client in clients.values()) / len(clients),
+        "clients": clients,
+    }
+
+
+def hetero_statistics(clients: Mapping[str, HeteroGraph]) -> dict[str, Any]:
+    """Node types, relations, nodes, edges, and nodes of each split: of each client, and the mean over clients."""
+    table = {
+        name: {
+            "node_types": len(graph.node_types),
+            "relations": len(graph.edge_types),
+            "nodes": graph.num_nodes,
+            "edges": graph.num_edges,
+            "train": graph.train.numel(),
+            "val": graph.val.numel(),
+            "test": graph.test.numel(),
+        }
+        for name, graph in clients.items()
+    }
+    rows = list(table.values())
+    mean = {key: sum(row[key] for row in rows) / len(rows) for key in rows[0]} if rows else {}
+    return {"clients": table, "mean": mean}
+
+
+def _count_edges(graph: NodeGraph, nodes: Tensor) -> tuple[int, int]:
+    """Edges between ``nodes``, and edges from or to others; those of undirected graphs count once."""
+    kept, cut = edges_of_nodes(graph, nodes)
+    both = 2 if graph.undirected else 1
+    return int(kept.sum()) // both, int(cut.sum()) // both
+
+
+def _shares(graph: NodeGraph, nodes: Tensor) -> Tensor:
+    counts = torch.bincount(graph.y[nodes], minlength=graph.num_classes).double()
+    return counts / counts.sum().clamp(min=1)

@@ -1,0 +1,134 @@
+"""What models for nodes and for links get at a time; batches of many graphs are PyG's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from flgraph.nn.sparse.adjacency import Adjacency
+from flgraph.nn.sparse.csr import take_rows
+from flgraph.nn.sparse.relations import Relations
+
+
+@dataclass  # not frozen, as all batches here: Lightning copies them to convert them
+class TensorBatch:
+    """Fields that are tensors, adjacencies, relations, tuples of these, or plain values."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same batch on another device."""
+        return replace(self, **{part.name: _moved(getattr(self, part.name), device) for part in fields(self)})
+
+
+@dataclass
+class EgoBatch(TensorBatch):
+    """Ego-graphs of the same shape.
+
+    Attributes:
+        x: features of the batch's distinct nodes ``[n, F]`` float32, sparse CSR where the graph's are.
+        index: position in ``x`` of every node of every ego-graph ``[B, P]``, int64; column 0 holds the centers. See
+            :func:`~flgraph.data.sample_ego_graphs` for the order of positions.
+        y: classes of the centers ``[B]``.
+        labels: classes of all positions ``[B, P]``.
+        fanouts: neighbours per node, for each hop.
+        childless: positions of all hops but the last whose children are not to count ``[B, P']``, bool; ``None`` where
+            all do.
+        trained: positions of nodes that the client trains on ``[B, P]``, bool; ``None`` where the batch does not say.
+    """
+
+    x: Tensor
+    index: Tensor
+    y: Tensor
+    labels: Tensor
+    fanouts: tuple[int, ...]
+    childless: Tensor | None = None
+    trained: Tensor | None = None
+
+    @classmethod
+    def gather(cls, x: Tensor, y: Tensor, ego_graphs: Tensor, fanouts: Sequence[int]) -> EgoBatch:
+        """The batch of ``ego_graphs [B, P]``, nodes of a graph of features ``x [N, F]`` and classes ``y [N]``."""
+        nodes, index = ego_graphs.unique(return_inverse=True)
+        labels = y[ego_graphs]
+        return cls(take_rows(x, nodes), index, labels[:, 0], labels, tuple(fanouts))
+
+    @property
+    def num_ego_graphs(self) -> int:
+        """B."""
+        return self.y.numel()
+
+
+@dataclass
+class WholeGraph(TensorBatch):
+    """A graph, and the nodes of it that a step is about.
+
+    Attributes:
+        x: features of all nodes ``[N, F]``, dense or sparse CSR.
+        adj: their adjacency.
+        nodes: their numbers in the graph that this one was cut from ``[N]``.
+        index: the nodes to classify ``[n]``, numbers of this graph.
+        y: their classes ``[n]``.
+    """
+
+    x: Tensor
+    adj: Adjacency
+    nodes: Tensor
+    index: Tensor
+    y: Tensor
+
+
+@dataclass
+class HeteroBatch(TensorBatch):
+    """A heterogeneous graph, and the nodes of it that a step is about.
+
+    Attributes:
+        x: features of each node type, ``None`` where it has none.
+        relations: all edges.
+        last: the edges into ``index``, for a last layer that needs no others.
+        index: the nodes to classify ``[n]``.
+        y: their classes ``[n]``, -1 where unknown.
+    """
+
+    x: tuple[Tensor | None, ...]
+    relations: Relations
+    last: Relations
+    index: Tensor
+    y: Tensor
+
+
+@dataclass
+class LinkBatch(TensorBatch):
+    """A heterogeneous graph, and links to be told from pairs that are none.
+
+    Attributes:
+        x: features of each node type, ``None`` where it has none.
+        relations: the edges that messages take; held-out links are not among them.
+        source: ``[P]``.
+        target: ``[P]``.
+        row: which weight the relation of each link has ``[P]``.
+        first: number of the first node of the type of each target ``[P]``.
+        count: how many nodes of that type there are ``[P]``.
+        negatives: targets that each link competes with ``[P, k]``; ``None`` where they are to be drawn.
+    """
+
+    x: tuple[Tensor | None, ...]
+    relations: Relations
+    source: Tensor
+    target: Tensor
+    row: Tensor
+    first: Tensor
+    count: Tensor
+    negatives: Tensor | None = None
+
+    def draw_negatives(self, k: int) -> Tensor:
+        """Random nodes of the targets' types, ``[P, k]``; a link's own target may be among them."""
+        draws = torch.rand(self.target.numel(), k, device=self.target.device, dtype=torch.float64)
+        return self.first.unsqueeze(1) + (draws * self.count.unsqueeze(1)).long()
+
+
+def _moved(part: Any, device: torch.device | str) -> Any:
+    if isinstance(part, tuple):
+        return tuple(_moved(member, device) for member in part)
+    return part.to(device) if hasattr(part, "to") else part

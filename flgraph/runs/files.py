@@ -1,0 +1,99 @@
+"""Files of a run: written whole or not at all, in one way for all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flgraph.errors import InputError
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Says where it was when something could not be written.
+
+    Raises:
+        InputError: the disk is full, or the folder not writable.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error  # Lightning's TensorBoard logger makes a ValueError of a full disk
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise InputError(str(folder), "writable", cause.strerror or cause) from error
+
+
+def write_bytes(content: bytes | memoryview, file: Path) -> None:
+    """Writes a file whole or not at all, also where several processes write it at the same time or the power fails.
+
+    Raises:
+        OSError: the disk is full, or the folder not writable; what was there before stays.
+    """
+    temporary = file.with_name(f".{uuid.uuid4().hex}.writing")  # without the file's name, which may have no room left
+    try:
+        with open(temporary, "xb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_text(text: str, file: Path) -> None:
+    """Writes a text file in UTF-8; see :func:`write_bytes`."""
+    write_bytes(text.encode(), file)
+
+
+def write_json(value: Any, file: Path) -> None:
+    """Writes JSON that any parser reads (NaN and infinity become null); see :func:`write_bytes`."""
+    write_text(json.dumps(finite(value), indent=2) + "\n", file)
+
+
+def finite(value: Any) -> Any:
+    """The value with mappings as dictionaries, other collections as lists, and ``None`` for NaN and infinity."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(inner) for key, inner in value.items()}
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+    return [finite(inner) for inner in value]
+
+
+def read_text(file: Path) -> str | None:
+    """A text file's content; ``None`` if there is none.
+
+    Raises:
+        InputError: the file is not text, or cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(str(file), "a readable text file", error) from error
+
+
+def digest(file: Path) -> dict[str, Any]:
+    """Size (``bytes``) and ``sha256`` of a file."""
+    with open(file, "rb") as stream:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+
+
+def flush_folder(folder: Path) -> None:
+    """Flushes to disk which files a folder has."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,112 @@
+"""Every algorithm of the package keeps what every algorithm has to keep: see :mod:`flgraph.testing`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+
+from flgraph import callbacks, models
+from flgraph.federation import Aggregator
+from flgraph.reproduce.fedego import published as fedego
+from flgraph.reproduce.fedhgn import published as fedhgn
+from flgraph.testing import check_algorithm
+
+PARITY = Path(__file__).resolve().parents[1] / "parity"
+
+SMALL = {"hidden_channels": 4, "num_layers": 2}
+EARLY_SPLIT = {"eps1": 100.0, "eps2": 0.0, "warmup": 0, "min_clients": 2}
+FEDEGO = {"server_accelerator": "cpu", "server_epochs": 1}
+
+Make = Callable[[], Any]
+ALGORITHMS: dict[str, tuple[Make, Make, str]] = {
+    "Local": (callbacks.Local, lambda: models.GNN(**SMALL), "Graphs"),
+    "FedAvg": (callbacks.FedAvg, lambda: models.GNN(**SMALL), "Graphs"),
+    "FedProx": (lambda: callbacks.FedProx(0.5), lambda: models.GNN(**SMALL), "Graphs"),
+    "FedProxAdaptive": (lambda: callbacks.FedProxAdaptive(patience=1), lambda: models.GNN(**SMALL), "Graphs"),
+    "FedPer": (callbacks.FedPer, lambda: models.GNN(**SMALL), "Graphs"),
+    "FedSage": (callbacks.FedSage, lambda: models.GNN(conv="sage", **SMALL), "Graphs"),
+    "FedStar": (callbacks.FedStar, lambda: models.FedStar(**SMALL), "Graphs"),
+    "GCFL": (lambda: callbacks.GCFL(**EARLY_SPLIT), lambda: models.GNN(**SMALL), "Graphs"),
+    "GCFLPlus": (
+        lambda: callbacks.GCFLPlus(sequence_length=2, **EARLY_SPLIT),
+        lambda: models.GNN(**SMALL),
+        "Graphs",
+    ),
+    "FCLG": (callbacks.FCLG, lambda: models.FCLG(**SMALL), "Views"),
+    "FedEgo": (lambda: callbacks.FedEgo(**FEDEGO), lambda: models.FedEgo(hidden_channels=4), "Nodes"),
+    "DFedGNN": (callbacks.DFedGNN, lambda: models.FedEgo(hidden_channels=4), "Nodes"),
+    "GraphFL": (
+        lambda: callbacks.GraphFL(num_nodes=4, meta_optimizer="adam"),
+        lambda: models.FedEgo(hidden_channels=4),
+        "Nodes",
+    ),
+    "FedGCN": (lambda: callbacks.FedGCN(2), lambda: models.NodeGCN(hidden_channels=4), "Whole"),
+    "FedSagePlus": (
+        lambda: callbacks.FedSagePlus(pretrain_epochs=1, generator_rounds=1),
+        lambda: models.NeighGenSAGE(hidden_channels=4),
+        "Whole",
+    ),
+    "FedHGN": (callbacks.FedHGN, lambda: models.RGCN(hidden_channels=4, num_bases=3), "Relations"),
+    "SchemaFedAvg": (
+        lambda: callbacks.SchemaFedAvg(0.5),
+        lambda: models.RGCN(hidden_channels=4, num_bases=0),
+        "Relations",
+    ),
+    "PublishedFedAvg": (fedego.PublishedFedAvg, lambda: models.GNN(**SMALL), "Graphs"),
+    "PublishedFedProx": (fedego.PublishedFedProx, lambda: models.GNN(**SMALL), "Graphs"),
+    "PublishedDFedGNN": (fedego.PublishedDFedGNN, lambda: models.FedEgo(hidden_channels=4), "Nodes"),
+    "GraphFLFromMean": (
+        lambda: fedego.GraphFLFromMean(num_nodes=4),
+        lambda: models.FedEgo(hidden_channels=4),
+        "Nodes",
+    ),
+    "PublishedGraphFL": (
+        lambda: fedego.PublishedGraphFL(num_nodes=4),
+        lambda: models.FedEgo(hidden_channels=4),
+        "Nodes",
+    ),
+    "PublishedFedEgo": (lambda: fedego.PublishedFedEgo(**FEDEGO), lambda: models.FedEgo(hidden_channels=4), "Nodes"),
+    "PublishedSchemaFedAvg": (
+        lambda: fedhgn.PublishedSchemaFedAvg(0.5),
+        lambda: models.RGCN(hidden_channels=4, num_bases=0),
+        "Relations",
+    ),
+}
+
+CHANGES_NOTHING = {"PublishedFedGCN"}
+"""The published code computes its average and never sends it."""
+
+
+@pytest.fixture(scope="module")
+def federations() -> Any:
+    """The module of that name beside the tests of engines."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PARITY))
+        yield import_module("federations")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_it_keeps_the_promises(name: str, federations: Any) -> None:
+    aggregator, model, data = ALGORITHMS[name]
+
+    def setup() -> tuple[Aggregator, pl.LightningModule, Any]:
+        return aggregator(), model(), getattr(federations, data)()
+
+    monitor = {"monitor": "val/loss", "monitor_mode": "min"} if data == "Views" else {}
+    check_algorithm(setup, rounds=3 if name.startswith("GCFL") else 2, local_epochs=2, client_fraction=0.8, **monitor)
+
+
+def test_none_is_missing() -> None:
+    found = {
+        name
+        for module in (callbacks, fedego, fedhgn)
+        for name, kind in inspect.getmembers(module, inspect.isclass)
+        if issubclass(kind, Aggregator)
+    }
+    assert found == ALGORITHMS.keys() | CHANGES_NOTHING

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flgraph.errors import InputError
+from flgraph.runs.compatibility import check_settings, default_arguments, flatten, sealed
+
+SETTINGS = {"seed": 0, "trainer": {"local_epochs": 1}}
+
+
+@pytest.mark.parametrize(
+    ("current", "message"),
+    [
+        ({"seed": 1, "trainer": {"local_epochs": 1}}, r"`seed` to be 0 as in checkpoint .* but got 1"),
+        ({"seed": 0, "trainer": {"local_epochs": 2}}, r"`trainer\.local_epochs` to be 1 .* but got 2"),
+        ({"seed": 0, "trainer": {"local_epochs": 1, "mu": 0.5}}, r"`trainer\.mu` to be None .* but got 0\.5"),
+        ({"seed": 0, "trainer": {}}, r"`trainer"),
+    ],
+)
+def test_settings_that_differ_are_named(current: dict[str, Any], message: str, tmp_path: Path) -> None:
+    check_settings(SETTINGS, SETTINGS, {}, tmp_path)
+    with pytest.raises(InputError, match=message):
+        check_settings(SETTINGS, current, {}, tmp_path)
+
+
+def test_tuples_equal_the_lists_they_are_saved_as(tmp_path: Path) -> None:
+    saved = json.loads(json.dumps({"base": ("convs.*",)}))
+    check_settings(saved, {"base": ("convs.*",)}, {}, tmp_path)
+
+
+def test_settings_that_older_checkpoints_lack_are_what_older_versions_did(tmp_path: Path) -> None:
+    defaults = {"trainer.initial_weights": "first", "callbacks.stop.after": (1, 2)}
+    now: dict[str, Any] = {"local_epochs": 1, "initial_weights": "first"}
+    check_settings(SETTINGS, {**SETTINGS, "trainer": now}, defaults, tmp_path)
+    check_settings(SETTINGS, {**SETTINGS, "callbacks": {"stop": {"after": (1, 2)}}}, defaults, tmp_path)
+    check_settings(SETTINGS, {**SETTINGS, "callbacks": {}}, defaults, tmp_path)
+    for value, without in (("mean", defaults), ("first", {})):
+        with pytest.raises(InputError, match=rf"`trainer\.initial_weights` to be None as in .* but got '{value}'"):
+            check_settings(SETTINGS, {**SETTINGS, "trainer": {**now, "initial_weights": value}}, without, tmp_path)
+    with pytest.raises(InputError, match=r"`callbacks` to be left out as in checkpoint .* but got it"):
+        check_settings(SETTINGS, {**SETTINGS, "callbacks": {"stop": {"after": (1, 3)}}}, defaults, tmp_path)
+
+
+def test_checkpoints_of_earlier_versions_go_on(tmp_path: Path) -> None:
+    then = {**SETTINGS, "trainer": {"aggregator": {"class": "FedEgo", "server_accelerator": "gpu"}}}
+    now = {**SETTINGS, "trainer": {"aggregator": {"class": "FedEgo", "labels": "all"}}}
+    check_settings(then, now, {"trainer.aggregator.labels": "training"}, tmp_path)
+
+
+def test_classes_are_named_by_what_they_are_chosen_for(tmp_path: Path) -> None:
+    one, other = ({"model": {"class_path": name, "init_args": {"lr": 0.1}}} for name in "AB")
+    assert flatten(one) == {"model": "A", "model.lr": 0.1}
+    with pytest.raises(InputError, match=r"`model` to be 'A' as in checkpoint .* but got 'B'"):
+        check_settings(one, other, {}, tmp_path)
+
+
+def test_default_arguments_are_plain_values() -> None:
+    class Algorithm:
+        def __init__(self, mu: float, base: tuple[str, ...] = ("a",), made: Any = Path, mode: str = "max") -> None:
+            """Takes arguments."""
+
+    assert default_arguments(Algorithm, "x.y") == {"x.y.base": ("a",), "x.y.mode": "max"}
+
+
+def test_sealed_settings_equal_those_that_they_stand_for(tmp_path: Path) -> None:
+    """A run goes from sites, who tell a digest of their data's settings, to one process, and back."""
+    settings = {"num_train_samples": 3, "num_nodes": (2, 4), "predicted": [("film", "by", "person")]}
+    read = json.loads(json.dumps(settings))  # as a manifest has them
+    assert sealed(read) == sealed(settings) == sealed(sealed(settings))
+    assert "film" not in json.dumps(sealed(settings))
+    here, there = {"data": {"A": settings}}, {"data": {"A": sealed(settings)}}
+    check_settings(there, here, {}, tmp_path)
+    check_settings({"data": {"A": read}}, there, {}, tmp_path)
+    assert sealed({**settings, "alpha": 1}) == sealed({**settings, "alpha": 1.0}) != sealed({**settings, "alpha": 1.5})
+    check_settings(
+        {"data": {"A": {**read, "trainer": {"a": 1}}}},
+        {"data": {"A": {**sealed(settings), "trainer": {"a": 1}}}},
+        {},
+        tmp_path,
+    )
+    other = {"data": {"A": {**settings, "num_nodes": (2, 5)}}}
+    with pytest.raises(
+        InputError, match=r"`data\.A` to be as in checkpoint .* \(its site tells a digest of them only\)"
+    ):
+        check_settings(there, other, {}, tmp_path)
+    with pytest.raises(InputError, match=r"`data\.A\.trainer` to be there as in checkpoint"):
+        check_settings({"data": {"A": {**sealed(settings), "trainer": {"precision": 16}}}}, here, {}, tmp_path)
