@@ -53,9 +53,7 @@ def main(args: Sequence[str]) -> None:
         return
     expect(args[0] in commands, "flare", f"followed by one of {', '.join(commands)}", args[0])
     if find_spec("nvflare") is None:
-        raise InputError(
-            "Expected NVIDIA FLARE to be installed but got no package nvflare; `pip install 'flgraph[flare]'`."
-        )
+        raise InputError("nvflare", "installed, as by `pip install 'flgraph[flare]'`,", "no such package")
     make, run = commands[args[0]]
     parser = make()
     if args[0] == "submit":  # what is not its own is of the run

@@ -119,9 +119,7 @@ def _folder_of(option: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(
-            f"Expected `{option}` to be a folder to write to but got {folder}: {error.strerror or error}."
-        ) from error
+        raise InputError(option, "a folder to write to", f"{folder}: {error.strerror or error}") from error
 
 
 def _split(text: str | None) -> list[str] | None:
