@@ -12,7 +12,8 @@ On the command line, classes of yours go by their import path, from this folder 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -21,48 +22,36 @@ from torch.nn import functional as F
 from torch_geometric.data import Batch
 from torch_geometric.nn import GraphConv, global_add_pool
 
+from flgraph.callbacks import FedAvg
 from flgraph.data import SyntheticFederation
-from flgraph.federation import Aggregator, FederatedTrainer, Payload, Route, personal, shared
-from flgraph.federation.aggregation import weighted_mean
+from flgraph.federation import FederatedTrainer, Payload, Route, personal, shared
 
 
-class ServerMomentum(Aggregator):
+class ServerMomentum(FedAvg):
     """v <- momentum v + (mean - w), w <- w + v; every client then starts from w.
 
     Args:
         momentum: 0 is FedAvg.
+        kwargs: see FedAvg.
     """
 
-    def __init__(self, momentum: float = 0.5) -> None:
-        super().__init__()
+    server_attributes = ("velocity",)  # what a stopped run needs to go on, beside the shared tensors
+
+    def __init__(self, momentum: float = 0.5, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.momentum = momentum
+        self.velocity: dict[str, Tensor] = {}
 
     def routes(self) -> list[Route]:
         # What no route names is refused, so nothing leaves a client by accident. The first match counts.
         return [*personal("embed.*"), *shared("*")]
 
     # Server half. The client half (install, train, upload what is shared) is inherited.
-    def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
-        self._weights = dict(initial)
-        self._velocity = {name: torch.zeros_like(weight) for name, weight in initial.items()}
-
-    def download(self, client: str, round: int, exchange: str) -> Payload:
-        return Payload(self._weights)
-
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> None:
-        samples = {client: float(upload.scalars["num_samples"]) for client, upload in uploads.items()}
-        for name, mean in weighted_mean(uploads, samples).items():
-            self._velocity[name] = self.momentum * self._velocity[name] + mean - self._weights[name]
-            self._weights[name] = self._weights[name] + self._velocity[name]
-
-    # What a stopped run needs to go on.
-    def server_state(self) -> Payload:
-        velocity = {f"velocity/{name}": tensor for name, tensor in self._velocity.items()}
-        return Payload({**self._weights, **velocity})
-
-    def load_server_state(self, state: Payload) -> None:
-        self._weights = {name: tensor for name, tensor in state.tensors.items() if not name.startswith("velocity/")}
-        self._velocity = {name: state.tensors[f"velocity/{name}"] for name in self._weights}
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
+        means = super().aggregate(uploads, round, exchange)
+        for name, mean in means.items():
+            self.velocity[name] = self.momentum * self.velocity.get(name, 0) + mean - self.shared[name]
+        return {name: self.shared[name] + self.velocity[name] for name in means}
 
 
 class Classifier(pl.LightningModule):

@@ -18,6 +18,11 @@ from flgraph.nn.sparse.relations import Relations
 class TensorBatch:
     """Fields that are tensors, adjacencies, relations, tuples of these, or plain values."""
 
+    @property
+    def device(self) -> torch.device | None:
+        """Where its tensors are."""
+        return next((part.device for part in vars(self).values() if isinstance(part, Tensor)), None)
+
     def to(self, device: torch.device | str) -> Self:
         """The same batch on another device."""
         return replace(self, **{part.name: _moved(getattr(self, part.name), device) for part in fields(self)})
@@ -53,11 +58,6 @@ class EgoBatch(TensorBatch):
         nodes, index = ego_graphs.unique(return_inverse=True)
         labels = y[ego_graphs]
         return cls(take_rows(x, nodes), index, labels[:, 0], labels, tuple(fanouts))
-
-    @property
-    def num_ego_graphs(self) -> int:
-        """B."""
-        return self.y.numel()
 
 
 @dataclass

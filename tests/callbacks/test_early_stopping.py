@@ -224,7 +224,10 @@ def test_bad_input(federate: Make, toy_module: Any, toy_federation: Make) -> Non
             EarlyStopping(**{field: value})  # type: ignore[arg-type]
     for callback, message in (
         (EarlyStopping("val/f1"), r"`EarlyStopping.monitor` to be one of .*val/accuracy.* but got 'val/f1'"),
-        (EarlyStopping(), r"`EarlyStopping.average` to be clients, since not all clients tell `val/samples`, but got"),
+        (
+            EarlyStopping(),
+            r"`EarlyStopping.average` to be clients, since not all clients report `val/samples`, but got",
+        ),
         (EarlyStopping(scope="clients"), "`EarlyStopping.scope` to be federation, for an algorithm in which"),
     ):
         with pytest.raises(InputError, match=message):

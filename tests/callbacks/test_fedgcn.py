@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from flgraph.callbacks import FedAvg, FedGCN, Local
+from flgraph.callbacks import FedGCN, Local
 from flgraph.data import NodeGraph, WholeGraphDataModule, WholeGraphFederation
 from flgraph.data.nodes.whole_graph import edges_between
 from flgraph.errors import InputError
-from flgraph.federation import FederatedTrainer, Payload
+from flgraph.federation import FederatedTrainer
 from flgraph.models import GNN, NodeGCN
 
 Federate = Callable[..., FederatedTrainer]
@@ -87,7 +87,7 @@ def test_the_first_layer_sums_over_the_union_graph(
     trainer.fit(net(), Parts(whole, parts, cross_edges))
     expected = (union(whole, parts, cross_edges) @ (whole.x.to_dense() if sparse else whole.x).double()).float()
     for client in trainer.engine.clients.values():
-        known = client.module.known
+        known = client.module.sums
         assert known.second is None
         torch.testing.assert_close(known.first.to_dense(), expected[known.nodes])
 
@@ -115,8 +115,8 @@ def test_of_disjoint_clients_it_is_the_whole_graph(federate: Federate) -> None:
     expected = union(whole, [list(range(NODES))], True) @ whole.x.to_dense().double()
     seen = []
     for client in trainer.engine.clients.values():
-        torch.testing.assert_close(client.module.known.first.to_dense().double(), expected[client.module.known.nodes])
-        seen += client.module.known.nodes.tolist()
+        torch.testing.assert_close(client.module.sums.first.to_dense().double(), expected[client.module.sums.nodes])
+        seen += client.module.sums.nodes.tolist()
     assert sorted(seen) == list(range(NODES))
 
 
@@ -139,10 +139,10 @@ def test_what_crosses(federate: Federate, recorder: Any) -> None:
     for _, upload in recorder.uploads():
         assert set(upload.tensors) == weights
     (first,) = [upload for name, upload in recorder.uploads("nodes") if name == "A"]
-    assert first.tensors["fedgcn.nodes"].tolist() == OVERLAPPING[0]
+    assert first.tensors["setup/nodes"].tolist() == OVERLAPPING[0]
     rows = dict(recorder.uploads("neighbours"))["B"].tensors
-    assert rows["fedgcn.value"].numel() == rows["fedgcn.col"].numel() == rows["fedgcn.rowptr"][-1]
-    assert rows["fedgcn.value"].all(), "only what is not zero"
+    assert rows["setup/value"].numel() == rows["setup/col"].numel() == rows["setup/rowptr"][-1]
+    assert rows["setup/value"].all(), "only what is not zero"
     downloads = [(turn, payload) for name, turn, payload in recorder.downloads() if name == "C"]
     assert [(turn.round, turn.name) for turn, _ in downloads] == [
         (0, "degrees"),
@@ -151,31 +151,11 @@ def test_what_crosses(federate: Federate, recorder: Any) -> None:
         (1, "evaluate"),
         (2, "evaluate"),
     ]
-    earlier = downloads[0][1].tensors["fedgcn.earlier"]
+    earlier = downloads[0][1].tensors["setup/earlier"]
     assert earlier.tolist() == [[node in part for part in OVERLAPPING[:2]] for node in OVERLAPPING[2]]
     assert set(downloads[3][1].tensors) == weights
     up = sum(len(answer) for _, turn, answer in recorder.crossed if turn.round == 0 and turn.name != "evaluate")
     assert results["setup_bytes"]["up"] == up
-
-
-def test_the_average_need_not_be_installed(federate: Federate, assert_same: Any, recorder: Any) -> None:
-    """The ablation: after the setup clients go on alone, each from weights of its own."""
-    states = []
-    for aggregator in (FedGCN(install_average=False), FedGCN(), FedAvg()):
-        engine = type(recorder)()
-        trainer: Any = federate(aggregator, rounds=3, engine=engine, enable_checkpointing=False)
-        trainer.fit(net(), Parts(graph(), DISJOINT, cross_edges=True))
-        states.append([client.module.state_dict() for client in trainer.engine.clients.values()])
-        assert len(engine.uploads()) == 9
-        sent = {turn.round for _, turn, _ in engine.downloads()}
-        assert sent == ({0} if aggregator.name == "fedgcn" and not aggregator.install_average else {0, 1, 2, 3})
-    assert not torch.equal(states[0][0]["convs.0.weight"], states[0][1]["convs.0.weight"])
-    still: Any = federate(FedGCN(install_average=False), rounds=1, enable_checkpointing=False)
-    still.fit(net(lr=0.0), Parts(graph(), DISJOINT, cross_edges=True))
-    starts = [client.module.state_dict()["convs.0.weight"] for client in still.engine.clients.values()]
-    assert not torch.equal(starts[0], starts[1])
-    assert_same(states[1][0], states[1][1])
-    assert not torch.equal(states[1][0]["convs.0.weight"], states[2][0]["convs.0.weight"])
 
 
 def test_resumed_equals_uninterrupted(federate: Federate, tmp_path: Any, assert_same: Any) -> None:
@@ -192,7 +172,7 @@ def test_resumed_equals_uninterrupted(federate: Federate, tmp_path: Any, assert_
     assert again == final
     for name, client in whole.engine.clients.items():
         assert_same(client.state(), resumed.engine.clients[name].state())
-        one, other = (t.engine.clients[name].module.known for t in (whole, resumed))
+        one, other = (t.engine.clients[name].module.sums for t in (whole, resumed))
         assert torch.equal(one.first.to_dense(), other.first.to_dense())
         assert torch.equal(one.second.to_dense(), other.second.to_dense())
     assert whole.server.state({}) == resumed.server.state({})
@@ -210,14 +190,15 @@ def test_a_client_s_model_needs_no_federation(federate: Federate, num_hops: int)
         (batch,) = data.client(name).val_dataloader()
         with torch.no_grad():
             assert torch.equal(alone(batch), client.module.eval()(batch))
-            alone.know(None)
+            alone.use_sums(None)
             assert not torch.equal(alone(batch), client.module(batch))
 
 
 def test_the_server_s_state_is_that_of_fedavg() -> None:
     one = FedGCN()
-    one.load_server_state(Payload({"w": torch.ones(2)}))
-    one.holders = {"A": ["w"]}
+    assert one.server_state() == {}
+    one.owners = {"A": ["w"]}
+    one.accept({"w": torch.ones(2)})
     download = one.download("A", 4, "train")
     assert download is not None
     assert list(download.tensors) == ["w"]

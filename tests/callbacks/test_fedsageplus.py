@@ -16,8 +16,7 @@ from torch_geometric.data import Data
 from flgraph.callbacks import FedAvg, FedSagePlus
 from flgraph.data import NodeGraph, WholeGraphDataModule
 from flgraph.errors import InputError
-from flgraph.federation import ClientError, FederatedTrainer
-from flgraph.federation.client import Turn
+from flgraph.federation import ClientError, FederatedTrainer, Request, Turn
 from flgraph.models import GNN, NeighGenSAGE, NodeSAGE
 from flgraph.runs.checkpoint import load_bytes, state_bytes
 
@@ -62,13 +61,15 @@ def test_what_crosses(federate: Federate, recorder: Any) -> None:
     names = {name for name in trainer.engine.clients["A"].module.state_dict() if name.startswith("generator.fgen.")}
     sent = {name: upload for name, upload in recorder.uploads("generate")}
     for upload in sent.values():
-        assert set(upload.tensors) == names | {"fedsageplus.z", "fedsageplus.counts"}
-        assert upload.tensors["fedsageplus.z"].size(0) == upload.tensors["fedsageplus.counts"].numel()
-        assert bool((upload.tensors["fedsageplus.counts"] > 0).all())
+        assert set(upload.tensors) == names | {"input/z", "input/counts"}
+        assert upload.tensors["input/z"].size(0) == upload.tensors["input/counts"].numel()
+        assert bool((upload.tensors["input/counts"] > 0).all())
     for name, upload in recorder.uploads("compare 1"):
-        whose = {path.removeprefix("fedsageplus.").split("/")[0] for path in upload.tensors}
+        whose = {path.split("/")[0] for path in upload.group("gradient")}
         assert whose == {"A", "B", "C"} - {name}
-        assert {"generator.fgen." + path.split("/")[1] for path in upload.tensors} == names
+        assert {f"gradient/{other}/{key.removeprefix('generator.fgen.')}" for other in whose for key in names} == set(
+            upload.tensors
+        )
     assert [name for name, _ in recorder.uploads("refine 1")] == ["A", "B", "C"]
     assert recorder.uploads("refine 2", some=False) == []
     for _, upload in recorder.uploads("train"):
@@ -94,7 +95,7 @@ def test_gradients_from_others_equal_a_loop(federate: Federate, recorder: Any) -
         weights = {key: t.clone().requires_grad_() for key, t in upload.tensors.items() if key.startswith("generator")}
         first, second = ([weights[f"generator.fgen.layers.{n}.{part}"] for part in ("weight", "bias")] for n in (0, 1))
         total = torch.zeros(())
-        for z, count in zip(upload.tensors["fedsageplus.z"], upload.tensors["fedsageplus.counts"], strict=True):
+        for z, count in zip(upload.tensors["input/z"], upload.tensors["input/counts"], strict=True):
             made = torch.tanh(second[0] @ torch.relu(first[0] @ z + first[1]) + second[1]).view(2, 7)
             for p in range(min(int(count), 2)):
                 for other in data:
@@ -125,7 +126,7 @@ def test_the_classifier_starts_from_the_first_weights(federate: Federate, record
     for client in trainer.engine.clients.values():
         (state,) = client._optimizers.optimizers
         assert {int(entry["step"]) for entry in state["state"].values()} == {1}
-        assert client.module.settled
+        assert client.module.generator_frozen
 
 
 def test_without_other_clients(federate: Federate) -> None:
@@ -155,7 +156,7 @@ def test_resumed_equals_uninterrupted(federate: Federate, tmp_path: Any, assert_
     assert again == final
     for name, client in whole.engine.clients.items():
         assert_same(client.state(), resumed.engine.clients[name].state())
-        assert client.module.settled == resumed.engine.clients[name].module.settled
+        assert client.module.generator_frozen == resumed.engine.clients[name].module.generator_frozen
     assert whole.server.state({}) == resumed.server.state({})
 
 
@@ -172,7 +173,7 @@ def test_the_noise_is_drawn_once(federate: Federate, recorder: Any) -> None:
     trainer.fit(net(lr=0.0, generator_lr=0.0), Parts())
     first, second = (dict(recorder.uploads(exchange)) for exchange in ("generate", "refine 1"))
     for name, upload in first.items():
-        assert torch.equal(upload.tensors["fedsageplus.z"], second[name].tensors["fedsageplus.z"])
+        assert torch.equal(upload.tensors["input/z"], second[name].tensors["input/z"])
 
 
 def test_noise_and_hidden_nodes_follow_from_the_site_s_seed(federate: Federate) -> None:
@@ -181,7 +182,7 @@ def test_noise_and_hidden_nodes_follow_from_the_site_s_seed(federate: Federate) 
     for seed in (1, 2):
         clients = federate(FedSagePlus(pretrain_epochs=1), rounds=1).host(net(), data, seed=seed)
         for client in clients.values():
-            client.turn(Turn(0, "generate"))
+            client.turn(Turn(0, Request.EXCHANGE, "generate"))
             module: Any = client.module
             drawn.add(module.draw_seed)
     assert len(drawn) == 2 * len(data.given)
@@ -191,13 +192,13 @@ def test_going_back_over_the_turn_that_settles(federate: Federate, assert_same: 
     """A site that is asked again for the first turn of training computes the same."""
     trainer: Any = federate(FedSagePlus(pretrain_epochs=2, generator_rounds=1), rounds=1, client_fraction=0.4)
     trainer.fit(net(), Parts())
-    name, client = next((n, c) for n, c in trainer.engine.clients.items() if not c.module.settled)
+    name, client = next((n, c) for n, c in trainer.engine.clients.items() if not c.module.generator_frozen)
     before = state_bytes(client.state())
-    turn = Turn(2, "train", trainer.server.aggregator.download(name, 2, "train").to_bytes())
+    turn = Turn(2, Request.EXCHANGE, "train", trainer.server.aggregator.download(name, 2, "train").to_bytes())
     first, state = client.turn(turn), copy.deepcopy(client.state())
-    assert client.module.settled
+    assert client.module.generator_frozen
     client.load_state(load_bytes(before, name))
-    assert not client.module.settled
+    assert not client.module.generator_frozen
     assert all(parameter.requires_grad for parameter in client.module.generator.parameters())
     assert client.turn(turn) == first
     assert_same(client.state(), state)

@@ -56,33 +56,11 @@ def test_a_relation_is_averaged_over_those_who_have_it(federate: Federate, recor
     owners = {relation: [name for name in held if relation in held[name]] for relation in relations}
     assert {len(names) for names in owners.values()} > {1}  # some have it, others lack it
     for relation, names in owners.items():
-        key = "relation/convs.1.weight/" + "|".join(relation)
+        key = "relations/convs.1.weight/" + "|".join(relation)
         counts = {name: float(sent[name].scalars["num_samples"]) for name in names}
         expected = sum(sent[name].tensors[key].double() * counts[name] for name in names) / sum(counts.values())
         for name in names:
             torch.testing.assert_close(held[name][relation], expected.float())
-
-
-def test_those_who_lack_a_relation_can_count_with_its_last_mean(federate: Federate, recorder: Any) -> None:
-    """The plain weighted mean over clients that all have all relations, where lacking ones come back as they went."""
-    trainer: Any = federate(SchemaFedAvg(lacking="as_before"), rounds=2, engine=recorder)
-    federation = data()
-    trainer.fit(net(), federation)
-    held = by_relation(trainer, federation)
-    first, sent_by_all = recorder.uploads("schema"), recorder.uploads()
-    rounds = [dict(sent_by_all[:3]), dict(sent_by_all[3:])]
-    for relation in {relation for rows in held.values() for relation in rows}:
-        key = "relation/convs.1.weight/" + "|".join(relation)
-        mean = next(payload.tensors[key] for _, payload in first if key in payload.tensors).double()
-        for sent in rounds:
-            total = sum(float(payload.scalars["num_samples"]) for payload in sent.values())
-            mean = sum(
-                payload.tensors.get(key, mean).double() * float(payload.scalars["num_samples"]) / total
-                for payload in sent.values()
-            )
-        for rows in held.values():
-            if relation in rows:
-                torch.testing.assert_close(rows[relation], mean.float())
 
 
 def test_all_start_from_the_first_holders_weights(federate: Federate) -> None:
@@ -132,11 +110,6 @@ def test_resumed_equals_uninterrupted(federate: Federate, assert_same: Callable[
     resumed = run("cut", 4, "last")
     for name, client in whole.engine.clients.items():
         assert_same(resumed.engine.clients[name].module.state_dict(), client.module.state_dict())
-
-
-def test_bad_argument() -> None:
-    with pytest.raises(InputError, match=r"`aggregator\.lacking` to be skip or as_before but got 'zero'"):
-        SchemaFedAvg(lacking="zero")  # type: ignore[arg-type]
 
 
 def test_bad_data(federate: Federate, graph_federation: Callable[..., Any]) -> None:

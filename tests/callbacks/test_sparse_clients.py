@@ -15,28 +15,10 @@ from flgraph.data import NodeDataModule, NodeGraph, WholeGraphDataModule
 from flgraph.federation import Aggregator, FederatedTrainer
 from flgraph.models import FedEgo as FedEgoNet
 from flgraph.models import NeighGenSAGE, NodeGCN
-from flgraph.reproduce.fedego.published import PublishedNodeDataModule
+from flgraph.reproduce.fedego.published import PublishedFedEgo, PublishedNodeDataModule
 
 Federate = Callable[..., FederatedTrainer]
 Kind = type[NodeDataModule] | type[WholeGraphDataModule]
-
-
-class Given:
-    """A federation of the clients given."""
-
-    name = "given"
-
-    def __init__(self, clients: dict[str, Any]) -> None:
-        self.given = clients
-
-    clients = property(lambda self: list(self.given))
-
-    def client(self, name: str) -> Any:
-        return self.given[name]
-
-    def prepare_data(self) -> None: ...
-
-    def setup(self, stage: str) -> None: ...
 
 
 def part(kind: Kind, edges: int, **kwargs: Any) -> Any:
@@ -53,7 +35,7 @@ METHODS = {
     "fedego": (FedEgo(), FedEgoNet(hidden_channels=4), NodeDataModule, {"fanouts": (2, 2)}),
     "fedego, none": (FedEgo(), FedEgoNet(hidden_channels=4), PublishedNodeDataModule, {"fanouts": (2, 2)}),
     "fedego, published": (
-        FedEgo(reduction_at="start", trees="largest"),
+        PublishedFedEgo(),
         FedEgoNet(hidden_channels=4),
         NodeDataModule,
         {"fanouts": (2, 2)},
@@ -77,16 +59,16 @@ def weights(client: Any) -> Tensor:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("others", [0, 1], ids=["alone", "beside another"])
 @pytest.mark.parametrize("edges", [0, 30], ids=["no edge", "edges"])
-def test_such_clients_train(method: str, others: int, edges: int, federate: Federate) -> None:
+def test_such_clients_train(method: str, others: int, edges: int, federate: Federate, toy_federation: Any) -> None:
     aggregator, model, kind, settings = METHODS[method]
     assert isinstance(aggregator, Aggregator)
     clients = {"A": part(kind, edges, **settings)}
     if others:
         clients["B"] = part(kind, 40, **settings)
     trainer: Any = federate(aggregator, rounds=2, enable_checkpointing=False)
-    start = {name: weights(client) for name, client in trainer.host(model, Given(clients)).items()}
+    start = {name: weights(client) for name, client in trainer.host(model, toy_federation(**clients)).items()}
     trainer = federate(aggregator, rounds=2, enable_checkpointing=False)
-    results = trainer.fit(model, Given(clients))
+    results = trainer.fit(model, toy_federation(**clients))
     assert list(results["final"]["clients"]) == list(clients)
     for name, client in trainer.engine.clients.items():
         assert weights(client).isfinite().all()

@@ -34,14 +34,14 @@ def test_unknown_data_set(call: Call, small: list[str], tu_root: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"graph_labels": None}, "to hold ALPHA_graph_labels.txt but it has no such file"),
-        ({"A": ["1, 2", "2, 100000"]}, "to join nodes 1 to 173 but got [2, 100000]"),
-        ({"A": ["0, 1"]}, "to join nodes 1 to 173 but got [0, 1]"),
-        ({"A": ["1, 173"]}, "to join nodes of one graph but got [1, 173]"),
-        ({"graph_labels": ["0"] * 39}, "to have one line for each of 40 graphs but got 39"),
+        ({"graph_labels": None}, "`ALPHA_graph_labels.txt` to be a file but got none"),
+        ({"A": ["1, 2", "2, 100000"]}, "edges between nodes 1 to 173 but got [2, 100000]"),
+        ({"A": ["0, 1"]}, "edges between nodes 1 to 173 but got [0, 1]"),
+        ({"A": ["1, 173"]}, "edges between nodes of one graph but got [1, 173]"),
+        ({"graph_labels": ["0"] * 39}, "one line for each of 40 graphs but got 39"),
         ({"graph_labels": ["0"] * 39 + ["x"]}, "`ALPHA_graph_labels.txt`"),
         ({"node_attributes": ["0.5"] * 172 + ["nan"]}, "to be finite but got NaN or infinity on line 173"),
-        ({"node_attributes": ["0.5"] * 3}, "to have one line for each of 173 nodes but got 3"),
+        ({"node_attributes": ["0.5"] * 3}, "one line for each of 173 nodes but got 3"),
     ],
     ids=["missing file", "edge beyond", "edge of 0", "edge between", "few labels", "no label", "NaN", "few nodes"],
 )
@@ -71,8 +71,11 @@ def test_malformed_data_set(
         (["--data.shards", "30"], "validation set but got [0.8, 0.1, 0.1] of 2 samples in client `ALPHA-1`."),
         (["--data.batch_size", "-1"], "Expected `data.batch_size` to be 1 or more but got -1."),
         (["--data.eval_batch_size", "0"], "Expected `data.eval_batch_size` to be 1 or more but got 0."),
-        (["--data.fractions", "[0.5, 0.1, 0.1]"], "that sum to 1, the first of them positive but got [0.5, 0.1, 0.1]"),
-        (["--data.fractions", "[0.5, 0.5]"], "that sum to 1, the first of them positive but got [0.5, 0.5]."),
+        (["--data.fractions", "[0.5, 0.1, 0.1]"], "sum to 1, the first of them positive, but got [0.5, 0.1, 0.1]"),
+        (
+            ["--data.fractions", "[0.5, 0.5]"],
+            "`data.fractions` to be three numbers of 0 or more that",
+        ),
         (["--data.features", "attributes"], "Expected `features` to be one of auto, labels, degree, mvgrl for ALPHA"),
         (["--data.rwse_dim", "0"], "Expected `data.rwse_dim` to be 1 or more but got 0."),
         (["--trainer.rounds", "0"], "Expected `trainer.rounds` to be a whole number of 1 or more but got 0."),
@@ -140,7 +143,7 @@ def make_graphs(labels: list[int], **changes: Any) -> list[Data]:
     [
         (make_graphs([0, 1, 2] * 4), {"num_classes": 2}, "Expected `two.y` to be between 0 and 1 but got 2."),
         (make_graphs([0, -1] * 6), {}, "Expected `two.y` to be 0 or more but got -1."),
-        ([], {}, "Expected `two` to be at least one graph but got none."),
+        ([], {}, "Expected `two` to be one graph or more but got none."),
         (
             make_graphs([0]),
             {},

@@ -341,7 +341,7 @@ def test_refuses_to_send_and_to_install_what_is_personal(fit: Fit) -> None:
 
     with pytest.raises(
         Exception,
-        match=r"`download` of client `A` to be one of tensors that it shares but got `first\.weight`, which it does not",
+        match=r"of client `A` to be one of tensors that it shares but got `first\.weight`, which it does not",
     ):
         fit(Pushy())
 

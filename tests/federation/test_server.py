@@ -377,7 +377,7 @@ def test_owners_share_what_only_some_have(
     assert sent["A"] - sent["C"] == {name for name in sent["A"] if name.startswith("norm.")} != set()
 
 
-# ------------------------------------------------------------------------------------------------ what aggregate returns
+# ----------------------------------------------------------------------------------------------- what aggregate returns
 class Median(FedAvg):
     """The override that comes to mind first."""
 

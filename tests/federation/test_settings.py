@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -13,9 +15,11 @@ import torch
 from torch import Tensor
 
 from flgraph.callbacks import DFedGNN, EarlyStopping, FedAvg, FedEgo, FedPer, FedProxAdaptive
+from flgraph.cli.main import main
 from flgraph.errors import InputError
 from flgraph.federation import Aggregator, Combine, FederatedCallback, FederatedTrainer, shared
 from flgraph.federation.settings import describe
+from flgraph.models import FedEgo as FedEgoNet
 
 
 class Trimmed(Combine):
@@ -25,7 +29,8 @@ class Trimmed(Combine):
         self.share, self.inner = share, inner
 
     def __call__(self, tensors: Any, weights: Any) -> dict[str, Tensor]:
-        return {name: torch.stack([own[name] for own in tensors.values()]).mean(0) for name in tensors["A"]}
+        names = next(iter(tensors.values()))
+        return {name: torch.stack([own[name] for own in tensors.values()]).mean(0) for name in names}
 
 
 class Untrimmed(Trimmed):
@@ -170,3 +175,57 @@ def test_callbacks_may_come_and_go(run: Run) -> None:
     run(callbacks=[stop()])
     assert run(rounds=3, ckpt="last", callbacks=[Plain()]).current_round == 3
     assert run(rounds=4, ckpt="last").current_round == 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"noise": 0.5}, r"`trainer\.aggregator\.noise` to be 0\.1 .* but got 0\.5"),
+        ({"server_lr": None}, r"`trainer\.aggregator\.server_lr` to be 0\.02 .* but got None"),
+        ({"server_lr": 0.03}, r"`trainer\.aggregator\.server_lr` to be 0\.02 .* but got 0\.03"),
+        ({"combine": Trimmed()}, r"`trainer\.aggregator\.combine"),
+    ],
+    ids=["noise", "server_lr left out", "server_lr", "combine"],
+)
+def test_an_algorithm_s_settings_are_compared_under_their_names(
+    changed: dict[str, Any], message: str, federate: Callable[..., Any], ego_federation: Callable[..., Any]
+) -> None:
+    """Wherever the algorithm keeps them; but where the server computes is a matter of the machine."""
+    given: dict[str, Any] = {"noise": 0.1, "server_lr": 0.02}
+    model = FedEgoNet(hidden_channels=4)
+    federate(FedEgo(**given), rounds=1).fit(model, ego_federation())
+    with pytest.raises(InputError, match=message):
+        federate(FedEgo(**{**given, **changed}), rounds=2).fit(model, ego_federation(), ckpt_path="last")
+    same = federate(FedEgo(**given, server_accelerator="cpu"), rounds=2)
+    assert same.fit(model, ego_federation(), ckpt_path="last")["rounds"] == 2
+
+
+def test_the_command_line_compares_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trimmed = f"{Trimmed.__module__}.Trimmed"
+
+    def flgraph(*args: str) -> str:
+        data = ("--data=SyntheticFederation", "--data.domains=[trees,rings]", "--data.num_graphs=12")
+        model = ("--model=GNN", "--model.hidden_channels=4", "--model.num_layers=1")
+        where = (
+            f"--trainer.default_root_dir={tmp_path}",
+            "--trainer.accelerator=cpu",
+            "--trainer.logger=false",
+            "--trainer.enable_progress_bar=false",
+        )
+        with suppress(SystemExit):
+            main(["fit", *data, *model, *where, *args])
+        return capsys.readouterr().err
+
+    aggregator = ("--trainer.aggregator=FedProx", "--trainer.aggregator.mu=0.5")
+    combine = (f"--trainer.aggregator.combine={trimmed}", "--trainer.aggregator.combine.share=0.3")
+    stopping = ("--trainer.callbacks=flgraph.callbacks.EarlyStopping", "--trainer.callbacks.patience=4")
+    last = ("--trainer.rounds=2", "--ckpt_path=last")
+    assert flgraph(*aggregator, *combine, *stopping, "--trainer.rounds=1") == ""
+    for args, sentence in (
+        ((*aggregator, *stopping), "`trainer.aggregator.combine"),
+        ((*aggregator, *combine, *stopping, "--trainer.aggregator.combine.share=0.4"), "combine.share` to be 0.3"),
+        ((*aggregator, *combine, *stopping, "--trainer.aggregator.mu=0.1"), "`trainer.aggregator.mu` to be 0.5"),
+        ((*aggregator, *combine, *stopping, "--trainer.callbacks.patience=5"), "EarlyStopping.patience` to be 4"),
+    ):
+        assert sentence in flgraph(*args, *last)
+    assert flgraph(*aggregator, *combine, *stopping, *last) == ""
