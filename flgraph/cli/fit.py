@@ -95,9 +95,9 @@ class FederatedCLI(LightningCLI):
         if engine is None or ProcessEnvironment.here().launched:
             return
         module, _, name = engine.class_path.rpartition(".")
-        kind = getattr(import_module(module), name)
-        if issubclass(kind, ProcessGroup):
-            wanted = kind(**engine.init_args.as_dict()).processes
+        cls = getattr(import_module(module), name)
+        if issubclass(cls, ProcessGroup):
+            wanted = cls(**engine.init_args.as_dict()).processes
             raise SystemExit(launcher.launch([sys.executable, *_as_module(), *self._given], wanted))
 
     def instantiate_classes(self) -> None:
@@ -122,13 +122,13 @@ class FederatedCLI(LightningCLI):
     # -------------------------------------------------------------------------------------------- the subcommands
     def validate(self, ckpt_path: str | None, **kwargs: Any) -> None:
         """Validates the run's newest checkpoint if none is named."""
-        self._tell("val", self.trainer.validate(ckpt_path=ckpt_path or "last", **kwargs))
+        self._print("val", self.trainer.validate(ckpt_path=ckpt_path or "last", **kwargs))
 
     def test(self, ckpt_path: str | None, **kwargs: Any) -> None:
         """Tests the run's newest checkpoint if none is named."""
-        self._tell("test", self.trainer.test(ckpt_path=ckpt_path or "last", **kwargs))
+        self._print("test", self.trainer.test(ckpt_path=ckpt_path or "last", **kwargs))
 
-    def _tell(self, split: str, metrics: Metrics) -> None:
+    def _print(self, split: str, metrics: Metrics) -> None:
         """Prints what was asked for where the trainer is silent (``trainer.enable_progress_bar`` is false)."""
         if self.trainer.writes and self.trainer.console.quiet:
             Console().print(MetricsTable(metrics, f"{split}, round {self.trainer.current_round}"))
@@ -150,7 +150,7 @@ class FederatedCLI(LightningCLI):
 
 
 def _as_module() -> list[str]:
-    """Python's options to run this package again, found in the same place."""
+    """Python's options to run this package again, found where this process found it."""
     return ["-m", "flgraph"] if sys.path[0] in ("", str(Path.cwd())) else ["-P", "-m", "flgraph"]
 
 

@@ -19,7 +19,7 @@ def main(args: Sequence[str] | None = None) -> None:
         args: the command line; that of the process when ``None``.
     """
     given = list(sys.argv[1:] if args is None else args)
-    sys.argv = [sys.argv[0]]  # LightningCLI warns of arguments in two places
+    sys.argv = [sys.argv[0]]  # LightningCLI warns of arguments given twice
     command = given.pop(0) if given and given[0] in OTHERS else "fit"
     try:
         import_module(f"flgraph.cli.{command}").main(given)

@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 from flgraph.errors import InputError
 
 _FIELD = r"""Parser key "(?P<field>[\w.]+)": """
-_CLASS = _FIELD + r".*?class_path '(?P<kind>[\w.]+)': "
+_CLASS = _FIELD + r".*?class_path '(?P<cls>[\w.]+)': "
 _TYPE = r"Expected a (?P<type>.+?)\. Got value: "
 _SENTENCES = [
     (
@@ -19,7 +19,7 @@ _SENTENCES = [
     ),
     (
         _CLASS + r"Option '(?P<option>\w+)' is not accepted.*",
-        ("{field}", "given only fields of {kind}", "`{option}`"),
+        ("{field}", "given only fields of {cls}", "`{option}`"),
     ),
     (
         _CLASS
@@ -30,15 +30,15 @@ _SENTENCES = [
     ),
     (
         _CLASS + r"(?P<why>(?:module '[\w.]+' has no attribute|No module named) '[\w.]+')(?: - .*)?",
-        ("{field}", "the name of a class", "'{kind}' ({why})"),
+        ("{field}", "the name of a class", "'{cls}' ({why})"),
     ),
     (
         _CLASS + r"the following arguments are required: (?P<option>\w+).*",
-        ("{field}.{option}", "given, as {kind} needs it,", "none"),
+        ("{field}.{option}", "given, as {cls} needs it,", "none"),
     ),
     (
-        _FIELD + r".*Expected a dot import path string: (?P<kind>\S+).*",
-        ("{field}", "the name of a class", "'{kind}'"),
+        _FIELD + r".*Expected a dot import path string: (?P<cls>\S+).*",
+        ("{field}", "the name of a class", "'{cls}'"),
     ),
     (_FIELD + _TYPE + "(?P<value>.*)", ("{field}", "{type}", "{value}")),
 ]
