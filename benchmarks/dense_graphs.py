@@ -214,7 +214,7 @@ def steps(data: GraphDataModule, index: Tensor, repeats: int, epochs: int) -> li
         def step(graphs: FlatGraphs, chosen: Tensor, module: Any = module, optimizer: Any = optimizer) -> None:
             optimizer.zero_grad()
             module.training_step(graphs.batch(chosen)).backward()
-            module._seen["train"].clear()
+            module._collected["train"].clear()
             optimizer.step()
 
         def epoch(graphs: FlatGraphs) -> None:

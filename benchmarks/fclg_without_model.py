@@ -25,7 +25,7 @@ from flgraph.data.graphs.readers import Features
 from flgraph.models.unsupervised.base import EmbeddingName, embedded
 from flgraph.models.unsupervised.clustering import clustering_metrics
 from flgraph.nn import OneHot
-from flgraph.nn.pool import graph_sum
+from flgraph.nn.pool import graph_pool
 from flgraph.reproduce import load_study
 
 COLUMNS = ("dataset", "representation", "accuracy", "f1")
@@ -53,7 +53,7 @@ def representations(dataset: str) -> Iterator[tuple[str, Tensor]]:
 def feature_sums(graphs: FlatGraphs) -> Tensor:
     """Sums of node features over each graph ``[G, F]``."""
     x = graphs.x.dense() if isinstance(graphs.x, OneHot) else graphs.x
-    return graph_sum(x.double(), torch.repeat_interleave(graphs.node_ptr.diff()), len(graphs))
+    return graph_pool(x.double(), torch.repeat_interleave(graphs.node_ptr.diff()), len(graphs))
 
 
 @torch.no_grad()

@@ -16,14 +16,14 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
-from flgraph.configs import find_config
 from flgraph.federation import FederatedTrainer
 from flgraph.models import FedEgo
+from flgraph.reproduce import load_study
 from flgraph.reproduce.fedego.published import PublishedFedAvg, PublishedNodeFederation
+from flgraph.reproduce.settings import resolve
 from flgraph.runs.history import read_records
 
 GLOBAL, LOCAL = "global_test/accuracy", "test/accuracy"
@@ -92,8 +92,8 @@ class StartedFedEgo(FedEgo):
 
 def run(setting: str, seed: int, draw: int | None, rounds: int, folder: str) -> list[tuple[float, float]]:
     """Global and local test of every round, percent; ``draw`` is a seed, or ``None`` for the published weights."""
-    data = yaml.safe_load(find_config(f"configs/data/{setting.lower()}_published.yaml").read_text())["data"]
-    federation = PublishedNodeFederation(**data["init_args"] | {"partition_seed": seed})
+    arguments = resolve(load_study("fedego/table2").run(setting, "FedAvg", seed).args)
+    federation = PublishedNodeFederation(**arguments["data"]["init_args"])
     federation.setup("fit")
     clients = federation.clients
     sizes = federation.client(clients[0]).model_args

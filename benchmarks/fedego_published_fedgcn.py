@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import yaml
 from torch import Tensor
 from torch.nn import functional as F
 
-from flgraph.configs import find_config
 from flgraph.data import NodeDataModule
-from flgraph.nn.sparse.csr import SparseLinear, take_rows
+from flgraph.nn.linear import SparseLinear
+from flgraph.nn.sparse.csr import take_rows
 from flgraph.reproduce import load_study
 from flgraph.reproduce.fedego.published import PublishedNodeFederation
+from flgraph.reproduce.settings import resolve
 
 LEARNING_RATE, HIDDEN, EPOCHS, DROPOUT = 3e-4, 512, 5, 0.5
 VISITED = 5
@@ -66,8 +66,8 @@ class Perceptron:
 
 def run(setting: str, seed: int, rounds: int) -> Tensor:
     """Percent right, means over clients: global test, all local nodes, local test nodes ``[rounds, 3]``."""
-    arguments = yaml.safe_load(find_config(f"configs/data/{setting.lower()}_published.yaml").read_text())
-    federation = PublishedNodeFederation(**arguments["data"]["init_args"] | {"partition_seed": seed})
+    arguments = resolve(load_study("fedego/table2").run(setting, "FedAvg", seed).args)
+    federation = PublishedNodeFederation(**arguments["data"]["init_args"])
     federation.setup("fit")
     torch.manual_seed(seed)
     clients = [Perceptron(federation.client(name)) for name in federation.clients]

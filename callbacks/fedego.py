@@ -16,7 +16,7 @@ from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route, UploadKind, personal, shared
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.server_model import ServerModel, relative_distance, server_trainer
-from flgraph.models.nodes.fedego import EgoHead, MashedEgos
+from flgraph.models.nodes.fedego import EgoHead, MashedEgoGraphs
 from flgraph.models.nodes.fedego import FedEgo as FedEgoNet
 
 _EGO_GRAPHS = "ego_graphs"
@@ -130,14 +130,14 @@ class FedEgo(Aggregator):
         self._loss = self._model.fit(batches, self.server_epochs, round)["train/loss"]
         return reduction
 
-    def collect(self, uploads: Mapping[str, Payload]) -> MashedEgos:
+    def collect(self, uploads: Mapping[str, Payload]) -> MashedEgoGraphs:
         """The mashed ego-graphs of all clients, in the order of their names."""
         order = sorted(uploads)
         shapes = {str(uploads[client].scalars["fanouts"]) for client in order}
         expect(len(shapes) == 1, "fanouts", "the same for all clients", sorted(shapes))
         parts = [uploads[client].group(_EGO_GRAPHS) for client in order]
         embedding, label = (torch.cat([part[name] for part in parts]) for name in ("embedding", "label"))
-        return MashedEgos(embedding, label, tuple(json.loads(shapes.pop())))
+        return MashedEgoGraphs(embedding, label, tuple(json.loads(shapes.pop())))
 
     def _check_heads(self, uploads: Mapping[str, Payload]) -> None:
         """The server's layers are made like the clients', who must agree on them."""
@@ -208,7 +208,7 @@ class FedEgo(Aggregator):
         scalars = {"head": head, "fanouts": json.dumps(mashed[0].fanouts)}
         return Payload({**client.shared_tensors(), _EGO_GRAPHS: ego_graphs}, scalars)
 
-    def mash(self, module: FedEgoNet, batch: Any) -> MashedEgos:
+    def mash(self, module: FedEgoNet, batch: Any) -> MashedEgoGraphs:
         """One mashed ego-graph of a batch of ego-graphs around training nodes (Eq. 6-8)."""
         return module.mash(batch, self.mixup)
 
@@ -239,14 +239,14 @@ def _mixup_data(client: Client) -> MixupData:
 class _MashedLoader:
     """Mashed ego-graphs in batches; each pass visits a random part of them."""
 
-    def __init__(self, ego_graphs: MashedEgos, batch_size: int, fraction: float) -> None:
+    def __init__(self, ego_graphs: MashedEgoGraphs, batch_size: int, fraction: float) -> None:
         self.ego_graphs, self.batch_size = ego_graphs, batch_size
         self.count = max(1, int(fraction * ego_graphs.label.size(0) + 0.5))
 
     def __len__(self) -> int:
         return -(-self.count // self.batch_size)
 
-    def __iter__(self) -> Iterator[MashedEgos]:
+    def __iter__(self) -> Iterator[MashedEgoGraphs]:
         chosen = torch.randperm(self.ego_graphs.label.size(0))[: self.count]
         for part in chosen.split(self.batch_size):
             yield self.ego_graphs.part(part)

@@ -15,7 +15,7 @@ from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import UploadKind
-from flgraph.models.nodes.gcn import KnownNeighbours, NodeGCN
+from flgraph.models.nodes.gcn import NeighbourSums, NodeGCN
 
 _SETUP = "setup"
 """Group of the tensors that are no part of the model."""
@@ -148,7 +148,7 @@ class FedGCN(FedAvg):
             self._part.scale(answer["degree"])
         else:
             assert isinstance(client.module, NodeGCN)
-            client.module.know(self._part.finish(answer, self.num_hops))
+            client.module.use_sums(self._part.finish(answer, self.num_hops))
             self._part = None
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
@@ -231,16 +231,16 @@ class _Part:
         own = self._matrix(self.target[self.counted], source, self.degree.rsqrt()[source])
         return _csr_parts(own @ self.x)
 
-    def finish(self, tensors: Mapping[str, Tensor], num_hops: int) -> KnownNeighbours:
+    def finish(self, tensors: Mapping[str, Tensor], num_hops: int) -> NeighbourSums:
         """The rows and, for two hops, the matrix that the model takes."""
         scale = self.degree.rsqrt()
         total = _rows_of(tensors, self.x.shape[1])
         first = sparse.diags(scale[: total.shape[0]].numpy()) @ total
         if num_hops == 1:
-            return KnownNeighbours(self.nodes, _torch(first))
+            return NeighbourSums(self.nodes, _torch(first))
         # The graph is undirected: what own nodes give to node i is what they take from it.
         given = self._matrix(self.target, self.source, scale[self.target] * scale[self.source])
-        return KnownNeighbours(self.nodes, _torch(first), _torch(given.T))
+        return NeighbourSums(self.nodes, _torch(first), _torch(given.T))
 
     def _matrix(self, row: Tensor, column: Tensor, value: Tensor) -> sparse.csr_matrix:
         size = (self.degree.numel(), self.nodes.numel())

@@ -15,7 +15,7 @@ from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route, UploadKind, personal, shared
-from flgraph.models.classifier import at_least_float32
+from flgraph.nn import at_least_float32
 
 _COEFFICIENTS, _BASES = ".coefficients", ".bases"
 

@@ -125,7 +125,7 @@ class FedSagePlus(FedAvg):
         if exchange == self.exchanges(0)[-1]:
             return None
         module, batch = _module(client), _batch(client)
-        z, counts = module.published(batch)
+        z, counts = module.anchors(batch)
         self._visible = module.impaired(batch).visible.numel()
         fgen = {_FGEN + name: tensor for name, tensor in module.generator.fgen.state_dict().items()}
         return Payload({**fgen, "input": {"z": z, "counts": counts.int()}}, {"num_features": module.in_channels})
@@ -134,8 +134,8 @@ class FedSagePlus(FedAvg):
         _module(client).draw_from(derive_seed(self.seed, client.name, "neighgen"))
 
     def _settle(self, client: Client) -> None:
-        if not _module(client).settled:
-            _module(client).settle()
+        if not _module(client).generator_frozen:
+            _module(client).freeze_generator()
             client.forget_optimizers()  # their moments are of another loss and, for the classifier, other weights
 
     def _compare(self, client: Client) -> Payload:

@@ -24,9 +24,8 @@ from flgraph.configs import find_config
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer, ProcessGroup
 from flgraph.federation.display import MetricsTable
-from flgraph.federation.engines.distributed import launcher
-from flgraph.federation.engines.distributed import transport as wire
-from flgraph.federation.engines.distributed.environment import Place
+from flgraph.federation.engines.distributed import launcher, transport
+from flgraph.federation.engines.distributed.environment import ProcessEnvironment
 from flgraph.federation.lightning import flushing_denormals
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.runs.files import writing
@@ -102,7 +101,7 @@ class FederatedCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Starts the processes that the engine asks for, if this is not one of them, and ends when they have ended."""
         engine = self._get(self.config, "trainer.engine")
-        if engine is None or Place.here().launched:
+        if engine is None or ProcessEnvironment.here().launched:
             return
         module, _, name = engine.class_path.rpartition(".")
         kind = getattr(import_module(module), name)
@@ -208,8 +207,8 @@ def _clear(message: str) -> str:
 
 def exit_with(message: str, code: int) -> NoReturn:
     """Prints one line to standard error and exits; of several processes one prints."""
-    wire.exit_code = code
-    if launcher.say(" ".join(message.split()), code) or Place.here().rank > 0:
+    transport.exit_code = code
+    if launcher.say(" ".join(message.split()), code) or ProcessEnvironment.here().rank > 0:
         raise SystemExit(code)
     cli.exit_with(message, code)
 
@@ -259,5 +258,5 @@ def run(args: Sequence[str]) -> None:
         with flushing_denormals():  # before there are further threads, which take it over
             FederatedCLI(with_default_data(with_packaged_configs(args)))
     except SystemExit as error:
-        wire.exit_code = error.code if isinstance(error.code, int) else 1
+        transport.exit_code = error.code if isinstance(error.code, int) else 1
         raise

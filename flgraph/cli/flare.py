@@ -54,9 +54,7 @@ def main(args: Sequence[str]) -> None:
         return
     expect(args[0] in commands, "flare", f"followed by one of {', '.join(commands)}", args[0])
     if find_spec("nvflare") is None:
-        raise InputError(
-            "Expected NVIDIA FLARE to be installed but got no package nvflare; `pip install 'flgraph[flare]'`."
-        )
+        raise InputError("flare", "used where NVIDIA FLARE is installed (`pip install 'flgraph[flare]'`)", "no nvflare")
     make, run = commands[args[0]]
     parser = make()
     if args[0] == "submit":  # what is not its own is of the run
@@ -184,7 +182,7 @@ def _status_parser() -> ArgumentParser:
 def _status(given: Namespace, _: Sequence[str]) -> None:
     from flgraph.flare.jobs import Supervisor
 
-    supervisor = Supervisor(given.admin, patience=60.0)
+    supervisor = Supervisor(given.admin, timeout=60.0)
     try:
         told = supervisor.status()
     finally:

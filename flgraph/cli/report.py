@@ -39,6 +39,6 @@ def main(args: Sequence[str]) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text(page, out)
     except OSError as error:
-        raise InputError(f"Expected `--out` to be a file that can be written but got: {error}.") from error
+        raise InputError("--out", "a file that can be written", error) from error
     methods = len({method.label for part in comparisons for method in part.methods})
     print(f"wrote {out}: {len(runs)} run{'s' * (len(runs) > 1)}, {methods} method{'s' * (methods > 1)}")

@@ -14,11 +14,10 @@ from jsonargparse.typing import PositiveInt
 from flgraph.cli.parser import CommandParser
 from flgraph.errors import InputError, expect
 from flgraph.reproduce.figures import plan_figures
-from flgraph.reproduce.fuller import keep_fuller
-from flgraph.reproduce.index import Ledger, alone_in, ledger_file, read_ledger, record_runs
+from flgraph.reproduce.index import RunIndex, alone_in, index_file, read_index, record_runs
 from flgraph.reproduce.runner import run_study
 from flgraph.reproduce.study import Study, list_studies, load_study
-from flgraph.reproduce.tables import collect, finished, write_tables
+from flgraph.reproduce.tables import collect, finished, keep_larger, write_tables
 
 
 def main(args: Sequence[str]) -> None:
@@ -28,24 +27,20 @@ def main(args: Sequence[str]) -> None:
         InputError: an argument cannot be used, or a run failed.
     """
     parser = CommandParser("flgraph reproduce", "Reproduces a table or a figure of a paper.")
-    parser.add_argument("study", nargs="?", type=str, help="PAPER/TABLE, or a YAML file of the same form")
-    parser.add_argument("--list", action="store_true", help="list the studies and exit")
-    parser.add_argument("--settings", type=str, help="comma-separated names; all if not given")
-    parser.add_argument("--methods", type=str, help="comma-separated names; all if not given")
-    parser.add_argument("--seeds", type=str, help="comma-separated numbers; the study's if not given")
-    parser.add_argument("--rounds", type=PositiveInt, help="rounds of each run; the study's if not given")
-    parser.add_argument("--jobs", type=PositiveInt, default=os.cpu_count() or 1, help="runs at a time")
-    parser.add_argument("--collect", action="store_true", help="run nothing, only write tables of what is done")
-    known = "take runs that OUT/PAPER/runs.jsonl has a record of as done, where RUNS does not have them"
-    parser.add_argument("--recorded", action="store_true", help=known)
-    parser.add_argument("--out", type=Path, default=Path("reproduction"), help="where tables go")
-    parser.add_argument("--runs", type=Path, default=Path("runs/reproduce"), help="where run folders go")
-    keep = (
-        "keep the checkpoints of finished runs; those of runs cut short by --rounds are always kept, to be gone on from"
-    )
-    parser.add_argument("--keep_checkpoints", action="store_true", help=keep)
-    every = "rounds between the checkpoints of a run; as its configuration says if not given"
-    parser.add_argument("--checkpoint_every", type=PositiveInt, help=every)
+    option = parser.add_argument
+    option("study", nargs="?", type=str, help="PAPER/TABLE, or a YAML file of the same form")
+    option("--list", action="store_true", help="list the studies and exit")
+    option("--settings", type=str, help="comma-separated names; all if not given")
+    option("--methods", type=str, help="comma-separated names; all if not given")
+    option("--seeds", type=str, help="comma-separated numbers; the study's if not given")
+    option("--rounds", type=PositiveInt, help="rounds of each run; the study's if not given")
+    option("--jobs", type=PositiveInt, default=os.cpu_count() or 1, help="runs at a time")
+    option("--collect", action="store_true", help="run nothing, only write tables of what is done")
+    option("--recorded", action="store_true", help="runs that OUT/PAPER/runs.jsonl has but RUNS has not are done, too")
+    option("--out", type=Path, default=Path("reproduction"), help="where tables go")
+    option("--runs", type=Path, default=Path("runs/reproduce"), help="where run folders go")
+    option("--keep_checkpoints", action="store_true", help="keep those of finished runs, too; else of shortened ones")
+    option("--checkpoint_every", type=PositiveInt, help="rounds between checkpoints; by default as configured")
     given = parser.parse_args(list(args))
     if given.list:
         print("\n".join(f"{name}: {load_study(name).title}" for name in list_studies()))
@@ -53,55 +48,46 @@ def main(args: Sequence[str]) -> None:
     expect(given.study is not None, "study", f"one of {', '.join(list_studies())}", "none")
     seeds = _split(given.seeds)
     expect(all(seed.isdigit() for seed in seeds or ()), "--seeds", "whole numbers, separated by commas", given.seeds)
-    whole = load_study(given.study)
-    study = whole.cut(
-        _split(given.settings), _split(given.methods), [int(seed) for seed in seeds or ()] or None, given.rounds
-    )
-    runs = given.runs
-    for option, folder in (("--out", given.out), ("--runs", runs)):
-        with _folder_of(option, folder):
+    full, runs = load_study(given.study), given.runs
+    numbers = [int(seed) for seed in seeds or ()]
+    study = full.cut(_split(given.settings), _split(given.methods), numbers or None, given.rounds)
+    for name, folder in (("--out", given.out), ("--runs", runs)):
+        with _folder_of(name, folder):
             folder.mkdir(parents=True, exist_ok=True)
-    ledger = read_ledger(ledger_file(study, given.out)) if given.recorded else {}
-    fewer = any(study.rounds_of(method) < whole.rounds_of(method) for method in study.methods)
-    keep_checkpoints = given.keep_checkpoints or fewer
+    index = read_index(index_file(study, given.out)) if given.recorded else {}
+    fewer = any(study.rounds_of(method) < full.rounds_of(method) for method in study.methods)
+    keep_checkpoints, every = given.keep_checkpoints or fewer, given.checkpoint_every
     try:
         if not given.collect:
-            run_study(
-                study,
-                runs,
-                given.jobs,
-                keep_checkpoints=keep_checkpoints,
-                ledger=ledger,
-                checkpoint_every=given.checkpoint_every,
-            )
+            run_study(study, runs, given.jobs, keep_checkpoints=keep_checkpoints, index=index, checkpoint_every=every)
     finally:  # whatever is done is worth showing, also when a run failed or the study was stopped
         with _folder_of("--out", given.out):
-            files = write_study(study, runs, given.out, ledger)
+            files = write_study(study, runs, given.out, index)
         print("\n".join(f"wrote {file}" for file in files) or "no run is done yet: no table was written")
 
 
-def write_study(study: Study, runs: Path, out: Path, ledger: Ledger | None = None) -> list[Path]:
+def write_study(study: Study, runs: Path, out: Path, index: RunIndex | None = None) -> list[Path]:
     """Records whatever is done, and writes tables and figures of it.
 
     Args:
         study: what was run.
         runs: where run folders are.
         out: where tables go.
-        ledger: records that stand for runs without a folder; none if not given.
+        index: records that stand for runs without a folder; none if not given.
 
     Returns:
-        The files; none where nothing is done, so that tables of earlier runs stay as they are. A fuller table, with
-        cells, seeds or rounds that the new one lacks, is kept beside it, see
-        :func:`~flgraph.reproduce.fuller.keep_fuller`.
+        The files; none where nothing is done, so that tables of earlier runs stay as they are. A larger table,
+        with cells, seeds or rounds that the new one lacks, is kept beside it, see
+        :func:`~flgraph.reproduce.tables.keep_larger`.
     """
-    done = finished(study, runs, ledger)
+    done = finished(study, runs, index)
     if not done:
         return []
     found = ((study.run(*cell, run["seed"]), run) for cell, results in done.items() for run in results)
-    record_runs(ledger_file(study, out), (one for one in found if "folder" in one[1]))
+    record_runs(index_file(study, out), (one for one in found if "folder" in one[1]))
     with alone_in(out / study.paper_name):
         cells = collect(study, done)
-        kept = keep_fuller(study, cells, out)
+        kept = keep_larger(study, cells, out)
         for metric in study.metrics:
             if not any(math.isfinite(cell.mean) for cell in cells if cell.metric == metric):
                 warnings.warn(f"{study.name}: no run has a value of metric {metric}", stacklevel=2)
@@ -119,9 +105,7 @@ def _folder_of(option: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(
-            f"Expected `{option}` to be a folder to write to but got {folder}: {error.strerror or error}."
-        ) from error
+        raise InputError(option, "a folder to write to", f"{folder}: {error.strerror or error}") from error
 
 
 def _split(text: str | None) -> list[str] | None:

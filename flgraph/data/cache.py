@@ -26,6 +26,12 @@ def cache_folder(cache_dir: str | Path | None = None) -> Path:
     return Path(chosen).expanduser()
 
 
+def data_folders(root: str | Path | None, cache_dir: str | Path | None = None) -> list[Path]:
+    """Where data is looked for: in ``root``, or else ``$FLGRAPH_DATA``, if one is named, and in the cache folder."""
+    chosen = root or os.environ.get("FLGRAPH_DATA")
+    return [*([Path(chosen).expanduser()] if chosen else []), cache_folder(cache_dir)]
+
+
 def content_key(*parts: object) -> str:
     """A key that changes whenever any of ``parts`` does.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import pytorch_lightning as pl
 
@@ -30,7 +30,6 @@ class Federation(pl.LightningDataModule, Generic[C]):
             self.hparams["dataset"] = dataset
         self.name = name
         self._clients: dict[str, C] = {}
-        self._statistics: dict[str, Any] = {}
 
     @property
     def clients(self) -> list[str]:
@@ -40,12 +39,3 @@ class Federation(pl.LightningDataModule, Generic[C]):
     def client(self, name: str) -> C:
         """A client's data; known after ``setup``."""
         return self._clients[name]
-
-    @property
-    def statistics(self) -> dict[str, Any]:
-        """What the partition looks like, as plain values; known after ``setup``, and empty where there is none.
-
-        They are in ``results.json`` and TensorBoard, label counts of every client among them: for simulations, in which
-        one hand holds all data. Where clients bring their own data there are no such statistics.
-        """
-        return self._statistics

@@ -53,8 +53,8 @@ def read_yaml(file: Path) -> Any:
     try:
         return yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        told = " ".join(str(error).split())
-        raise InputError(f"Expected `{file}` to be a YAML file but got one that cannot be read ({told}).") from error
+        why = " ".join(str(error).split())
+        raise InputError(str(file), "a YAML file", f"one that cannot be read ({why})") from error
 
 
 def read_settings(kit: Path) -> SiteSettings:

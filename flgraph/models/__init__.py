@@ -1,14 +1,15 @@
 """LightningModules, one paper's model per file; no federation."""
 
-from flgraph.models.classifier import Classifier, OptimizerName
+from flgraph.models.base import OptimizerName
+from flgraph.models.classifier import Classifier
 from flgraph.models.graphs.classifier import GraphClassifier
 from flgraph.models.graphs.fedstar import FedStar
 from flgraph.models.graphs.gnn import GNN
 from flgraph.models.hetero.gat import HeteroGAT
 from flgraph.models.hetero.links import LinkPredictor
 from flgraph.models.hetero.rgcn import RGCN
-from flgraph.models.nodes.fedego import EgoHead, FedEgo, MashedEgos
-from flgraph.models.nodes.gcn import KnownNeighbours, NodeGCN
+from flgraph.models.nodes.fedego import EgoHead, FedEgo, MashedEgoGraphs
+from flgraph.models.nodes.gcn import NeighbourSums, NodeGCN
 from flgraph.models.nodes.sage import NeighGenSAGE, NodeSAGE
 from flgraph.models.unsupervised.base import Encoded, GraphEmbedding
 from flgraph.models.unsupervised.fclg import FCLG
@@ -29,10 +30,10 @@ __all__ = [
     "GraphEmbedding",
     "HeteroGAT",
     "InfoGraph",
-    "KnownNeighbours",
     "LinkPredictor",
-    "MashedEgos",
+    "MashedEgoGraphs",
     "NeighGenSAGE",
+    "NeighbourSums",
     "NodeGCN",
     "NodeSAGE",
     "OptimizerName",

@@ -1,14 +1,19 @@
-"""What all models have in common: sizes that the data gives, and the optimizer."""
+"""What all models have in common: hyper-parameters, sizes that the data gives, the optimizer, metrics of an epoch."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn.inits import reset
 
-from flgraph.errors import InputError, expect
+from flgraph.errors import expect
+from flgraph.nn.batches import TensorBatch
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 
@@ -22,15 +27,15 @@ class SizedModule(pl.LightningModule):
     Sizes of -1 mean "given by the data". A module with such a size is a template: it holds hyper-parameters only, has
     no layers, and cannot be called. ``type(m)(**{**m.hparams, **sizes})`` makes a working module of it.
 
+    All arguments of the subclass's ``__init__`` are saved as hyper-parameters.
+
     Args:
-        in_channels: columns of the features.
-        num_classes: number of classes.
         lr: learning rate.
         weight_decay: weight decay (an L2 penalty, except with ``adamw``).
         optimizer: ``adam``, ``adamw`` or ``sgd``.
 
     Raises:
-        InputError: a hyper-parameter cannot be used.
+        InputError: a hyper-parameter or a batch cannot be used.
     """
 
     data_sizes: ClassVar[tuple[str, ...]] = ("in_channels", "num_classes")
@@ -39,18 +44,18 @@ class SizedModule(pl.LightningModule):
     test_stages: ClassVar[tuple[str, ...]] = ("test", "global_test")
     """Under which names test loaders are logged, in their order where these have no ``stage`` of their own."""
 
-    def __init__(
-        self, in_channels: int, num_classes: int, lr: float, weight_decay: float, optimizer: OptimizerName
-    ) -> None:
-        super().__init__()
-        for name, size in (("in_channels", in_channels), ("num_classes", num_classes)):
-            expect(size == -1 or size >= 1, f"model.{name}", "a positive integer, or -1 for given by the data", size)
-        expect(0 <= lr < float("inf"), "model.lr", "a finite number, 0 or more", lr)
-        expect(0 <= weight_decay < float("inf"), "model.weight_decay", "a finite number, 0 or more", weight_decay)
-        expect(optimizer in OPTIMIZERS, "model.optimizer", f"one of {', '.join(OPTIMIZERS)}", optimizer)
-        self.in_channels, self.num_classes = in_channels, num_classes
-        self.lr, self.weight_decay, self.optimizer_name = lr, weight_decay, optimizer
+    fused: ClassVar[bool] = True
+    """Whether one kernel updates all parameters where it can; its last bits are not those of single steps."""
 
+    def __init__(self, lr: float = 0.01, weight_decay: float = 0.0, optimizer: OptimizerName = "adam") -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        expect_finite(lr=lr, weight_decay=weight_decay)
+        expect(optimizer in OPTIMIZERS, "model.optimizer", f"one of {', '.join(OPTIMIZERS)}", optimizer)
+        self.lr, self.weight_decay, self.optimizer_name = lr, weight_decay, optimizer
+        self._collected: dict[str, list[Any]] = defaultdict(list)
+
+    # ------------------------------------------------------------------------------------------------------ sizes
     @property
     def is_template(self) -> bool:
         """Whether a size is still to be given by the data."""
@@ -62,15 +67,18 @@ class SizedModule(pl.LightningModule):
         Raises:
             InputError: the module is a template.
         """
-        if self.is_template:
-            missing = " and ".join(f"`model.{name}`" for name in self.data_sizes if getattr(self, name) == -1)
-            raise InputError(
-                f"Expected {missing} to be given before the module is called but got -1 (given by the data, where that "
-                "is of the kind that the model is for)."
-            )
+        wanted = "given before the module is called (data of the kind that the model is for gives it)"
+        for name in self.data_sizes:
+            expect(getattr(self, name) != -1, f"model.{name}", wanted, -1)
 
+    def reset_parameters(self) -> None:
+        """Draws new weights for all layers."""
+        for child in self.children():
+            reset(child)
+
+    # ------------------------------------------------------------------------------------------- loaders and batches
     def test_stage(self, number: int) -> str:
-        """What the test loader of this number is called: as its ``stage`` says, otherwise by its place.
+        """What the test loader of this number is called: as its ``stage`` says, otherwise by its number.
 
         Raises:
             InputError: there are more loaders than names.
@@ -82,17 +90,13 @@ class SizedModule(pl.LightningModule):
         expect(named is not None or number < len(self.test_stages), "test dataloaders", most, number + 1)
         return named or self.test_stages[number]
 
-    def reset_parameters(self) -> None:
-        """Draws new weights for all layers."""
-        _reset(self)
-
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Leaves a batch as it is that was cut on its device: moving it would not leave its one-hots as such."""
-        labels = getattr(batch, "y", None)
-        if isinstance(labels, Tensor) and labels.device == device:
-            return batch
-        return super().transfer_batch_to_device(batch, device, dataloader_idx)
+        labels = batch.get("y") if isinstance(batch, Data) else None
+        here = batch.device if isinstance(batch, TensorBatch) else getattr(labels, "device", None)
+        return batch if here == device else super().transfer_batch_to_device(batch, device, dataloader_idx)
 
+    # -------------------------------------------------------------------------------------------------- optimizer
     def parameter_groups(self) -> list[dict[str, Any]]:
         """What the optimizer is given: all parameters, in one group."""
         return [{"params": list(self.parameters())}]
@@ -100,7 +104,7 @@ class SizedModule(pl.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimizer that the hyper-parameters name, over all parameters."""
         optimizer: torch.optim.Optimizer = OPTIMIZERS[self.optimizer_name](
-            self.parameter_groups(), lr=self.lr, weight_decay=self.weight_decay, fused=self._may_fuse()
+            self.parameter_groups(), lr=self.lr, weight_decay=self.weight_decay, fused=self.fused and self._may_fuse()
         )
         return optimizer
 
@@ -115,11 +119,66 @@ class SizedModule(pl.LightningModule):
                 return False
         return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in self.parameters())
 
+    # ---------------------------------------------------------------------------------------- metrics of an epoch
+    def collect(self, stage: str, part: Any) -> None:
+        """Stores what a step says of its batch for :meth:`epoch_metrics`."""
+        self._collected[stage].append(part)
 
-def _reset(module: torch.nn.Module) -> None:
-    for child in module.children():
-        reset = getattr(child, "reset_parameters", None)
-        if callable(reset):
-            reset()
-        else:
-            _reset(child)
+    def epoch_metrics(self, stage: str, parts: list[Any]) -> Mapping[str, Tensor | float]:
+        """Metrics of an epoch from what its steps have collected; logged under ``{stage}/``."""
+        raise NotImplementedError
+
+    def on_train_epoch_start(self) -> None:
+        """Forgets what an interrupted epoch left."""
+        self._collected.clear()
+
+    def on_validation_epoch_start(self) -> None:
+        """Forgets what an interrupted epoch left (but not the training epoch that this may be a part of)."""
+        self._collected.pop("val", None)
+
+    def on_test_epoch_start(self) -> None:
+        """Forgets what an interrupted epoch left."""
+        self._collected.clear()
+
+    def on_train_epoch_end(self) -> None:
+        """Logs what was collected under ``train``."""
+        self._log_epoch("train")
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs what was collected under ``val``."""
+        self._log_epoch("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Logs what was collected of each test loader."""
+        for stage in self.test_stages:
+            self._log_epoch(stage)
+
+    def _log_epoch(self, stage: str) -> None:
+        parts = self._collected.pop(stage, [])
+        if parts:
+            metrics = self.epoch_metrics(stage, parts)
+            self.log_dict({f"{stage}/{name}": value for name, value in metrics.items()}, batch_size=1)
+
+
+def expect_positive(**sizes: int) -> None:
+    """Raises :class:`~flgraph.errors.InputError` for hyper-parameters that are no positive integers."""
+    for name, size in sizes.items():
+        expect(size >= 1, f"model.{name}", "a positive integer", size)
+
+
+def expect_sizes(**sizes: int) -> None:
+    """Raises :class:`~flgraph.errors.InputError` for hyper-parameters that are neither positive integers nor -1."""
+    for name, size in sizes.items():
+        expect(size == -1 or size >= 1, f"model.{name}", "a positive integer, or -1 for given by the data", size)
+
+
+def expect_finite(**values: float) -> None:
+    """Raises :class:`~flgraph.errors.InputError` for hyper-parameters that are negative or not finite."""
+    for name, value in values.items():
+        expect(0 <= value < float("inf"), f"model.{name}", "a finite number, 0 or more", value)
+
+
+def expect_share(**values: float) -> None:
+    """Raises :class:`~flgraph.errors.InputError` for hyper-parameters that are no probabilities below 1."""
+    for name, value in values.items():
+        expect(0 <= value < 1, f"model.{name}", "at least 0 and less than 1", value)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from functools import lru_cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch_geometric.data import Data
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from flgraph.errors import InputError, expect
-from flgraph.models.base import OptimizerName, SizedModule
+from flgraph.models.base import SizedModule, expect_sizes
+from flgraph.nn import at_least_float32
+from flgraph.nn.batches import EgoBatch, HeteroBatch, WholeGraph
+
+BatchT = TypeVar("BatchT", Data, EgoBatch, WholeGraph, HeteroBatch)
+"""What a classifier may get: PyG's batch of graphs, or a batch of nodes."""
 
 
-class Classifier(SizedModule, ABC):
+class Classifier(SizedModule, ABC, Generic[BatchT]):
     """One class per graph or node: a base for modules that turn a batch into logits (:meth:`forward`).
 
     Sizes of -1 are given by the data, see :class:`~flgraph.models.base.SizedModule`.
@@ -27,44 +32,40 @@ class Classifier(SizedModule, ABC):
     have ``samples``, too, the number of graphs or nodes that they are of.
 
     Args:
-        in_channels: columns of the features.
-        num_classes: number of classes.
-        lr: learning rate.
-        weight_decay: weight decay (an L2 penalty, except with ``adamw``).
-        optimizer: ``adam``, ``adamw`` or ``sgd``.
+        num_classes: number of classes; -1: given by the data.
+        kwargs: see :class:`~flgraph.models.base.SizedModule`.
 
     Raises:
         InputError: a hyper-parameter or a batch cannot be used.
     """
 
-    def __init__(
-        self, in_channels: int, num_classes: int, lr: float, weight_decay: float, optimizer: OptimizerName
-    ) -> None:
-        super().__init__(in_channels, num_classes, lr, weight_decay, optimizer)
-        self._seen: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
+    def __init__(self, num_classes: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        expect_sizes(num_classes=num_classes)
+        self.num_classes = num_classes
 
     @abstractmethod
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: BatchT) -> Tensor:
         """Logits ``[B, num_classes]``; what a subclass must say."""
 
     # ------------------------------------------------------------------------------------------------------ steps
-    def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
+    def training_step(self, batch: BatchT, batch_idx: int = 0) -> Tensor:
         """Cross-entropy of a training batch."""
         return self._step(batch, "train")
 
-    def validation_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
+    def validation_step(self, batch: BatchT, batch_idx: int = 0) -> Tensor:
         """Cross-entropy of a validation batch."""
         return self._step(batch, "val")
 
-    def test_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> Tensor:
+    def test_step(self, batch: BatchT, batch_idx: int = 0, dataloader_idx: int = 0) -> Tensor:
         """Cross-entropy of a test batch."""
         return self._step(batch, self.test_stage(dataloader_idx))
 
-    def predict_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
+    def predict_step(self, batch: BatchT, batch_idx: int = 0) -> Tensor:
         """Class probabilities ``[B, num_classes]``."""
         return at_least_float32(self(batch)).softmax(dim=-1)
 
-    def _step(self, batch: Any, stage: str) -> Tensor:
+    def _step(self, batch: BatchT, stage: str) -> Tensor:
         logits = at_least_float32(self(batch))
         return self._score(logits, self._labels(batch, logits.size(0)), stage)
 
@@ -72,13 +73,11 @@ class Classifier(SizedModule, ABC):
         """The mean cross-entropy, and what the epoch's metrics need of it."""
         loss = F.cross_entropy(logits, labels)
         # An update of the metrics costs as much as a layer of a small model, so there is one per epoch, not per step.
-        self._seen[stage].append((loss.detach(), logits.detach(), labels))
+        self.collect(stage, (loss.detach(), logits.detach(), labels))
         return loss
 
-    def _labels(self, batch: Any, count: int) -> Tensor:
-        labels: Tensor | None = getattr(batch, "y", None)
-        if labels is None:
-            raise InputError("Expected `batch.y` to be one class per graph or node but the batch has none.")
+    def _labels(self, batch: BatchT, count: int) -> Tensor:
+        labels = labels_of(batch)
         expect(labels.numel() == count, "batch.y", f"{count} classes, one per graph or node", list(labels.shape))
         expect(not labels.is_floating_point(), "batch.y", "of an integer type", labels.dtype)
         # Elsewhere a look at the values would make the host wait for the device at every step; there the loss itself
@@ -89,38 +88,10 @@ class Classifier(SizedModule, ABC):
             expect(fits, "batch.y", f"classes from 0 to {self.num_classes - 1}", high if low >= 0 else low)
         return labels.view(-1).long()
 
-    # ---------------------------------------------------------------------------------------------------- metrics
-    def on_train_epoch_start(self) -> None:
-        """Forgets what an interrupted epoch left."""
-        self._seen.clear()
-
-    def on_validation_epoch_start(self) -> None:
-        """Forgets what an interrupted epoch left (but not the training epoch that this may be a part of)."""
-        self._seen["val"].clear()
-
-    def on_test_epoch_start(self) -> None:
-        """Forgets what an interrupted epoch left."""
-        self._seen.clear()
-
-    def on_train_epoch_end(self) -> None:
-        """Logs ``train/loss``, ``train/accuracy`` and ``train/f1``."""
-        self._log_epoch("train")
-
-    def on_validation_epoch_end(self) -> None:
-        """Logs ``val/loss``, ``val/accuracy`` and ``val/f1``."""
-        self._log_epoch("val")
-
-    def on_test_epoch_end(self) -> None:
-        """Logs ``test/loss``, ``test/accuracy`` and ``test/f1``, and the same of a second loader."""
-        for stage in self.test_stages:
-            self._log_epoch(stage)
-
-    def _log_epoch(self, stage: str) -> None:
-        seen = self._seen.pop(stage, [])
-        if not seen:
-            return
-        losses, logits, labels = zip(*seen, strict=True)
-        metrics = epoch_metrics(self.num_classes, losses[0].device)
+    def epoch_metrics(self, stage: str, parts: list[tuple[Tensor, Tensor, Tensor]]) -> dict[str, Tensor]:
+        """``loss``, ``accuracy`` and ``f1``, and the ``samples`` of an evaluation."""
+        losses, logits, labels = zip(*parts, strict=True)
+        metrics = shared_metrics(self.num_classes, losses[0].device)
         for metric in metrics.values():
             # Metrics would otherwise wait for all processes of a torch.distributed group, even where each of them
             # trains a module of its own.
@@ -133,14 +104,12 @@ class Classifier(SizedModule, ABC):
             preds=torch.cat(logits).float(),
             target=torch.cat(labels),
         )
-        values = metrics.compute()
-        if stage != "train":
-            values["samples"] = counts.sum().float()
-        self.log_dict({f"{stage}/{name}": value for name, value in values.items()}, batch_size=1)
+        values: dict[str, Tensor] = metrics.compute()
+        return values if stage == "train" else {**values, "samples": counts.sum().float()}
 
 
 @lru_cache(maxsize=64)
-def epoch_metrics(num_classes: int, device: torch.device) -> MetricCollection:
+def shared_metrics(num_classes: int, device: torch.device) -> MetricCollection:
     """Loss, accuracy and macro F1 of one epoch; reset them, update them once, and compute.
 
     All modules of a process share them: metric objects would take more time and memory than a small model itself, and
@@ -156,6 +125,13 @@ def epoch_metrics(num_classes: int, device: torch.device) -> MetricCollection:
     ).to(device)
 
 
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """Half-precision tensors as float32, others as they are."""
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+def labels_of(batch: Data | EgoBatch | WholeGraph | HeteroBatch) -> Tensor:
+    """The classes of a batch.
+
+    Raises:
+        InputError: it has none.
+    """
+    labels: Tensor | None = batch.get("y") if isinstance(batch, Data) else batch.y
+    if labels is None:
+        raise InputError("batch.y", "one class per graph or node", "none")
+    return labels

@@ -2,14 +2,14 @@
 
 from flgraph.nn.conv import ConvName, check_conv, make_conv
 from flgraph.nn.conv.ego import EgoSAGEConv, children_mean
-from flgraph.nn.conv.gcn import GCNConv, gcn_norm
+from flgraph.nn.conv.gcn import DiffusedConv, GCNConv, SparseGCNConv
 from flgraph.nn.conv.gin import GINConv
 from flgraph.nn.conv.rgcn import BasisRGCNConv, RelationMean, RGCNConv, basis_product
 from flgraph.nn.conv.sage import SAGEConv, SparseSAGEConv
 from flgraph.nn.conv.typed import BasisWeights, TypedAttentionConv, typed_linear
 from flgraph.nn.dropout import Dropout, dropout, relu_dropout
-from flgraph.nn.gin_encoder import GINEncoder, NormName
-from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear, fold
+from flgraph.nn.encoders import GCNEncoder, GINEncoder, NormName, Projection
+from flgraph.nn.linear import ConcatLinear, OneHot, SparseLinear, concat_linear, fold
 from flgraph.nn.losses import (
     Similarity,
     instance_contrast,
@@ -19,9 +19,11 @@ from flgraph.nn.losses import (
     squared_distillation,
 )
 from flgraph.nn.neighgen import FeatureGenerator, ImpairedGraph, NeighGen
-from flgraph.nn.pool import Pool, PoolName, graph_max, graph_mean, graph_pool, graph_sum
+from flgraph.nn.pool import PoolName, graph_pool
+from flgraph.nn.precision import at_least_float32
 from flgraph.nn.sparse.adjacency import Adjacency
-from flgraph.nn.sparse.csr import SparseLinear, sparse_matmul, transpose_csr
+from flgraph.nn.sparse.csr import sparse_matmul, transpose_csr
+from flgraph.nn.sparse.norm import gcn_matrix, gcn_norm, inverse_sqrt
 from flgraph.nn.sparse.relations import Relations
 from flgraph.nn.sparse.twins import TwinAdjacency
 from flgraph.nn.sparse.weighted import WeightedAdjacency
@@ -34,28 +36,32 @@ __all__ = [
     "BasisWeights",
     "ConcatLinear",
     "ConvName",
+    "DiffusedConv",
     "Dropout",
     "EgoSAGEConv",
     "FeatureGenerator",
     "GCNConv",
+    "GCNEncoder",
     "GINConv",
     "GINEncoder",
     "ImpairedGraph",
     "NeighGen",
     "NormName",
     "OneHot",
-    "Pool",
     "PoolName",
+    "Projection",
     "RGCNConv",
     "RelationMean",
     "Relations",
     "SAGEConv",
     "Similarity",
+    "SparseGCNConv",
     "SparseLinear",
     "SparseSAGEConv",
     "TwinAdjacency",
     "TypedAttentionConv",
     "WeightedAdjacency",
+    "at_least_float32",
     "basis_product",
     "check_conv",
     "children_mean",
@@ -63,12 +69,11 @@ __all__ = [
     "degree_one_hot",
     "dropout",
     "fold",
+    "gcn_matrix",
     "gcn_norm",
-    "graph_max",
-    "graph_mean",
     "graph_pool",
-    "graph_sum",
     "instance_contrast",
+    "inverse_sqrt",
     "jsd_contrast",
     "make_conv",
     "model_contrast",

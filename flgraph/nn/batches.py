@@ -18,6 +18,11 @@ from flgraph.nn.sparse.relations import Relations
 class TensorBatch:
     """Fields that are tensors, adjacencies, relations, tuples of these, or plain values."""
 
+    @property
+    def device(self) -> torch.device | None:
+        """Where its tensors are."""
+        return next((part.device for part in vars(self).values() if isinstance(part, Tensor)), None)
+
     def to(self, device: torch.device | str) -> Self:
         """The same batch on another device."""
         return replace(self, **{part.name: _moved(getattr(self, part.name), device) for part in fields(self)})

@@ -23,11 +23,10 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     r"""Sets each element to zero with probability ``p`` and divides the others by :math:`1 - p`.
 
     `"Dropout: A Simple Way to Prevent Neural Networks from Overfitting" <https://jmlr.org/papers/v15/srivastava14a.html>`_.
-    PyTorch draws one number after another on a CPU, which takes a large part of a small model's step. Here each
-    random bit decides one element where ``p`` is one half, and 16 bits do otherwise; ``p`` is then rounded to a
-    multiple of 1/65536, and the scale follows the rounded value. Numbers come from PyTorch's default CPU generator, so
-    :func:`torch.manual_seed` repeats them, but they are not those of :func:`torch.nn.functional.dropout`. On other
-    devices, and for other types of tensor, that function is used.
+    PyTorch draws one number after another on a CPU, which takes a large part of a small model's step. Here one random
+    bit decides an element where ``p`` is one half, and 16 bits otherwise (``p`` is then a multiple of 1/65536). Numbers
+    come from PyTorch's default CPU generator, but are not those of :func:`torch.nn.functional.dropout`, which is used
+    on other devices and for other types.
 
     Args:
         x: any floating-point tensor.
@@ -52,25 +51,12 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     if dropped in (0, 65536):
         return x * (0 if dropped else 1)
     # A signed 16-bit number lies under `dropped - 32768` in `dropped` of 65536 cases.
-    keep = _random_bits(x.numel(), torch.int16) >= dropped - 32768
-    return x * keep[: x.numel()].view(x.shape).to(x.dtype).mul_(65536 / (65536 - dropped))
+    remains = _random_bits(x.numel(), torch.int16) >= dropped - 32768
+    return x * remains[: x.numel()].view(x.shape).to(x.dtype).mul_(65536 / (65536 - dropped))
 
 
 def relu_dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """:func:`dropout` of the rectified input, ``dropout(relu(x), p, training)``, in fewer steps.
-
-    Args:
-        x: any floating-point tensor.
-        p: probability of a zero, from 0 to 1.
-        training: only rectifies if ``False``.
-
-    Shapes:
-        - **input:** any
-        - **output:** as the input
-
-    Raises:
-        InputError: ``p`` is not a probability.
-    """
+    """:func:`dropout` of the rectified input, ``dropout(relu(x), p, training)``, in fewer steps."""
     if training and p == 0.5 and x.device.type == "cpu" and x.dtype in _INTEGERS:
         y: Tensor = _ReLUHalfDropout.apply(x)
         return y
@@ -78,9 +64,9 @@ def relu_dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
 
 
 class _ReLUHalfDropout(torch.autograd.Function):
-    """Where the result is not zero the gradient is doubled, elsewhere it is zero: no mask has to be kept.
+    """Where the result is not zero the gradient is doubled, elsewhere it is zero: no mask has to be stored.
 
-    The backward step is linear in the gradient and made of operations that autograd knows, so it can be differentiated
+    The backward step is linear in the gradient and made of operations with a gradient, so it can be differentiated
     again (meta-learning does); in an ordinary backward pass nothing is recorded.
     """
 
@@ -121,13 +107,6 @@ class Dropout(torch.nn.Module):
 
     Args:
         p: probability of a zero, from 0 to 1.
-
-    Shapes:
-        - **input:** any
-        - **output:** as the input
-
-    Raises:
-        InputError: ``p`` is not a probability.
     """
 
     def __init__(self, p: float = 0.5) -> None:

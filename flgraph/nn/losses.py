@@ -89,8 +89,8 @@ def softmax_distillation(current: Tensor, toward: Tensor, temperature: float = 1
         - **output:** a scalar
     """
     _check(temperature)
-    own, other = (F.log_softmax(rows / temperature, dim=1) for rows in (current, toward))
-    return F.kl_div(own, other, reduction="batchmean", log_target=True)
+    log_current, log_toward = (F.log_softmax(rows / temperature, dim=1) for rows in (current, toward))
+    return F.kl_div(log_current, log_toward, reduction="batchmean", log_target=True)
 
 
 def squared_distillation(current: Tensor, toward: Tensor) -> Tensor:
@@ -128,11 +128,11 @@ def jsd_contrast(local: Tensor, summary: Tensor, graph: Tensor) -> Tensor:
     if count < 2:
         return (local @ summary.t()).sum() * 0.0
     scores = local @ summary.t()
-    own = scores.gather(1, graph.unsqueeze(1))
+    own_scores = scores.gather(1, graph.unsqueeze(1))
     # sp(x) over all pairs less that over the positives: no mask of [N, B] is needed.
-    negatives = F.softplus(scores).sum() - F.softplus(own).sum()
+    negatives = F.softplus(scores).sum() - F.softplus(own_scores).sum()
     log2 = torch.log(scores.new_tensor(2.0))
-    positives = log2 - F.softplus(-own).mean()
+    positives = log2 - F.softplus(-own_scores).mean()
     result: Tensor = negatives / (len(local) * (count - 1)) - log2 - positives
     return result
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flgraph.nn.conv.sage import SparseSAGEConv
 from flgraph.nn.dropout import Dropout
+from flgraph.nn.precision import at_least_float32
 from flgraph.nn.sparse.adjacency import Adjacency, gather_ranges, offsets
 from flgraph.nn.sparse.csr import rows_times, take_rows
 
@@ -102,10 +103,10 @@ class ImpairedGraph:
     """A graph some of whose nodes are hidden, from which a generator can learn what is missing.
 
     Args:
-        visible: numbers of the other nodes in the whole graph, in ascending order ``[V]``.
+        visible: numbers of the other nodes in the graph, in ascending order ``[V]``.
         adj: the adjacency among them.
-        pairs: visible nodes, by their places in ``visible``, and hidden neighbours of theirs, by their numbers in the
-            whole graph ``[2, E]``, sorted by the first.
+        pairs: visible nodes, by their positions in ``visible``, and hidden neighbours, by their numbers in the graph
+            ``[2, E]``, sorted by the first.
     """
 
     visible: Tensor
@@ -117,15 +118,15 @@ class ImpairedGraph:
         """Hides nodes.
 
         Args:
-            adj: the whole graph's.
+            adj: the graph's.
             hidden: whether to hide each of its nodes ``[N]``.
         """
         target = torch.repeat_interleave(adj.rowptr.diff(), output_size=adj.col.numel())
         source, visible = adj.col, (~hidden).nonzero().squeeze(1)
-        place = torch.cumsum(~hidden, 0) - 1
+        position = torch.cumsum(~hidden, 0) - 1
         seen, lost = ~hidden[target] & ~hidden[source], ~hidden[target] & hidden[source]
-        inside = torch.stack([place[source[seen]], place[target[seen]]])
-        pairs = torch.stack([place[target[lost]], source[lost]])
+        inside = torch.stack([position[source[seen]], position[target[seen]]])
+        pairs = torch.stack([position[target[lost]], source[lost]])
         return cls(visible, Adjacency.from_edges(inside, visible.numel()), pairs)
 
     def candidates(self, max_neighbours: int) -> Tensor:
@@ -184,7 +185,7 @@ def nearest_of_own(rows: Tensor, x: Tensor, pairs: Tensor) -> Tensor:
         Numbers of ``x``, ``[m]``.
     """
     row, candidate = pairs
-    rows = _wide(rows)
+    rows = at_least_float32(rows)
     distances = rows.new_empty(row.numel())
     step = max(1, _CELLS // max(1, rows.size(1)))
     for start in range(0, row.numel(), step):
@@ -208,7 +209,7 @@ def nearest_of_all(rows: Tensor, x: Tensor) -> Tensor:
     Returns:
         Numbers of ``x``, ``[m]``.
     """
-    rows = _wide(rows)
+    rows = at_least_float32(rows)
     norms = _squared_norms(x, rows.dtype).unsqueeze(1)
     found = []
     for some in rows.split(max(1, _CELLS // x.size(0))):
@@ -228,16 +229,12 @@ def feature_loss(rows: Tensor, x: Tensor, nearest: Tensor) -> Tensor:
     Returns:
         A scalar, float32 at least, differentiable in ``rows``.
     """
-    rows = _wide(rows)
+    rows = at_least_float32(rows)
     return (rows - _dense_rows(x, nearest, rows.dtype)).square().sum()
 
 
 _CELLS = 2**24
 """Numbers that are compared at a time, to bound the memory."""
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def _dense_rows(x: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:

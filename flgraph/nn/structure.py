@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from flgraph.errors import expect
+from flgraph.nn.linear import OneHot
+from flgraph.nn.sparse.adjacency import gather_ranges, offsets
 
 StructureKind = Literal["rwse+dse", "dse", "rwse", "ones"]
 
@@ -83,7 +85,7 @@ def degree_one_hot(degree: Tensor, dim: int) -> Tensor:
     """
     expect(dim >= 1, "dse_dim", "1 or more", dim)
     column = degree.long().clamp(1, dim) - 1
-    return torch.zeros(degree.numel(), dim, device=degree.device).scatter_(1, column.unsqueeze(1), 1.0)
+    return OneHot(column, dim)()
 
 
 def random_walk_return(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor, dim: int) -> Tensor:
@@ -120,18 +122,18 @@ def random_walk_return(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor, d
             numbers = chosen.nonzero().view(-1)
             for index in _buckets(numbers, sizes[numbers]):
                 size = int(sizes[index].max())
-                edges = _ranges(edge_ptr, index)
+                edges = gather_ranges(edge_ptr, index)[0]
                 graph = torch.repeat_interleave(torch.arange(index.numel(), device=index.device), counts[index])
                 source, target = edge_index.index_select(1, edges).long()
                 padded = returns(graph, source, target, index.numel(), size, dim)
                 real = torch.arange(size, device=index.device) < sizes[index].unsqueeze(1)
-                result[_ranges(node_ptr, index)] = padded[real]
+                result[gather_ranges(node_ptr, index)[0]] = padded[real]
     return result
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Keeps torch to one CPU thread, for many small operations.
+    """Limits torch to one CPU thread, for many small operations.
 
     Threads that wait for each other after each of them gain little, and cost 20 times the time where another process
     keeps the cores busy. Also, the same bits come out whatever the number of threads.
@@ -155,16 +157,6 @@ def _buckets(numbers: Tensor, sizes: Tensor) -> Iterator[Tensor]:
         if end == len(listed) or full or listed[end] > 1.25 * listed[start] + 4:
             yield numbers[order[start:end]]
             start = end
-
-
-def _ranges(ptr: Tensor, index: Tensor) -> Tensor:
-    """The numbers ``ptr[i]`` to ``ptr[i + 1] - 1`` for every ``i`` of ``index``, one after another."""
-    start, length = ptr[index], ptr[index + 1] - ptr[index]
-    ends = length.cumsum(0)
-    total = int(ends[-1])
-    return torch.repeat_interleave(start - ends + length, length, output_size=total) + torch.arange(
-        total, device=ptr.device
-    )
 
 
 def _dense_returns(graph: Tensor, source: Tensor, target: Tensor, num_graphs: int, size: int, dim: int) -> Tensor:
@@ -200,8 +192,7 @@ def _sparse_returns(graph: Tensor, source: Tensor, target: Tensor, num_graphs: i
         value = scale[row] * scale[column]
     else:
         value = _inverse(in_degree)[column]
-    row_ptr = torch.zeros(total + 1, dtype=torch.long, device=graph.device)
-    torch.cumsum(torch.bincount(row, minlength=total), 0, out=row_ptr[1:])
+    row_ptr = offsets(torch.bincount(row, minlength=total))
     matrix = torch.sparse_csr_tensor(row_ptr, column, value, (total, total), check_invariants=False)
 
     def step(power: Tensor) -> Tensor:
@@ -235,13 +226,13 @@ def _diagonals(first: Tensor, step: Callable[[Tensor], Tensor], columns: Tensor,
     Returns:
         ``[B, C, dim]``.
     """
-    place = torch.arange(columns.numel(), device=columns.device)
+    column = torch.arange(columns.numel(), device=columns.device)
     power = first
-    found = [power[:, columns, place]]
+    found = [power[:, columns, column]]
     while len(found) < dim:
         if not symmetric:
             power = step(power)
-            found.append(power[:, columns, place])
+            found.append(power[:, columns, column])
             continue
         found.append(power.square().sum(dim=1))
         if len(found) < dim:

@@ -16,10 +16,6 @@ def tanh(x: Tensor) -> Tensor:
 
     Args:
         x: any tensor.
-
-    Shapes:
-        - **input:** any
-        - **output:** as the input
     """
     if x.device.type != "cpu" or x.dtype != torch.float32:
         return torch.tanh(x)

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar
 
-from flgraph.configs import tu_setting
 from flgraph.errors import InputError, expect
 from flgraph.report.charts import Spread, spread
-from flgraph.runs.compatibility import flatten
+from flgraph.report.settings import (
+    contents_key,
+    data_key,
+    data_name,
+    difference,
+    differing,
+    method_key,
+    method_name,
+    of_data,
+    seeds,
+    shown,
+)
 from flgraph.runs.reader import Run, lower_is_better, mapping, natural, number
 from flgraph.runs.results import version_of
 
+T = TypeVar("T")
+
 PERCENT = {"accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "average_precision", "precision", "recall"}
 """Metrics that are shown in percent, as papers do."""
-
-_NOT_THE_METHOD = re.compile(
-    r"(.*[._])?seed(_everything)?|ckpt_path|(trainer\.)?(default_root_dir|name|logger|enable_progress_bar|"
-    r"enable_checkpointing|checkpoint_every|keep_checkpoints|max_logged_clients|engine(\..*)?)|data\.(root|cache_dir|name)"
-)
-"""Settings that say where a run lies, where it computes and what it writes, not what it computes; and its seeds."""
-
-_NOT_THE_DATA = re.compile(r"data\.(features|structure|dse_dim|rwse_dim|batch_size|eval_batch_size|num_workers)")
-"""Settings of data that a method may choose: the graphs, clients and splits are the same."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Method:
         self.repeats: list[Run] = []
         """Left out: the same seeds were run again."""
         for run in sorted(runs, key=lambda run: (run.finished, version_of(run.folder.resolve()) or 0)):
-            key = str(run.folder) if run.seed is None else (run.seed, _seeds(run))
+            key = str(run.folder) if run.seed is None else (run.seed, seeds(run))
             if key in kept:
                 self.repeats.append(kept[key])
             kept[key] = run
@@ -103,13 +103,27 @@ class Method:
         """What means are over: the finished runs if there are any."""
         self.rest = [run for run in self.all if run not in self.runs]
         """Runs that are not finished, where others are."""
-        self.label = _common_name(self.runs)
-        self.flat = flatten(self.runs[0].config)
+        self.label = method_name(self.runs)
+        self.flat = self.runs[0].flat
 
     @cached_property
     def order(self) -> tuple[int, bool, list[tuple[int, int, str]]]:
         """As the user named them, what shares nothing first."""
         return min(run.place for run in self.all), not self.shares_nothing, natural(self.label)
+
+    @property
+    def rounds(self) -> str:
+        """How many rounds its runs did; of how many, if none is finished."""
+        done = sorted({run.done for run in self.runs})
+        text = f"{done[0]}" if len(done) == 1 else f"{done[0]}–{done[-1]}"
+        planned = {run.planned for run in self.runs if run.planned}
+        return text if self.finished or not planned else f"{text} of {max(planned)}"
+
+    @property
+    def versions(self) -> list[str]:
+        """With what its runs were computed, each combination once."""
+        told = {", ".join(f"{k} {shown(v)}" for k, v in run.versions.items() if k != "git") for run in self.all}
+        return sorted(text for text in told if text)
 
     @property
     def shares_nothing(self) -> bool:
@@ -151,7 +165,7 @@ class Method:
             known: dict[Any, list[float]] = {}
             for run in method.runs:
                 if run.seed is not None:
-                    known.setdefault((run.seed, _seeds(run, "data.")), []).append(value(run))
+                    known.setdefault((run.seed, seeds(run, "data.")), []).append(value(run))
             return {key: spread(several)[0] for key, several in known.items()}
 
         mine, other = values(self), values(baseline)
@@ -234,7 +248,7 @@ class Comparison:
         """Settings that differ between methods, each with the methods' values."""
         return {
             key: [shown(method.flat.get(key)) for method in self.methods]
-            for key in _differing([method.flat for method in self.methods])
+            for key in differing([method.flat for method in self.methods])
         }
 
 
@@ -256,136 +270,56 @@ def compare(runs: Sequence[Run], name: str | None = None) -> tuple[Metric, list[
         usual = [metric for metric in ("accuracy", "global_test/accuracy") if metric in known]
         name = next(iter(usual + known), "accuracy")
     if not known:
-        raise InputError(f"Expected `RUN` to hold a run that was evaluated but got {len(runs)} without metrics.")
+        raise InputError("RUN", "the folder of a run that was evaluated, or above one,", f"{len(runs)} without metrics")
     expect(name in known, "--metric", f"one of {', '.join(known)}", name)
     modes = {mode for run in runs for metric, mode in [run.monitor] if metric.partition("/")[2] == name}
     metric = Metric(name, modes == {"min"} or lower_is_better(name))
-    by_data: dict[str, list[Run]] = {}
     # Settings say what data it is; where checksums tell that two kinds of them come to the same, these are one.
-    same = {_data_key(run): contents for run in runs if (contents := _contents(run))}
-    for run in runs:
-        key = _data_key(run)
-        by_data.setdefault(same.get(key, key), []).append(run)
-    comparisons = []
-    for here in by_data.values():
-        by_method: dict[str, list[Run]] = {}
-        for run in here:
-            by_method.setdefault(_method_key(run), []).append(run)
-        methods = [Method(group, metric) for group in by_method.values()]
-        _rename(methods)
-        methods.sort(key=lambda method: method.order)
-        alone = [method for method in methods if method.shares_nothing and method.finished]
-        # Of several, the one that the others differ least from: an ablation of one method is nobody else's baseline.
-        models = Counter(str(method.flat.get("model")) for method in methods)
-        alone.sort(key=lambda m: (-models[str(m.flat.get("model"))], m.label.lower() != "local", len(m.label)))
-        clients = list(dict.fromkeys(client for method in methods for run in method.all for client in run.clients))
-        title = _data_title(methods[0], len(clients))
-        comparisons.append(Comparison(title, methods, alone[0] if alone else None, clients))
-    titles = Counter(comparison.title for comparison in comparisons)
-    twice = [c for c in comparisons if titles[c.title] > 1]
-    for comparison in twice:
-        flats = [
-            {k: v for k, v in c.methods[0].flat.items() if _is_data(k)} for c in twice if c.title == comparison.title
-        ]
-        mine = {k: v for k, v in comparison.methods[0].flat.items() if _is_data(k)}
-        suffix = _settings_text(mine, _differing(flats)) or f"{comparison.clients[0] if comparison.clients else ''} …"
-        comparisons[comparisons.index(comparison)] = Comparison(
-            f"{comparison.title} ({suffix})", comparison.methods, comparison.baseline, comparison.clients
-        )
-    return metric, comparisons
+    same = {data_key(run): contents for run in runs if (contents := contents_key(run))}
+    by_data = _grouped(runs, lambda run: same.get(data_key(run), data_key(run)))
+    return metric, _told_apart([_comparison(here, metric) for here in by_data])
 
 
-def _seeds(run: Run, prefix: str = "") -> tuple[tuple[str, str], ...]:
-    """The seeds among a run's settings that begin with something, such as that of the partition."""
-    flat = flatten(run.config)
-    named = [name for name in flat if name.startswith(prefix) and re.fullmatch(r"(.*[._])?seed", name)]
-    return tuple((name, str(flat[name])) for name in sorted(named) if flat[name] is not None)
+def _comparison(runs: Sequence[Run], metric: Metric) -> Comparison:
+    """Compares runs on the same data."""
+    methods = [Method(group, metric) for group in _grouped(runs, method_key)]
+    _rename(methods)
+    methods.sort(key=lambda method: method.order)
+    alone = [method for method in methods if method.shares_nothing and method.finished]
+    # Of several, the one that the others differ least from: an ablation of one method is nobody else's baseline.
+    models = Counter(str(method.flat.get("model")) for method in methods)
+    alone.sort(key=lambda m: (-models[str(m.flat.get("model"))], m.label.lower() != "local", len(m.label)))
+    clients = list(dict.fromkeys(client for method in methods for run in method.all for client in run.clients))
+    return Comparison(data_name(methods[0].runs[0], len(clients)), methods, alone[0] if alone else None, clients)
 
 
-def shown(value: Any) -> str:
-    """A setting as text; a class by its own name."""
-    if isinstance(value, str):
-        return value.rpartition(".")[2] if re.fullmatch(r"([A-Za-z_]\w*\.)+[A-Z]\w*", value) else value
-    return "–" if value is None else json.dumps(value)
-
-
-def _differing(flats: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of settings that are not the same everywhere; absent and null are the same."""
-    names = dict.fromkeys(name for flat in flats for name in flat if not _NOT_THE_METHOD.fullmatch(name))
-    return [name for name in names if len({json.dumps(flat.get(name), default=str) for flat in flats}) > 1]
-
-
-def _key(flat: Mapping[str, Any]) -> str:
-    return json.dumps({name: value for name, value in sorted(flat.items()) if value is not None}, default=str)
-
-
-def _is_data(name: str) -> bool:
-    data = name == "data" or name.startswith("data.")
-    return data and not _NOT_THE_METHOD.fullmatch(name) and not _NOT_THE_DATA.fullmatch(name)
-
-
-def _data_key(run: Run) -> str:
-    """By settings; by clients and what is known of their graphs if the data was handed over in Python."""
-    flat = flatten(run.config)
-    if isinstance(flat.get("data"), str):
-        return _key({name: value for name, value in flat.items() if _is_data(name)})
-    known = {name: value for name, value in flat.items() if re.fullmatch(r"data\..*\.content", name)}
-    return _key({**known, "": sorted(run.clients)})
-
-
-def _contents(run: Run) -> str:
-    """Checksums of what the clients held; empty if the run does not tell."""
-    held = {name: mapping(told).get("content") for name, told in mapping(run.results.get("data")).items()}
-    return _key(held) if held and all(held.values()) else ""
-
-
-def _method_key(run: Run) -> str:
-    flat = {name: value for name, value in flatten(run.config).items() if not _NOT_THE_METHOD.fullmatch(name)}
-    # Without a model among the settings it came from Python, and only the run's name tells it from others.
-    return _key(flat if "model" in flat else {**flat, "": run.name})
-
-
-def _common_name(runs: Sequence[Run]) -> str:
-    names = list(dict.fromkeys(run.name for run in runs))
-    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-    common = "".join(letters[0] for letters in same)
-    if len(names) == 1 or len(common := common.rstrip("-_. 0123456789")) > 2:
-        return common
-    flat = flatten(runs[0].config)
-    return shown(flat["trainer.aggregator"]) if "trainer.aggregator" in flat else names[0]
+def _told_apart(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Data of the same name gets what makes it differ."""
+    result = []
+    for part in comparisons:
+        alike = [of_data(other.methods[0].flat) for other in comparisons if other.title == part.title]
+        if len(alike) > 1:
+            suffix = difference(of_data(part.methods[0].flat), alike) or f"{part.clients[0] if part.clients else ''} …"
+            part = replace(part, title=f"{part.title} ({suffix})")
+        result.append(part)
+    return result
 
 
 def _rename(methods: Sequence[Method]) -> None:
     """Methods of the same name get what makes them differ."""
-    for label in [label for label, count in Counter(method.label for method in methods).items() if count > 1]:
-        same = [method for method in methods if method.label == label]
-        keys = _differing([method.flat for method in same])
-        for method in same:
-            if told := _settings_text(method.flat, keys):
-                method.label = f"{label} ({told})"
-        for count, method in enumerate(same, start=1):
-            if [other.label for other in same].count(method.label) > 1:
-                method.label += f" #{count}"
+    for same in _grouped(methods, lambda method: method.label):
+        if len(same) > 1:
+            for method in same:
+                if suffix := difference(method.flat, [other.flat for other in same]):
+                    method.label += f" ({suffix})"
+            for count, method in enumerate(same, start=1):
+                if [other.label for other in same].count(method.label) > 1:
+                    method.label += f" #{count}"
 
 
-def _settings_text(flat: Mapping[str, Any], keys: Sequence[str]) -> str:
-    told = [f"{key.rpartition('.')[2]}={shown(flat.get(key))}" for key in keys[:3]]
-    return ", ".join(told) + (", …" if len(keys) > 3 else "")
-
-
-def _data_title(method: Method, clients: int) -> str:
-    flat, run = method.flat, method.runs[0]
-    name = flat.get("data.name")
-    if name:
-        return str(name)
-    datasets = flat.get("data.datasets")
-    if isinstance(datasets, list) and datasets:
-        title = (tu_setting(datasets) or "").upper() or ", ".join(map(str, datasets))
-        shards = flat.get("data.shards", 1)
-        each = " each" * (len(datasets) > 1)
-        return title if shards in (1, None) else f"{title}, {shards} clients{each}"
-    if isinstance(flat.get("data.dataset"), str):
-        return f"{flat['data.dataset']}, {shown(flat.get('data.partition')).replace('_', ' ')}, {clients} clients"
-    if isinstance(flat.get("data"), str):
-        return shown(flat["data"])
-    return f"{clients} client{'s' * (clients > 1)}" if clients else run.name
+def _grouped(items: Iterable[T], key: Callable[[T], str]) -> list[list[T]]:
+    """Those with the same key together, in the order in which they first come."""
+    groups: dict[str, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())

@@ -18,82 +18,74 @@ from flgraph.runs.reader import mapping, number
 Draw = Callable[[Path], None]
 """Draws a picture into a file."""
 
+Series = dict[str, Sequence[dict[str, Any]]]
+"""Method to the results of its runs, of one setting."""
+
 
 def plan_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) -> list[tuple[Path, Draw | None]]:
     """Which pictures the study asks for; nothing is drawn yet.
 
-    Most pictures need more of a run than its record in the ledger. Where a run has no folder any more, nothing draws
+    Most pictures need more of a run than its record in the index. Where a run has no folder any more, nothing draws
     such a picture, and it is left as it is.
 
     Returns:
         Files in ``out/PAPER``, each with what draws it.
     """
-    if study.figure is None:
-        return []
     folder, table = out / study.paper_name, study.name.rpartition("/")[2]
-    if study.figure == "settings":
-        return [
-            (folder / f"{_stem(study, table, metric)}.png", partial(_over_settings, study, cells, metric))
-            for metric in study.metrics
-        ]
+    stems = {metric: f"{table}_{_plain(metric)}" if len(study.metrics) > 1 else table for metric in study.metrics}
+    if study.figure in (None, "settings"):
+        figures = [(folder / f"{stem}.png", partial(_over_settings, study, cells, key)) for key, stem in stems.items()]
+        return [(file, partial(_save, draw)) for file, draw in figures] if study.figure else []
+    draw = {"convergence": _convergence, "clients": _clients}.get(study.figure)
+    without = {"divergence": _divergence, "labels": _labels, "predictions": _predictions, "embeddings": _embeddings}
     files: list[tuple[Path, Draw | None]] = []
     for setting in dict.fromkeys(setting for setting, _ in done):
-        whole = all("folder" in run for (where, _), runs in done.items() if where == setting for run in runs)
-        if study.figure == "embeddings":
-            whole = whole and any(_written(done, setting))
-        for stem, draw in _pictures(study, done, setting, table):
-            files.append((folder / f"{stem}_{_plain(setting)}.png", draw if whole else None))
+        series = {method: runs for (where, method), runs in done.items() if where == setting}
+        there = all("folder" in run for runs in series.values() for run in runs)
+        there = there and (study.figure != "embeddings" or any(_written(series)))
+        if draw is None:
+            pictures = {table: partial(without[study.figure], series)}
+        else:
+            pictures = {stem: partial(draw, study, series, setting, metric) for metric, stem in stems.items()}
+        for stem, picture in pictures.items():
+            files.append((folder / f"{stem}_{_plain(setting)}.png", partial(_save, picture) if there else None))
     return files
 
 
-def _pictures(study: Study, done: Done, setting: str, table: str) -> Iterator[tuple[str, Draw]]:
-    """Of a setting: how each file's name begins, and what draws it."""
-    alone = {"divergence": _divergence, "labels": _labels, "predictions": _predictions, "embeddings": _embeddings}
-    if study.figure in alone:
-        yield table, partial(alone[study.figure], done, setting)
-        return
-    draw = _clients if study.figure == "clients" else _convergence
-    for metric in study.metrics:
-        yield _stem(study, table, metric), partial(draw, study, done, setting, metric)
+def _save(draw: Callable[[], Any], file: Path) -> None:
+    from flgraph.report.charts import save_png  # matplotlib loads slowly
+
+    save_png(draw(), file)
 
 
-def _stem(study: Study, table: str, metric: str) -> str:
-    return f"{table}_{_plain(metric)}" if len(study.metrics) > 1 else table
-
-
-def _convergence(study: Study, done: Done, setting: str, metric: str, file: Path) -> None:
+def _convergence(study: Study, series: Series, setting: str, metric: str) -> Any:
     """A test metric over rounds, mean over clients, with bands over seeds."""
-    from flgraph.report.charts import learning_curves, save_png  # matplotlib loads slowly
+    from flgraph.report.charts import learning_curves
 
-    series = {
-        method: [_curve(result, logged_name(metric), study.mean_key) for result in results]
-        for (where, method), results in done.items()
-        if where == setting
+    name = logged_name(metric)  # percent per round from the first; NaN in rounds without evaluation
+    curves = {
+        method: [[100 * number(one.get(study.mean_key, {}).get(name)) for one in rounds_of(run)] for run in runs]
+        for method, runs in series.items()
     }
-    figure = learning_curves(series, ylabel=f"{in_words(metric)} in percent", title=setting, size=(7.0, 4.6))
-    save_png(figure, file)
+    return learning_curves(curves, ylabel=f"{in_words(metric)} in percent", title=setting, size=(7.0, 4.6))
 
 
-def _divergence(done: Done, setting: str, file: Path) -> None:
+def _divergence(series: Series) -> Any:
     """Every client's weight divergence after the last round, as the mean over seeds, a circle per method."""
-    from flgraph.report.charts import around_center, save_png, spread
+    from flgraph.report.charts import around_center, spread
 
     panels = {}
-    for (where, method), results in done.items():
-        if where == setting:
-            clients = [result["final"]["clients"] for result in results]
-            panels[method] = {
-                name: spread([number(one.get(name, {}).get("mixing/divergence")) for one in clients])[0]
-                for name in clients[0]
-            }
-    save_png(around_center(panels), file)
+    for method, runs in series.items():
+        clients = [run["final"]["clients"] for run in runs]
+        found = {name: [number(one.get(name, {}).get("mixing/divergence")) for one in clients] for name in clients[0]}
+        panels[method] = {name: spread(values)[0] for name, values in found.items()}
+    return around_center(panels)
 
 
-def _clients(study: Study, done: Done, setting: str, metric: str, file: Path) -> None:
+def _clients(study: Study, series: Series, setting: str, metric: str) -> Any:
     """Every client's test metric after the last round, mean and deviation over seeds."""
-    from flgraph.report.charts import grouped_bars, save_png, spread, styles_for
+    from flgraph.report.charts import grouped_bars, spread, styles_for
 
-    series = {method: results for (where, method), results in done.items() if where == setting}
     names = list(dict.fromkeys(name for runs in series.values() for run in runs for name in run["final"]["clients"]))
     values = {
         method: [
@@ -103,30 +95,28 @@ def _clients(study: Study, done: Done, setting: str, metric: str, file: Path) ->
         for method, runs in series.items()
     }
     ylabel = f"{in_words(metric)} in percent"
-    save_png(grouped_bars(names, values, ylabel=ylabel, styles=styles_for(list(values)), width=8.0), file)
+    return grouped_bars(names, values, ylabel=ylabel, styles=styles_for(list(values)), width=8.0)
 
 
-def _labels(done: Done, setting: str, file: Path) -> None:
+def _labels(series: Series) -> Any:
     """Classes of every client's training data, in the partition of the first run."""
     from flgraph.data.figures import label_figure
-    from flgraph.report.charts import save_png
 
-    first = next(runs[0] for (where, _), runs in done.items() if where == setting)
-    clients = mapping(mapping(first.get("partition")).get("clients"))
-    told = bool(clients) and all("train_labels" in client for client in clients.values())
-    expect(told, "figure", "one of runs whose partition tells `train_labels` of every client", "labels")
-    save_png(label_figure(first["partition"]), file)
+    partition = mapping(next(iter(series.values()))[0].get("partition"))
+    clients = mapping(partition.get("clients"))
+    given = bool(clients) and all("train_labels" in client for client in clients.values())
+    expect(given, "figure", "one of runs whose partition has `train_labels` of every client", "labels")
+    return label_figure(partition)
 
 
-def _predictions(done: Done, setting: str, file: Path) -> None:
+def _predictions(series: Series) -> Any:
     """Classes that every client predicts of the global test data after the last round, above the true ones."""
     from flgraph.data.figures import share_figure
-    from flgraph.report.charts import save_png
 
-    first = next(runs[0] for (where, _), runs in done.items() if where == setting)
-    rows = {name: _shares(metrics, "predicted") for name, metrics in first["final"]["clients"].items()}
-    rows["true classes"] = _shares(next(iter(first["final"]["clients"].values())), "true")
-    save_png(share_figure(rows, "share of the global test nodes", "classes that every client predicts"), file)
+    clients = next(iter(series.values()))[0]["final"]["clients"]
+    rows = {name: _shares(metrics, "predicted") for name, metrics in clients.items()}
+    rows["true classes"] = _shares(next(iter(clients.values())), "true")
+    return share_figure(rows, "share of the global test nodes", "classes that every client predicts")
 
 
 def _shares(metrics: dict[str, Any], name: str) -> list[float]:
@@ -137,34 +127,31 @@ def _shares(metrics: dict[str, Any], name: str) -> list[float]:
     return shares
 
 
-def _embeddings(done: Done, setting: str, file: Path) -> None:
+def _embeddings(series: Series) -> Any:
     """The places of all graphs after some rounds, in the order of the rounds, of every method's first run."""
-    from flgraph.report.charts import embedding_panels, save_png
+    from flgraph.report.charts import embedding_panels
 
     panels = {}
-    alone = sum(where == setting for where, _ in done) == 1
-    for method, written in _written(done, setting):
-        with open(written, newline="") as stream:
+    for method, file in _written(series):
+        with open(file, newline="") as stream:
             rows = list(csv.DictReader(stream))
-        title = written.stem.replace("-", " ")
+        title = file.stem.replace("-", " ")
         places = [[float(row["x"]), float(row["y"])] for row in rows]
-        panels[title if alone else f"{method}, {title}"] = (places, [int(row["label"]) for row in rows])
-    save_png(embedding_panels(panels), file)
+        labels = [int(row["label"]) for row in rows]
+        panels[title if len(series) == 1 else f"{method}, {title}"] = (places, labels)
+    return embedding_panels(panels)
 
 
-def _written(done: Done, setting: str) -> Iterator[tuple[str, Path]]:
+def _written(series: Series) -> Iterator[tuple[str, Path]]:
     """Every method, and the files with places of its first run, round by round."""
-    for (where, method), runs in done.items():
-        if where == setting:
-            files = (Path(runs[0]["folder"]) / "embeddings").glob("round-*.csv")
-            yield from (
-                (method, file) for file in sorted(files, key=lambda path: int(path.stem.removeprefix("round-")))
-            )
+    for method, runs in series.items():
+        files = (Path(runs[0]["folder"]) / "embeddings").glob("round-*.csv")
+        yield from ((method, file) for file in sorted(files, key=lambda path: int(path.stem.removeprefix("round-"))))
 
 
-def _over_settings(study: Study, cells: Sequence[Cell], metric: str, file: Path) -> None:
+def _over_settings(study: Study, cells: Sequence[Cell], metric: str) -> Any:
     """The last round's test metric over the settings, with error bars over seeds."""
-    from flgraph.report.charts import error_bars, save_png
+    from flgraph.report.charts import error_bars
 
     final = [cell for cell in cells if (cell.protocol, cell.metric) == ("final", metric)]
     series = {
@@ -172,13 +159,7 @@ def _over_settings(study: Study, cells: Sequence[Cell], metric: str, file: Path)
         for method in dict.fromkeys(cell.method for cell in final)
     }
     settings = [name for name in study.settings if any(name in spreads for spreads in series.values())]
-    figure = error_bars(series, settings, xlabel=study.axis, ylabel=f"{in_words(metric)} in percent")
-    save_png(figure, file)
-
-
-def _curve(results: dict[str, Any], metric: str, mean: str) -> list[float]:
-    """Percent per round from the first; NaN in rounds without evaluation."""
-    return [100 * number(record.get(mean, {}).get(metric)) for record in rounds_of(results)]
+    return error_bars(series, settings, xlabel=study.axis, ylabel=f"{in_words(metric)} in percent")
 
 
 def _plain(name: str) -> str:

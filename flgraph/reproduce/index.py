@@ -1,20 +1,19 @@
 """What tables need of every run, a line each beside the tables: ``runs.jsonl``.
 
-Run folders are large and stay where they were made. The ledger is small enough to be kept with the tables: it has every
+Run folders are large and stay where they were made. The index is small enough to be kept with the tables: it has every
 seed's value, and a study can be continued with it on another machine, or after the folders are gone.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from flgraph.errors import InputError
 from flgraph.reproduce.protocols import PROTOCOLS, partition_means, value_of
@@ -26,75 +25,67 @@ _AS_THEY_ARE = ("seed", "rounds", "stopped_early", "seconds_per_round", "bytes_p
 MANY_CLIENTS = 40
 """Of more than these a table names no checksums, and no record holds them."""
 
-Ledger = dict[tuple[str, int, int], dict[str, Any]]
+RunIndex = dict[tuple[str, int, int], dict[str, Any]]
 """Digest, seed and rounds of a run to what is kept of it: a part of ``results.json``, with ``best_test``,
 ``best_client`` and, where it exists, ``best_cluster`` beside ``final`` and ``best_val``, means over clients only."""
 
 
-def ledger_file(study: Study, out: Path) -> Path:
-    """Where the ledger of a study's paper lies."""
+def index_file(study: Study, out: Path) -> Path:
+    """Where the index of a study's paper lies."""
     return out / study.paper_name / "runs.jsonl"
 
 
-def read_ledger(file: Path) -> Ledger:
+def read_index(file: Path) -> RunIndex:
     """What was recorded; empty if there is no file.
 
     Raises:
         InputError: a line is no record of a run; names it.
     """
-    ledger: Ledger = {}
+    index: RunIndex = {}
     for number, line in enumerate(file.read_text().splitlines() if file.is_file() else (), start=1):
         try:
             record = json.loads(line)
-            ledger[record["digest"], record["seed"], record["rounds"]] = record
+            index[record["digest"], record["seed"], record["rounds"]] = record
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"Expected line {number} of `{file}` to be the record of a run but got {line[:60]!r}."
-            ) from error
-    return ledger
+            raise InputError(f"line {number} of {file}", "the record of a run", repr(line[:60])) from error
+    return index
 
 
-def recorded(ledger: Ledger, study: Study, run: Run) -> dict[str, Any] | None:
+def recorded(index: RunIndex, study: Study, run: Run) -> dict[str, Any] | None:
     """The record of a run of the study's length, or of one that stopped early before it."""
     rounds, own = study.rounds_of(run.method), run.digest  # once: configuration files are read for it
-    if (whole := ledger.get((own, run.seed, rounds))) is not None:
+    if (whole := index.get((own, run.seed, rounds))) is not None:
         return whole
     early = [
         record
-        for (digest, seed, length), record in ledger.items()
+        for (digest, seed, length), record in index.items()
         if (digest, seed) == (own, run.seed) and length < rounds and record.get("stopped_early", False)
     ]
     return max(early, key=lambda record: int(record["rounds"]), default=None)
 
 
 def record_runs(file: Path, found: Iterable[tuple[Run, Mapping[str, Any]]]) -> None:
-    """Adds runs to a ledger, or puts them in the place of older ones alike.
+    """Adds runs to an index, or puts them in the place of older ones alike.
 
     Several commands may do so at the same time.
 
     Args:
-        file: the ledger; made if it does not exist.
+        file: the index; made if it does not exist.
         found: runs with their results, which have their ``folder``.
     """
     new = {(run.digest, run.seed, results["rounds"]): _condensed(run, results) for run, results in found}
     if not new:
         return
     with alone_in(file.parent):
-        ledger = {**read_ledger(file), **new}
-        ordered = sorted(ledger.values(), key=lambda one: (one["run"], one["digest"], one["seed"], one["rounds"]))
+        index = {**read_index(file), **new}
+        ordered = sorted(index.values(), key=lambda one: (one["run"], one["digest"], one["seed"], one["rounds"]))
         write_text("".join(f"{json.dumps(record)}\n" for record in ordered), file)
 
 
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Makes a folder, and waits until no other process is in here; a lock on the folder leaves no file behind."""
+def alone_in(folder: Path) -> FileLock:
+    """Makes a folder; as a context it waits until no other process is in here."""
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    return FileLock(folder / ".lock")
 
 
 def _condensed(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:

@@ -106,8 +106,7 @@ def rounds_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     try:
         records = _read(file, file.stat().st_mtime_ns)
     except (OSError, ValueError) as error:
-        told = getattr(error, "strerror", None) or error
-        raise InputError(f"Expected `{file}` to hold the rounds of a run but got: {told}.") from error
+        raise InputError(str(file), "the rounds of a run", getattr(error, "strerror", None) or error) from error
     return [record for record in records if record["round"] <= results["rounds"]]
 
 

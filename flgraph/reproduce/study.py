@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
-
 from flgraph.configs import find_config
 from flgraph.errors import InputError, expect
-from flgraph.reproduce.check import check_study
+from flgraph.reproduce.settings import digest, read_yaml, resolve
 from flgraph.runs.reader import natural
 
 _HERE = Path(__file__).resolve().parent
-
-_NOT_GIVEN = ("name", "source", "cut_short")
-"""Fields of a study that its file does not hold."""
 
 FigureKind = Literal["convergence", "settings", "divergence", "clients", "labels", "predictions", "embeddings"]
 """``convergence``: test metric over rounds, a picture per setting; ``settings``: the last round's over the settings;
@@ -31,12 +26,8 @@ client in the partition of the first run (FedEgo, Figure 7 (a)); ``predictions``
 after the last round of the first run, from :class:`flgraph.callbacks.PredictedLabels` (FedEgo, Figure 7 (b));
 ``embeddings``: what :class:`flgraph.callbacks.EmbeddingPictures` wrote in the first seed's run (FCLG, Figure 3)."""
 
-
 Average = Literal["clients", "samples"]
 """Whether a mean over clients is unweighted, or weighted by the numbers of samples that each measured on."""
-
-Arguments = str | list[str]
-"""A configuration file, or arguments of the command line."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +48,13 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Configuration files and further arguments in short, such as ``chem+fedstar+local_epochs=2``."""
-        name = "+".join(_short(self.args))
-        return name if len(name) <= 80 else name[:80].rstrip("+=.-_")
+        """Setting and method, as a file may be called, such as ``CHEM-FedStar``."""
+        return "-".join(re.sub(r"[^\w.+-]+", "_", part).strip("_") for part in (self.setting, self.method))
 
     @property
     def digest(self) -> str:
-        """Tells runs apart that were made with other arguments, or with other contents of their configuration files."""
-        contents = [_contents(arg) for arg in self.args]
-        return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:8]
+        """Tells runs apart whose configuration files and arguments come to something else."""
+        return digest(resolve(self.args))
 
 
 @dataclass(frozen=True)
@@ -80,9 +69,10 @@ class Study:
             ``results.json`` has it, as it is: mean over clients.
         rounds: communication rounds of each run; the most of them where runs stop early.
         seeds: one run each.
-        settings: name to configuration file, or to a list of command-line arguments, in which ``{seed}`` stands for the
-            run's seed (``--data.partition_seed={seed}``: another partition for each).
-        methods: the same; where a method's arguments depend on the setting, setting to either.
+        settings: name to configuration files and further arguments of ``flgraph fit``, in one line as in a shell; files
+            need no ``-c``. ``{seed}`` stands for the run's seed (``--data.partition_seed={seed}``: another partition
+            for each), ``{setting}`` for the setting's name, and ``{NAME}`` for one of ``values``.
+        methods: the same; they come after those of the setting.
         paper: setting to method to (mean, standard deviation) as printed, in percent; a cell without a printed
             deviation has the mean alone, one that is not in the paper none. Where there are several metrics, metric to
             all of this.
@@ -92,8 +82,8 @@ class Study:
         axis: what the settings are, as a label.
         protocols: further protocols that its tables show, ``best_client``.
         notes: what a reader should know, a sentence each.
-        values: name to what stands for ``{name}`` in arguments: setting to seed to value; ``other`` stands for seeds
-            that are not named.
+        values: name to what stands for ``{name}`` in arguments: text; or setting to text; or setting to seed to text.
+            ``other`` stands for settings and seeds that are not named. Values may hold the names of later ones.
         source: the file that it is from, where it is no packaged one; set by :func:`load_study`.
         cut_short: whether its rounds are others than it was written with; set by :meth:`cut`.
     """
@@ -103,8 +93,8 @@ class Study:
     metric: str | list[str]
     rounds: int
     seeds: list[int]
-    settings: dict[str, Arguments]
-    methods: dict[str, Arguments | dict[str, Arguments]]
+    settings: dict[str, str]
+    methods: dict[str, str]
     paper: dict[str, Any] = field(default_factory=dict)
     average: Average = "clients"
     method_rounds: dict[str, int] = field(default_factory=dict)
@@ -112,7 +102,7 @@ class Study:
     axis: str = "setting"
     protocols: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    values: dict[str, dict[str, dict[int | str, Any]]] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
     source: str = ""
     cut_short: bool = False
 
@@ -152,23 +142,18 @@ class Study:
         """The run of one cell.
 
         Raises:
-            InputError: the method has no arguments for this setting, or a value none for this setting and seed.
+            InputError: a value is not given for this setting and seed.
         """
-        chosen = self.methods[method]
-        if isinstance(chosen, dict):
-            expect(setting in chosen, f"methods.{method}", f"arguments for {setting}, too,", list(chosen))
-            chosen = chosen[setting]
-        args = (*_args(self.settings[setting]), *_args(chosen))
-        return Run(setting, method, seed, tuple(self._filled(arg, setting, seed) for arg in args))
-
-    def _filled(self, arg: str, setting: str, seed: int) -> str:
-        for name, values in self.values.items():
-            if f"{{{name}}}" in arg:
-                of_seed = values.get(setting, {})
-                value = of_seed.get(seed, of_seed.get("other"))
-                expect(value is not None, f"values.{name}", f"given for {setting} with seed {seed}, too,", of_seed)
-                arg = arg.replace(f"{{{name}}}", str(value))
-        return arg.replace("{seed}", str(seed))
+        line = f"{self.settings[setting]} {self.methods[method]}"
+        for name, value in {**self.values, "setting": setting, "seed": seed}.items():
+            if f"{{{name}}}" in line:
+                for key in (setting, seed):
+                    value = value.get(key, value.get("other")) if isinstance(value, dict) else value
+                expect(
+                    value is not None, f"values.{name}", f"given for {setting} with seed {seed}", self.values.get(name)
+                )
+                line = line.replace(f"{{{name}}}", str(value))
+        return Run(setting, method, seed, tuple(_words(line)))
 
     def cut(
         self,
@@ -221,69 +206,136 @@ def list_studies() -> list[str]:
 def load_study(name: str) -> Study:
     """Reads a study by its name, or from a YAML file of the same form.
 
-    A file may begin with ``extends: OTHER``, a study beside it, and give only what differs from that.
+    A file may begin with ``extends: OTHER``, a study beside it, and give only what differs from that. Of its settings
+    and methods it may name some in a list; ``values`` are added to the other's.
 
     Raises:
         InputError: there is no such study, or the file lacks or misspells a field.
     """
     file = Path(name) if name.endswith((".yaml", ".yml")) else _HERE / f"{name}.yaml"
-    if not file.is_file():
-        raise InputError(f"Expected `study` to be a YAML file or one of {', '.join(list_studies())} but got {name!r}.")
-    content, extends = _read(file)
-    known = [item.name for item in fields(Study) if item.name not in _NOT_GIVEN]
+    expect(file.is_file(), "study", f"a YAML file or one of {', '.join(list_studies())}", name)
+    content = _read(file)
+    known = {item.name for item in fields(Study)} - {"name", "source", "cut_short"}
     for key in content:
         expect(key in known, str(file), f"a study with fields among {', '.join(sorted(known))}", key)
     packaged = file.resolve().parent.parent == _HERE
+    content["name"] = f"{file.parent.name}/{file.stem}" if packaged else file.stem
     try:
-        study = Study(
-            name=f"{file.parent.name}/{file.stem}" if packaged else file.stem,
-            source="" if packaged else name,
-            **content,
-        )
+        study = Study(**content, source="" if packaged else name)
     except TypeError as error:
-        raise InputError(f"Expected study {file} to have the fields of `Study` but got {error}.") from error
-    check_study(study, get_args(FigureKind), get_args(Average), extends)
+        raise InputError(f"study {file}", "one with the fields of `Study`", error) from error
+    _check(study)
     return study
 
 
-def _read(file: Path, below: tuple[Path, ...] = ()) -> tuple[dict[str, Any], bool]:
-    """A study's fields, and whether some are another's."""
-    content = _parsed(file)
-    expect(isinstance(content, dict), str(file), "a YAML mapping", type(content).__name__)
+def _read(file: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A study's fields, some of which may be another's."""
+    read = read_yaml(file)
+    expect(isinstance(read, dict), str(file), "a YAML mapping", type(read).__name__)
+    content = dict(read)
     base = content.pop("extends", None)
     if base is None:
-        return dict(content), False
-    other = file.with_name(f"{base}.yaml")
-    beside = other.is_file() and other not in (file, *below)
+        return content
+    path = file.with_name(f"{base}.yaml")
+    beside = path.is_file() and path not in (file, *below)
     expect(beside, f"extends in {file}", "the name of a study beside it that does not extend it", base)
-    return {**_read(other, (*below, file))[0], **content}, True
+    other = _read(path, (*below, file))
+    for name in ("settings", "methods"):
+        if isinstance(content.get(name), list):
+            for one in content[name]:
+                expect(one in other[name], name, f"among those of {base}: {', '.join(other[name])}", one)
+            content[name] = {one: other[name][one] for one in content[name]}
+    if isinstance(content.get("values"), dict):
+        content["values"] = {**other.get("values", {}), **content["values"]}
+    result = {**other, **content}
+    if "paper" not in content:
+        levels = [result[name] for name in ("metric", "settings", "methods")]
+        result["paper"] = _part(other.get("paper", {}), *levels[isinstance(levels[0], str) :])
+    return result
 
 
-def _parsed(file: Path) -> Any:
-    try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        told = " ".join(str(error).split())
-        raise InputError(f"Expected `{file}` to be a YAML file but got one that cannot be read ({told}).") from error
+def _part(paper: dict[str, Any], names: Any, *below: Any) -> dict[str, Any]:
+    """What a paper printed under these names, and below them under others."""
+    return {name: _part(part, *below) if below else part for name, part in paper.items() if name in names}
 
 
-def _args(value: Arguments) -> list[str]:
-    return ["-c", value] if isinstance(value, str) else [str(part) for part in value]
+def _words(line: str) -> Iterator[str]:
+    """The arguments of a line, with ``-c`` before every configuration file."""
+    for before, word in pairwise(["", *shlex.split(line)]):
+        if not (before.startswith("-") and "=" not in before) and re.fullmatch(r"[^-].*\.ya?ml", word):
+            yield "-c"
+        yield word
 
 
-def _contents(arg: str) -> Any:
-    """What an argument says: of a configuration file its contents, not its name."""
-    flag, equals, value = arg.partition("=")
-    file = value if equals and flag in ("-c", "--config") else arg
-    if not file.endswith((".yaml", ".yml")) or not find_config(file).is_file():
-        return arg
-    return _parsed(find_config(file))
+def _check(study: Study) -> None:
+    """Refuses a study with a field that cannot be used, before anything is run."""
+    for name, sound, expected in _forms(study):
+        expect(sound, name, expected, getattr(study, name))
+    for where, name, line in ((w, *item) for w in ("settings", "methods") for item in getattr(study, w).items()):
+        expect(isinstance(name, str), f"a name in {where}", "text, in quotes where it is a number,", name)
+        expect("," not in name, f"a name in {where}", "without a comma, which stands between names,", name)
+        expect(isinstance(line, str), f"{where}.{name}", "arguments of `flgraph fit` in one line", line)
+        try:
+            words = [word.rpartition("=")[2] for word in _words(line) if "{" not in word]
+        except ValueError as error:
+            raise InputError(f"{where}.{name}", "a line that a shell could read", f"{line!r} ({error})") from error
+        for word in words:
+            there = not word.endswith((".yaml", ".yml")) or find_config(word).is_file()
+            expect(there, f"{where}.{name}", "arguments with configuration files that exist", word)
+    for method, rounds in study.method_rounds.items():
+        expect(method in study.methods, "method_rounds", f"of methods among {', '.join(study.methods)}", method)
+        expect(_whole(rounds, 1), f"method_rounds.{method}", "a positive integer", rounds)
+    for name, value in study.values.items():
+        expect(
+            not isinstance(value, list), f"values.{name}", "text, or a mapping of settings, or of seeds, to it", value
+        )
+    if isinstance(study.metric, str):
+        _check_paper(study, "paper", study.paper)
+    else:
+        for metric, paper in study.paper.items():
+            expect(metric in study.metric, "paper", f"of metrics among {', '.join(study.metric)}", metric)
+            _check_paper(study, f"paper.{metric}", paper)
 
 
-def _short(args: Sequence[str]) -> Iterator[str]:
-    for arg in args:
-        if arg in ("-c", "--config"):
-            continue
-        arg = re.sub(r"^(-c|--config)=", "", arg)
-        text = Path(arg).stem if arg.endswith((".yaml", ".yml")) else re.sub(r"^--(?:\w+\.)*", "", arg)
-        yield re.sub(r"[^\w.=-]+", "_", text).strip("_")
+def _forms(study: Study) -> Iterator[tuple[str, bool, str]]:
+    """Fields, whether each has the form that it should have, and which."""
+    for name in ("title", "axis"):
+        yield name, isinstance(getattr(study, name), str), "text"
+    named = isinstance(study.metric, str) or _texts(study.metric)
+    yield "metric", bool(study.metric) and named, "the name of a metric or a list of such"
+    yield "rounds", _whole(study.rounds, 1), "a positive integer"
+    seeds = study.seeds if isinstance(study.seeds, list) else []
+    different = bool(seeds) and all(_whole(seed, 0) for seed in seeds) and len(set(seeds)) == len(seeds)
+    yield "seeds", different, "a list of different whole numbers"
+    for name in ("settings", "methods"):
+        content = getattr(study, name)
+        yield name, isinstance(content, dict) and bool(content), "names with arguments, one or more,"
+    for name in ("paper", "method_rounds", "values"):
+        yield name, isinstance(getattr(study, name), dict), "a mapping"
+    yield "average", study.average in get_args(Average), f"one of {', '.join(get_args(Average))}"
+    only = isinstance(study.protocols, list) and all(protocol == "best_client" for protocol in study.protocols)
+    yield "protocols", only, "best_client, or none, in a list,"
+    yield "notes", _texts(study.notes), "a list of sentences"
+    yield "figure", study.figure in (None, *get_args(FigureKind)), f"one of {', '.join(get_args(FigureKind))}"
+
+
+def _check_paper(study: Study, where: str, paper: Any) -> None:
+    """Printed numbers of one metric: setting to method to mean, and perhaps deviation."""
+    expect(isinstance(paper, dict), where, "a mapping of settings", paper)
+    for setting, printed in paper.items():
+        expect(setting in study.settings, where, f"of settings among {', '.join(study.settings)}", setting)
+        expect(isinstance(printed, dict), f"{where}.{setting}", "a mapping of methods", printed)
+        for method, numbers in printed.items():
+            among = f"of methods among {', '.join(study.methods)}"
+            expect(method in study.methods, f"{where}.{setting}", among, method)
+            listed = isinstance(numbers, list) and 1 <= len(numbers) <= 2
+            sound = listed and all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers)
+            expect(sound, f"{where}.{setting}.{method}", "[mean] or [mean, standard deviation]", numbers)
+
+
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, str) for part in value)

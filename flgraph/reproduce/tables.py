@@ -5,16 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
+import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from flgraph.reproduce.index import Ledger
+from flgraph.reproduce.index import MANY_CLIENTS, RunIndex
 from flgraph.reproduce.protocols import PROTOCOLS, value_of
-from flgraph.reproduce.provenance import provenance
-from flgraph.reproduce.runner import find_results
+from flgraph.reproduce.runner import command, find_results
 from flgraph.reproduce.study import PARTITION, Study, in_words, logged_name
 from flgraph.runs.files import write_text
 
@@ -63,18 +65,18 @@ class Cell:
         return "within" if abs(gap) <= self.paper_std else "above" if gap > 0 else "below"
 
 
-def finished(study: Study, runs: Path, ledger: Ledger | None = None) -> Done:
+def finished(study: Study, runs: Path, index: RunIndex | None = None) -> Done:
     """The results of all finished runs of a study, in the study's order.
 
     Args:
         study: whose runs.
         runs: where run folders are.
-        ledger: what is recorded of runs, for those without a folder.
+        index: what is recorded of runs, for those without a folder.
     """
     done: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for setting in study.settings:
         for method in study.methods:
-            found = [find_results(study, study.run(setting, method, seed), runs, ledger) for seed in study.seeds]
+            found = [find_results(study, study.run(setting, method, seed), runs, index) for seed in study.seeds]
             results = [result for result in found if result is not None]
             if results:
                 done[setting, method] = results
@@ -84,21 +86,18 @@ def finished(study: Study, runs: Path, ledger: Ledger | None = None) -> Done:
 def collect(study: Study, done: Done) -> list[Cell]:
     """A cell for every method, setting and protocol with at least one finished run."""
     cells = []
-    for metric in study.metrics:
-        for (setting, method), results in done.items():
-            paper_mean, paper_std = study.printed(metric, setting, method)
-            for protocol in (name for name in PROTOCOLS if name != "best_client" or name in study.protocols):
-                found = [value_of(run, protocol, logged_name(metric), study.mean_key) for run in results]
-                unit = 1 if metric.startswith(PARTITION) else 100
-                values = [unit * value for value in found if value is not None]
-                if values and (len(values) == len(found) or protocol != "best_client"):  # older records lack it
-                    known = len(values) > 1 and all(map(math.isfinite, values))
-                    std = statistics.stdev(values) if known else math.nan
-                    mean, seeds = statistics.fmean(values), len(values)
-                    numbers = (paper_mean, paper_std, mean, std, seeds, study.rounds_of(method))
-                    known_of = (run for run, value in zip(results, found, strict=True) if value is not None)
-                    which = " ".join(str(run["seed"]) for run in known_of)
-                    cells.append(Cell(study.name, setting, method, metric, protocol, *numbers, which))
+    protocols = [name for name in PROTOCOLS if name != "best_client" or name in study.protocols]
+    for metric, ((setting, method), results), protocol in product(study.metrics, done.items(), protocols):
+        unit = 1 if metric.startswith(PARTITION) else 100
+        found = [(run["seed"], value_of(run, protocol, logged_name(metric), study.mean_key)) for run in results]
+        values = [unit * value for _, value in found if value is not None]
+        if not values or (protocol == "best_client" and len(values) < len(found)):  # older records lack it
+            continue
+        known = len(values) > 1 and all(map(math.isfinite, values))
+        std = statistics.stdev(values) if known else math.nan
+        numbers = (*study.printed(metric, setting, method), statistics.fmean(values), std, len(values))
+        which = " ".join(str(seed) for seed, value in found if value is not None)
+        cells.append(Cell(study.name, setting, method, metric, protocol, *numbers, study.rounds_of(method), which))
     return cells
 
 
@@ -106,17 +105,71 @@ def write_tables(
     study: Study, done: Done, cells: Sequence[Cell], out: Path, runs: Path, figures: Sequence[Path] = ()
 ) -> list[Path]:
     """Writes ``TABLE.csv`` and ``TABLE.md`` into ``out/PAPER``."""
-    folder, table = out / study.paper_name, study.name.rpartition("/")[2]
-    folder.mkdir(parents=True, exist_ok=True)
+    files = _files(study, out)
+    files[0].parent.mkdir(parents=True, exist_ok=True)
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, [column.name for column in fields(Cell)], lineterminator="\n")
     writer.writeheader()
     for cell in cells:
         writer.writerow({key: _rounded(value) for key, value in asdict(cell).items()})
-    write_text(stream.getvalue(), folder / f"{table}.csv")
-    lines = [*_head(study, cells), *_sections(study, done, cells, figures), *provenance(study, done, runs)]
-    write_text("\n".join(lines) + "\n", folder / f"{table}.md")
-    return [folder / f"{table}.csv", folder / f"{table}.md"]
+    write_text(stream.getvalue(), files[0])
+    lines = [*_head(study, cells), *_sections(study, done, cells, figures), *_provenance(study, done, runs)]
+    write_text("\n".join(lines) + "\n", files[1])
+    return files
+
+
+def keep_larger(study: Study, cells: Sequence[Cell], out: Path) -> list[Path]:
+    """Puts a table aside, with its pictures, that has cells, seeds or rounds that the new one lacks.
+
+    The runs behind it may be gone. It becomes ``TABLE.larger.csv`` and ``.md``; one that was put aside before makes
+    room only for one that has all that it has.
+
+    Args:
+        study: whose table.
+        cells: of the new one.
+        out: where tables go.
+
+    Returns:
+        The files that were put aside now.
+    """
+    before = _files(study, out)
+    if not all(file.is_file() for file in before):
+        return []
+    had, aside = _rows(before[0]), before[0].with_suffix(".larger.csv")
+    if _covers(map(asdict, cells), had) or (aside.is_file() and not _covers(had, _rows(aside))):
+        return []
+    text = before[1].read_text(encoding="utf-8")
+    for picture in dict.fromkeys(re.findall(r"!\[[^]]*\]\(([^()/]+)\.png\)", text)):
+        if (file := before[0].with_name(f"{picture}.png")).is_file():
+            before.append(file)
+            text = text.replace(f"]({picture}.png)", f"]({picture}.larger.png)")
+    write_text(text, before[1])
+    return [file.replace(file.with_name(f"{file.stem}.larger{file.suffix}")) for file in before]
+
+
+def _covers(one: Iterable[Mapping[str, Any]], other: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a table has all cells, seeds and rounds that another one has; older ones do not name their seeds."""
+    mine, theirs = (
+        {tuple(row[key] for key in ("setting", "method", "metric", "protocol")): row for row in rows}
+        for rows in (one, other)
+    )
+    for cell, row in theirs.items():
+        own = mine.get(cell, {"seeds": 0, "rounds": 0})
+        fewer = any(int(own[what]) < int(row[what]) for what in ("seeds", "rounds"))
+        named = own.get("which") and not {*(row.get("which") or "").split()} <= {*own["which"].split()}
+        if cell[-1] == "final" and (fewer or named):
+            return False
+    return True
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    with open(file, newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def _files(study: Study, out: Path) -> list[Path]:
+    table = study.name.rpartition("/")[2]
+    return [out / study.paper_name / f"{table}{suffix}" for suffix in (".csv", ".md")]
 
 
 def _head(study: Study, cells: Sequence[Cell]) -> list[str]:
@@ -156,22 +209,21 @@ def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence
         here = {(c.method, c.protocol): c for c in cells if (c.metric, c.setting) == (metric, setting)}
         local = next((name for name in ("Local", "Local Only") if (setting, name) in done), None)
         for method in dict.fromkeys(cell.method for cell in here.values()):
-            results = done[setting, method]
-            final, any_of = here.get((method, "final")), next(c for (name, _), c in here.items() if name == method)
-            gap = "-" if final is None else _signed(final.mean - final.paper_mean)
+            results, final = done[setting, method], here.get((method, "final"))
+            printed = next(cell for (name, _), cell in here.items() if name == method)
             over = () if local in (None, method) else done[setting, str(local)]
-            protocols = [_spread(here.get((method, name))) for name in ("best_val", "best_test", *further)]
-            verdict = (final.verdict if final else "") or "-"
             row = [
                 method,
-                _printed(any_of),
+                _mean_std(printed.paper_mean, printed.paper_std),
                 _spread(final),
-                gap,
-                verdict,
-                *protocols,
+                "-" if final is None else _signed(final.mean - final.paper_mean),
+                (final.verdict if final else "") or "-",
+                *(_spread(here.get((method, name))) for name in ("best_val", "best_test", *further)),
                 _gain(study, metric, results, over),
+                *_parameters(results),
+                _megabytes(results),
+                str(printed.seeds),
             ]
-            row += [*_parameters(results), _megabytes(results), str(any_of.seeds)]
             lines.append(f"| {' | '.join(row)} |")
     return [*lines, ""]
 
@@ -227,10 +279,6 @@ def _signed(difference: float) -> str:
     return "-" if math.isnan(difference) else f"{difference:+z.2f}"
 
 
-def _printed(cell: Cell) -> str:
-    return _mean_std(cell.paper_mean, cell.paper_std)
-
-
 def _spread(cell: Cell | None) -> str:
     return "-" if cell is None else _mean_std(cell.mean, cell.std)
 
@@ -243,3 +291,44 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.4f}"
     return value
+
+
+def _provenance(study: Study, done: Done, runs: Path) -> Iterator[str]:
+    """How a table was made: commands, versions, checksums of the data, seconds."""
+    yield from ("## How it was made", "", "```", shlex.join(_study_command(study)), "```", "")
+    (setting, method), results = next(iter(done.items()))
+    example = shlex.join(["flgraph", *command(study, study.run(setting, method, results[0]["seed"]), runs)])
+    yield from ("which runs, for each cell and seed, with one thread, for example", "", "```", example, "```", "")
+    versions = [result["versions"] for several in done.values() for result in several]
+    yield from ("Versions:", "")
+    for package in dict.fromkeys(name for version in versions for name in version):
+        yield f"- {package}: {', '.join(sorted({str(version.get(package, '-')) for version in versions}))}"
+    yield from _data(done)
+    yield ""
+    seconds = {cell: statistics.fmean(r["seconds_per_round"] for r in results) for cell, results in done.items()}
+    shown = ", ".join(f"{setting} {method} {value:.2f}" for (setting, method), value in seconds.items())
+    yield f"Seconds a round (one thread a run; other runs may have shared the machine): {shown}."
+
+
+def _study_command(study: Study) -> list[str]:
+    seeds = ",".join(map(str, study.seeds))
+    parts = ["flgraph", "reproduce", study.source or study.name, "--settings", ",".join(study.settings)]
+    parts += ["--methods", ",".join(study.methods), "--seeds", seeds]
+    # Only where they are not the study's own: the option is for all methods, and keeps checkpoints.
+    return [*parts, "--rounds", str(study.rounds)] if study.cut_short else parts
+
+
+def _data(done: Done) -> Iterator[str]:
+    """Checksums of features, edges, labels and splits, as the clients held them."""
+    known: dict[str, set[str]] = {}
+    for results in done.values():
+        for name, settings in (item for result in results for item in result.get("data", {}).items()):
+            if "content" in settings:
+                known.setdefault(name, set()).add(settings["content"])
+    if not known:
+        return
+    if len(known) > MANY_CLIENTS:
+        yield from ("", f"Data: {len(known)} clients; checksums are in each run's `results.json`.")
+        return
+    yield from ("", "Data (SHA-256 of features, edges, labels and splits, first 16 digits):", "")
+    yield from (f"- {name}: {', '.join(sorted(digests))}" for name, digests in known.items())

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from flgraph.errors import InputError, expect
+from flgraph.runs.compatibility import flatten
 from flgraph.runs.files import read_text
 from flgraph.runs.history import Metrics, mean_metrics, read_records
 from flgraph.runs.results import version_of
@@ -102,6 +103,16 @@ class Run:
         folder = self.folder.resolve()
         name = folder.parent.name if version_of(folder) is not None else folder.name
         return re.sub(r"[-_. ]*seed[-_=]?\d+", "", name) or name
+
+    @property
+    def versions(self) -> dict[str, Any]:
+        """What computed it; ``git`` is ``None`` if it does not tell."""
+        return {"git": None, **mapping(self.results.get("versions"))}
+
+    @cached_property
+    def flat(self) -> dict[str, Any]:
+        """Its settings by dotted names."""
+        return flatten(self.config)
 
     @cached_property
     def clients(self) -> list[str]:

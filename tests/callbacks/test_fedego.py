@@ -20,7 +20,7 @@ from flgraph.federation import Aggregator, FederatedTrainer, Payload
 from flgraph.federation.client import Client
 from flgraph.federation.payload import pack, unpack
 from flgraph.federation.server_model import ServerModel, relative_distance
-from flgraph.models import EgoHead, MashedEgos
+from flgraph.models import EgoHead, MashedEgoGraphs
 from flgraph.models import FedEgo as FedEgoNet
 
 FANOUTS = (2, 2)
@@ -213,7 +213,7 @@ def test_the_server_s_settings_are_used(
         def on_train_epoch_start(self) -> None:
             passes.append([])
 
-        def on_train_batch_start(self, batch: MashedEgos, batch_idx: int) -> None:
+        def on_train_batch_start(self, batch: MashedEgoGraphs, batch_idx: int) -> None:
             passes[-1].append(batch.label.size(0))
 
     class Counting(FedEgo):
@@ -264,7 +264,7 @@ def test_the_servers_model_learns_and_its_loss_is_logged(federate: Federate, ego
 def test_server_model_goes_on_where_another_stopped() -> None:
     torch.manual_seed(0)
     embedding, label = torch.randn(8, 7, 4), torch.rand(8, 7, 3).softmax(-1)
-    batches = _MashedLoader(MashedEgos(embedding, label, FANOUTS), 4, 1.0)
+    batches = _MashedLoader(MashedEgoGraphs(embedding, label, FANOUTS), 4, 1.0)
 
     def fresh() -> ServerModel:
         torch.manual_seed(1)

@@ -87,7 +87,7 @@ def test_the_first_layer_sums_over_the_union_graph(
     trainer.fit(net(), Parts(whole, parts, cross_edges))
     expected = (union(whole, parts, cross_edges) @ (whole.x.to_dense() if sparse else whole.x).double()).float()
     for client in trainer.engine.clients.values():
-        known = client.module.known
+        known = client.module.sums
         assert known.second is None
         torch.testing.assert_close(known.first.to_dense(), expected[known.nodes])
 
@@ -115,8 +115,8 @@ def test_of_disjoint_clients_it_is_the_whole_graph(federate: Federate) -> None:
     expected = union(whole, [list(range(NODES))], True) @ whole.x.to_dense().double()
     seen = []
     for client in trainer.engine.clients.values():
-        torch.testing.assert_close(client.module.known.first.to_dense().double(), expected[client.module.known.nodes])
-        seen += client.module.known.nodes.tolist()
+        torch.testing.assert_close(client.module.sums.first.to_dense().double(), expected[client.module.sums.nodes])
+        seen += client.module.sums.nodes.tolist()
     assert sorted(seen) == list(range(NODES))
 
 
@@ -172,7 +172,7 @@ def test_resumed_equals_uninterrupted(federate: Federate, tmp_path: Any, assert_
     assert again == final
     for name, client in whole.engine.clients.items():
         assert_same(client.state(), resumed.engine.clients[name].state())
-        one, other = (t.engine.clients[name].module.known for t in (whole, resumed))
+        one, other = (t.engine.clients[name].module.sums for t in (whole, resumed))
         assert torch.equal(one.first.to_dense(), other.first.to_dense())
         assert torch.equal(one.second.to_dense(), other.second.to_dense())
     assert whole.server.state({}) == resumed.server.state({})
@@ -190,7 +190,7 @@ def test_a_client_s_model_needs_no_federation(federate: Federate, num_hops: int)
         (batch,) = data.client(name).val_dataloader()
         with torch.no_grad():
             assert torch.equal(alone(batch), client.module.eval()(batch))
-            alone.know(None)
+            alone.use_sums(None)
             assert not torch.equal(alone(batch), client.module(batch))
 
 

@@ -126,7 +126,7 @@ def test_the_classifier_starts_from_the_first_weights(federate: Federate, record
     for client in trainer.engine.clients.values():
         (state,) = client._optimizers.optimizers
         assert {int(entry["step"]) for entry in state["state"].values()} == {1}
-        assert client.module.settled
+        assert client.module.generator_frozen
 
 
 def test_without_other_clients(federate: Federate) -> None:
@@ -156,7 +156,7 @@ def test_resumed_equals_uninterrupted(federate: Federate, tmp_path: Any, assert_
     assert again == final
     for name, client in whole.engine.clients.items():
         assert_same(client.state(), resumed.engine.clients[name].state())
-        assert client.module.settled == resumed.engine.clients[name].module.settled
+        assert client.module.generator_frozen == resumed.engine.clients[name].module.generator_frozen
     assert whole.server.state({}) == resumed.server.state({})
 
 
@@ -192,13 +192,13 @@ def test_going_back_over_the_turn_that_settles(federate: Federate, assert_same: 
     """A site that is asked again for the first turn of training computes the same."""
     trainer: Any = federate(FedSagePlus(pretrain_epochs=2, generator_rounds=1), rounds=1, client_fraction=0.4)
     trainer.fit(net(), Parts())
-    name, client = next((n, c) for n, c in trainer.engine.clients.items() if not c.module.settled)
+    name, client = next((n, c) for n, c in trainer.engine.clients.items() if not c.module.generator_frozen)
     before = state_bytes(client.state())
     turn = Turn(2, Request.EXCHANGE, "train", trainer.server.aggregator.download(name, 2, "train").to_bytes())
     first, state = client.turn(turn), copy.deepcopy(client.state())
-    assert client.module.settled
+    assert client.module.generator_frozen
     client.load_state(load_bytes(before, name))
-    assert not client.module.settled
+    assert not client.module.generator_frozen
     assert all(parameter.requires_grad for parameter in client.module.generator.parameters())
     assert client.turn(turn) == first
     assert_same(client.state(), state)

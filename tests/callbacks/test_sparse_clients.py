@@ -15,8 +15,7 @@ from flgraph.data import NodeDataModule, NodeGraph, WholeGraphDataModule
 from flgraph.federation import Aggregator, FederatedTrainer
 from flgraph.models import FedEgo as FedEgoNet
 from flgraph.models import NeighGenSAGE, NodeGCN
-from flgraph.reproduce.fedego.algorithms import PublishedFedEgo
-from flgraph.reproduce.fedego.published import PublishedNodeDataModule
+from flgraph.reproduce.fedego.published import PublishedFedEgo, PublishedNodeDataModule
 
 Federate = Callable[..., FederatedTrainer]
 Kind = type[NodeDataModule] | type[WholeGraphDataModule]

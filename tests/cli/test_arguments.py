@@ -12,6 +12,7 @@ import yaml
 
 import flgraph.models
 from flgraph.models import GraphEmbedding
+from flgraph.reproduce import load_study
 
 Call = Callable[..., Any]  # see conftest.py
 
@@ -32,8 +33,8 @@ OF_HETERO = [name for name in METHODS if MODELS[name] in HETERO]
 
 
 def test_there_are_configs() -> None:
-    assert {"fedavg", "fedper", "fedprox", "fedsage", "fedstar", "fedstar_local", "local"} <= set(METHODS)
-    assert {"chem", "biochem", "biochemsn", "biosncv", "cora_label_skew", "cora_published"} <= set(DATA)
+    assert {"fedavg", "fedper", "fedprox", "fedsage", "fedstar", "local"} <= set(METHODS)
+    assert {"chem", "biochem", "biochemsn", "biosncv", "cora"} <= set(DATA)
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {*OF_NODES, *OF_HETERO, *OF_EMBEDDINGS}))
@@ -78,36 +79,61 @@ def test_embeddings_are_written(done: Call, tu_root: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("method", OF_NODES)
-def test_every_method_for_nodes_parses(done: Call, method: str) -> None:
-    files = ("-c", "configs/data/cora_label_skew.yaml", "-c", f"configs/method/{method}.yaml")
-    shown = yaml.safe_load(done("fit", *files, "--print_config").out)
-    assert shown["model"]["class_path"] == MODELS[method]
-    whole = method in OF_WHOLE
-    assert shown["data"]["class_path"] == f"flgraph.data.{'WholeGraphFederation' if whole else 'NodeFederation'}"
-    assert shown["data"]["init_args"]["dataset"] == "Cora"
-
-
-@pytest.mark.parametrize("method", OF_NODES)
 def test_every_method_for_nodes_runs(done: Call, data_root: Path, tmp_path: Path, method: str) -> None:
-    kind = "published" if method.endswith("_published") else "label_skew"
-    files = ("-c", f"configs/data/cora_{kind}.yaml", "-c", f"configs/method/{method}.yaml")
+    files = ("-c", "configs/data/cora.yaml", "-c", f"configs/method/{method}.yaml")
     small = ("--trainer.rounds", "1", "--trainer.local_epochs", "1", "--model.hidden_channels", "4")
+    small += ("--data.num_clients", "3")
     if method == "fedsageplus":
         small += ("--trainer.aggregator.pretrain_epochs", "1", "--trainer.aggregator.generator_rounds", "1")
     where = ("--trainer.default_root_dir", str(tmp_path / "runs"), "--trainer.accelerator", "cpu")
     done("fit", *files, *small, *where, "--data.root", str(data_root))
     (run,) = (tmp_path / "runs").glob("*/version_0")
     assert (run / "results.json").is_file()
+    shown = yaml.safe_load((run / "config.yaml").read_text())
+    assert shown["model"]["class_path"] == MODELS[method]
+    whole = method in OF_WHOLE
+    assert shown["data"]["class_path"] == f"flgraph.data.{'WholeGraphFederation' if whole else 'NodeFederation'}"
+    assert shown["data"]["init_args"]["dataset"] == "Cora"
 
 
 @pytest.mark.parametrize("method", OF_HETERO)
 def test_every_method_for_heterogeneous_graphs_runs(done: Call, data_root: Path, tmp_path: Path, method: str) -> None:
-    files = ("-c", "configs/data/aifb_re3.yaml", "-c", f"configs/method/{method}.yaml")
+    files = ("-c", "configs/data/aifb.yaml", "-c", f"configs/method/{method}.yaml")
     where = ("--trainer.default_root_dir", str(tmp_path / "runs"), "--trainer.accelerator", "cpu")
     task = "links" if MODELS[method] == "flgraph.models.LinkPredictor" else "nodes"
-    done("fit", *files, *where, "--trainer.rounds", "1", "--data.root", str(data_root), "--data.task", task)
+    small = ("--trainer.rounds", "1", "--trainer.local_epochs", "1")
+    done("fit", *files, *where, *small, "--data.root", str(data_root), "--data.task", task)
     (run,) = (tmp_path / "runs").glob("*/version_0")
     assert (run / "results.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("study", "setting", "method"),
+    [
+        *(
+            ("fedego/table2", "Cora", name)
+            for name in ("Local Only", "FedAvg", "FedProx", "GraphFL", "D-FedGNN", "FedEgo")
+        ),
+        *(("fedego/table2", "Cora", name) for name in ("FedGCN (never installed)", "GraphFL (160 labels)")),
+        *(("fedhgn/table4", "AIFB RE K=3", name) for name in ("C", "B+C")),
+        *(("fedhgn/table6_published", "RET K=3", name) for name in ("FedAvg", "FedProx")),
+        *(("fclg/table2", "PROTEINS", name) for name in ("InfoGraph-FedProx", "FCLG-H", "Intra-FedAvg", "Intra-KL")),
+        *(("fclg/table2", "PROTEINS", name) for name in ("Intra-MSE", "FCLG (label-tuned)")),
+        ("fclg/table2", "ENZYMES", "FCLG (label-tuned)"),
+    ],
+)
+def test_what_only_studies_configure_runs(
+    done: Call, tu_root: Path, tmp_path: Path, request: pytest.FixtureRequest, study: str, setting: str, method: str
+) -> None:
+    args = [*load_study(study).run(setting, method, 1027).args, "--trainer.rounds=1", "--trainer.accelerator=cpu"]
+    if study == "fclg/table2":
+        args += ["--data.dataset=ALPHA", f"--data.root={tu_root}", "--data.num_clients=2", "--data.emd=0.4"]
+        args += ["--data.diffusion.sparsify=none"]
+    else:
+        args += [f"--data.root={request.getfixturevalue('data_root')}", "--trainer.local_epochs=1"]
+        args += ["--model.hidden_channels=4", "--data.num_clients=3"] if study == "fedego/table2" else []
+    done("fit", *args, f"--trainer.default_root_dir={tmp_path / 'runs'}")
+    assert len(list(tmp_path.glob("runs/*/version_0/results.json"))) == 1
 
 
 @pytest.mark.parametrize("data", DATA)
@@ -115,7 +141,7 @@ def test_every_data_config_parses(done: Call, data: str) -> None:
     out = done("fit", *FEDPER, "-c", f"configs/data/{data}.yaml", "--print_config").out
     shown = yaml.safe_load(out)["data"]
     if "dataset" in shown["init_args"]:
-        assert shown["init_args"]["dataset"].lower() == data.split("_")[0]
+        assert shown["init_args"]["dataset"].lower() == data
     else:
         assert len(shown["init_args"]["datasets"]) >= 7
 

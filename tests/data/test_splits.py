@@ -147,7 +147,7 @@ def test_dirichlet_errors() -> None:
     for alpha in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(InputError, match="Expected `alpha` to be a positive number"):
             dirichlet_shards(y, 2, alpha, 0)
-    with pytest.raises(InputError, match=r"Expected `min_size` to be between 0 and 5 \(20 graphs / 4\) but got 6"):
+    with pytest.raises(InputError, match=r"Expected `min_size` to be between 0 and 5 \(20 samples / 4\) but got 6"):
         dirichlet_shards(y, 4, 1.0, 0, min_size=6)
     with pytest.raises(InputError, match="Expected `alpha` to be large enough for 4 clients of at least 5 samples"):
         dirichlet_shards(y, 4, 0.01, 0, min_size=5)

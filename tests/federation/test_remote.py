@@ -15,10 +15,11 @@ import torch
 from flgraph.callbacks import EarlyStopping, FedAvg, FedPer
 from flgraph.errors import InputError
 from flgraph.federation import EngineError, FederatedTrainer
-from flgraph.federation.engines.remote import Host, Message, Remote
+from flgraph.federation.engines.host import Message, SiteHost, turns_of
+from flgraph.federation.engines.remote import Remote
 from flgraph.flare.gather import gather
 from flgraph.runs.checkpoint import CheckpointStore, load_file
-from flgraph.runs.site_states import is_whole, state_file
+from flgraph.runs.site_states import is_complete, state_file
 
 PERSONAL = {"base": ["first.*"]}
 
@@ -26,7 +27,7 @@ PERSONAL = {"base": ["first.*"]}
 class Office:
     """Carries messages to sites in this process; ``rule`` says which answers get lost, or requests with them."""
 
-    def __init__(self, hosts: Mapping[str, Host]) -> None:
+    def __init__(self, hosts: Mapping[str, SiteHost]) -> None:
         self.hosts = dict(hosts)
         self.rule: Callable[[str, Message], str] = lambda site, message: "deliver"
         self.sent: list[tuple[str, str]] = []
@@ -34,20 +35,20 @@ class Office:
         self._turn = threading.Lock()  # clients in one process share torch's generator
 
     def send(self, site: str, message: Message, timeout: float) -> Message | None:
-        self.sent.append((site, message["kind"]))
-        for name, turn in message.get("turns", {}).items():
-            self.downloads.setdefault(name, []).append(turn["download"])
+        self.sent.append((site, message.header["do"]))
+        for name, turn in turns_of(message).items() if message.header["do"] == "run" else ():
+            self.downloads.setdefault(name, []).append(turn.download)
         fate = self.rule(site, message)
         if fate == "lose":
             return None
         with self._turn:
-            answer = self.hosts[site].answer(message)
-        return answer if fate == "deliver" else None
+            answer = self.hosts[site].answer(Message.from_bytes(message.to_bytes()))
+        return Message.from_bytes(answer.to_bytes()) if fate == "deliver" else None
 
 
 def round_of(message: Message, *, evaluated: bool = False) -> int:
     """The round that a request is about; 0 for what is of none, and for evaluations unless these are meant."""
-    turns = list(message.get("turns", {}).values())
+    turns = list(message.header.get("turns", {}).values())
     return int(turns[0]["round"]) if turns and (turns[0]["exchange"] == "evaluate") == evaluated else 0
 
 
@@ -63,7 +64,7 @@ def remote(
         hosts = {}
         for site, names in (("one", ["A", "B"]), ("two", ["C"])):
             there = federate(aggregator, enable_checkpointing=False)
-            hosts[site] = Host(there.host(module, data, names), tmp_path / folder / site)
+            hosts[site] = SiteHost(there.host(module, data, names), tmp_path / folder / site)
         office = Office(hosts)
         sites = {
             site: {name: client.disclosed for name, client in host.clients.items()} for site, host in hosts.items()
@@ -91,7 +92,7 @@ def states_at_turns(office: Office, site: str, name: str) -> list[Any]:
     states: list[Any] = []
 
     def rule(to: str, message: Message) -> str:
-        if to == site and message["kind"] == "run":
+        if to == site and message.header["do"] == "run":
             states.append(copy.deepcopy(office.hosts[site].clients[name].state()))
         return "deliver"
 
@@ -157,15 +158,15 @@ def test_a_busy_site_is_left_out(remote: Callable[..., Any]) -> None:
     trainer.fit(*fitted)
     host = office.hosts["two"]
     with host._lock:
-        assert host.answer({"kind": "ping"}) == {"busy": True}
-        office.hosts["one"].answer({"kind": "ping"})
+        assert host.answer(Message({"do": "ping"})) == Message({"busy": True})
+        office.hosts["one"].answer(Message({"do": "ping"}))
         assert sorted(trainer.test()) == ["A", "B"]
     assert sorted(trainer.test()) == ["A", "B", "C"]
 
 
 def exchange_of(message: Message) -> str:
     """The exchange that a request is about; empty for what is of none."""
-    return next((str(turn["exchange"]) for turn in message.get("turns", {}).values()), "")
+    return next((str(turn["exchange"]) for turn in message.header.get("turns", {}).values()), "")
 
 
 def label_of_c(checkpoint: Path) -> str:
@@ -286,14 +287,16 @@ def test_a_site_that_is_away_keeps_the_state_that_one_process_wrote(
     trainer, _, fitted = remote(rounds=2, name="cut", keep_checkpoints=4)
     federate(FedPer(**PERSONAL), rounds=2, name="cut").fit(*fitted)
     trainer, office, fitted = remote(rounds=4, name="cut", keep_checkpoints=4)
-    office.rule = lambda site, message: "deliver" if site == "one" or message["kind"] in ("about", "load") else "lose"
+    office.rule = lambda site, message: (
+        "deliver" if site == "one" or message.header["do"] in ("about", "load") else "lose"
+    )
     trainer.fit(*fitted, ckpt_path="last")
     store = CheckpointStore(trainer.run_dir / "checkpoints")
     wrote = load_file(store.path(2) / "clients" / "C.ckpt")
     for number in (3, 4):
         assert label_of_c(store.path(number)) == "cut.version_0.00002"
         assert_same(load_file(store.path(number) / "clients" / "C.ckpt"), wrote)
-        assert not is_whole(store.path(number) / "clients")
+        assert not is_complete(store.path(number) / "clients")
     resumed, office, fitted = remote(rounds=5, name="cut")
     began = states_at_turns(office, "two", "C")
     resumed.fit(*fitted, ckpt_path="last")
@@ -366,7 +369,7 @@ def test_nothing_is_left_of_a_gathering_that_failed(
 
     with monkeypatch.context() as patch:
         patch.setattr("flgraph.flare.gather.read_manifest", gone)
-        with pytest.raises(InputError, match="`name` to be a run that has stopped but cut is going on"):
+        with pytest.raises(InputError, match="`name` to be a run that has stopped but got cut, which is going on"):
             gather_from(trainer, tmp_path / "sites", tmp_path / "gathered")
     assert list((tmp_path / "gathered" / "cut").iterdir()) == []
     assert gather("cut", tmp_path / "sites" / "kits", tmp_path / "gathered").is_dir()
@@ -395,7 +398,9 @@ def test_a_failing_client_ends_the_run(remote: Callable[..., Any]) -> None:
     client = office.hosts["two"].clients["C"]
     client.data.x = torch.full_like(client.data.x, 2.0)
     client.module.training_step = lambda *_: 1 / 0
-    with pytest.raises(EngineError, match=r"Client `C` failed in round 1 \(train\): RuntimeError: ZeroDivisionError"):
+    with pytest.raises(
+        EngineError, match=r"Client `C` failed in round 1 \(train\): ZeroDivisionError: division by zero"
+    ):
         trainer.fit(*fitted)
 
 

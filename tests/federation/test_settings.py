@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -205,11 +206,14 @@ def test_the_command_line_compares_the_same(tmp_path: Path, capsys: pytest.Captu
     def flgraph(*args: str) -> str:
         data = ("--data=SyntheticFederation", "--data.domains=[trees,rings]", "--data.num_graphs=12")
         model = ("--model=GNN", "--model.hidden_channels=4", "--model.num_layers=1")
-        where = (f"--trainer.default_root_dir={tmp_path}", "--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.enable_progress_bar=false")
-        try:
+        where = (
+            f"--trainer.default_root_dir={tmp_path}",
+            "--trainer.accelerator=cpu",
+            "--trainer.logger=false",
+            "--trainer.enable_progress_bar=false",
+        )
+        with suppress(SystemExit):
             main(["fit", *data, *model, *where, *args])
-        except SystemExit:
-            pass
         return capsys.readouterr().err
 
     aggregator = ("--trainer.aggregator=FedProx", "--trainer.aggregator.mu=0.5")

@@ -266,7 +266,7 @@ def test_names_that_the_parser_settled_are_looked_at_again(foreign: Path, monkey
     [
         *(
             ["-c", f"configs/method/{name}.yaml"]
-            for name in ("dfedgnn", "fedgcn", "fedhgn_links", "fedprox_adaptive", "gcflplus_chem", "schema_fedavg")
+            for name in ("dfedgnn", "fedgcn", "fedhgn_links", "fedprox_adaptive", "gcflplus", "schema_fedavg")
         ),
         [
             "-c",

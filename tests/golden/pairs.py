@@ -20,18 +20,21 @@ SYNTHETIC = (
     "-c configs/quickstart.yaml --data.domains [trees,rings,ladders] --data.num_graphs 24 "
     "--data.fractions [0.5,0.25,0.25] --data.batch_size 8"
 )
-LABEL_SKEW = "-c configs/data/cora_label_skew.yaml --data.num_clients 3 --data.local_fraction 0.1 --data.num_test 60"
-CITESEER = "-c configs/data/citeseer_label_skew.yaml --data.num_clients 3 --data.local_fraction 0.1 --data.num_test 60"
-PUBLISHED = "-c configs/data/citeseer_published.yaml --data.partition_seed 1027"
-CORA_PUBLISHED = "-c configs/data/cora_published.yaml --data.partition_seed 2333"
-DBLP = "-c configs/data/dblp_label_skew.yaml --data.num_clients 2 --data.local_fraction 0.04 --data.num_test 30"
-DIRICHLET = "-c configs/data/cora_label_skew.yaml --data.num_clients 3 --data.partition dirichlet"
-LOUVAIN = "-c configs/data/cora_label_skew.yaml --data.num_clients 3 --data.partition louvain"
-METIS = "-c configs/data/cora_label_skew.yaml --data.num_clients 3 --data.partition metis"
-DEALT = (
-    "-c configs/data/proteins_noniid.yaml --data.dataset MUTAG --data.emd null --data.num_clients 3 "
-    "--data.batch_size 32"
+LABEL_SKEW = "-c configs/data/cora.yaml --data.num_clients 3 --data.local_fraction 0.1 --data.num_test 60"
+CITESEER = "-c configs/data/citeseer.yaml --data.num_clients 3 --data.local_fraction 0.1 --data.num_test 60"
+PUBLISHED = (
+    "-c configs/data/citeseer.yaml --data flgraph.reproduce.fedego.published.PublishedNodeFederation "
+    "--data.local_fraction 0.5 --data.num_test 200 --data.partition_seed 1027"
 )
+CORA_PUBLISHED = (
+    "-c configs/data/cora.yaml --data flgraph.reproduce.fedego.published.PublishedNodeFederation "
+    "--data.local_fraction 0.5 --data.num_test 200 --data.partition_seed 2333"
+)
+DBLP = "-c configs/data/dblp.yaml --data.num_clients 2 --data.local_fraction 0.04 --data.num_test 30"
+DIRICHLET = "-c configs/data/cora.yaml --data.num_clients 3 --data.partition dirichlet"
+LOUVAIN = "-c configs/data/cora.yaml --data.num_clients 3 --data.partition louvain"
+METIS = "-c configs/data/cora.yaml --data.num_clients 3 --data.partition metis"
+DEALT = "-c configs/data/proteins.yaml --data.dataset MUTAG --data.emd null --data.num_clients 3 --data.batch_size 32"
 
 # ---------------------------------------------------------------------------------------------------- sizes
 GIN = "--model.hidden_channels 8 --model.num_layers 2"
@@ -39,6 +42,12 @@ EGO = "--model.hidden_channels 8 --data.fanouts [3,3] --data.batch_size 64"
 FEDEGO = f"{EGO} --trainer.aggregator.server_accelerator cpu"
 WIDE = "--model.hidden_channels 8"
 LIKE_PUBLISHED = "--model.lr 3e-4 --model.dropout 0.0"
+BC = (
+    "--trainer.aggregator.rows '[\"*.coefficients\"]' "
+    "--trainer.aggregator.common [convs.*.bases,convs.*.bias,classifier.*]"
+)
+RE = "-c configs/data/aifb.yaml --data.partition random_edges"
+RET = "-c configs/data/aifb.yaml --data.partition random_edge_types"
 RGCN = "--model.hidden_channels 8 --model.num_bases 3"
 
 
@@ -48,6 +57,11 @@ def _method(name: str) -> str:
 
 def _data(name: str) -> str:
     return f"-c configs/data/{name}.yaml"
+
+
+def _authors(name: str, partition: str) -> str:
+    data = "flgraph.reproduce.fedhgn.published.PublishedHeteroFederation"
+    return f"-c configs/data/{name}.yaml --data {data} --data.partition {partition} --data.num_clients 3"
 
 
 def _aggregator(**options: object) -> str:
@@ -83,7 +97,13 @@ _LINES: dict[str, tuple[str, ...]] = {
     "fedsage/tu": (_method("fedsage"), TU, GIN),
     "fedstar/tu": (_method("fedstar"), TU, GIN),
     "fedstar/synthetic": (SYNTHETIC, GIN),
-    "fedstar-local/synthetic": (SYNTHETIC, _method("fedstar_local"), GIN, "--data.structure dse"),
+    "fedstar-local/synthetic": (
+        SYNTHETIC,
+        _method("fedstar"),
+        "--trainer.aggregator Local",
+        GIN,
+        "--data.structure dse",
+    ),
     "fedstar-sage/synthetic": (SYNTHETIC, GIN, "--data.structure rwse --model.structure_conv sage"),
     "fedavg-half/synthetic": (
         *(SYNTHETIC, _method("fedavg"), GIN),
@@ -95,11 +115,11 @@ _LINES: dict[str, tuple[str, ...]] = {
     ),
     "fedavg-stopped/synthetic": (SYNTHETIC, _method("fedavg"), GIN, _stopping("federation")),
     "gcfl/synthetic": (
-        *(SYNTHETIC, _method("gcfl_chem"), GIN, "--trainer.rounds 3"),
+        *(SYNTHETIC, _method("gcfl"), GIN, "--trainer.rounds 3"),
         _aggregator(eps1=100, eps2=0, warmup=0),
     ),
     "gcflplus/synthetic": (
-        *(SYNTHETIC, _method("gcflplus_chem"), GIN, "--trainer.rounds 4"),
+        *(SYNTHETIC, _method("gcflplus"), GIN, "--trainer.rounds 4"),
         _aggregator(eps1=100, eps2=0, warmup=0, sequence_length=2),
     ),
     # ------------------------------------------------------------------------------------------- node classification
@@ -174,8 +194,8 @@ _LINES: dict[str, tuple[str, ...]] = {
     "fedgcn/label-skew": (LABEL_SKEW, _method("fedgcn"), WIDE),
     "fedgcn-two-hops/metis": (METIS, _method("fedgcn"), WIDE, _aggregator(num_hops=2)),
     "fedgcn-published/published": (
-        *(PUBLISHED, _method("fedgcn"), WIDE, "--data.cross_edges false --model.lr 3e-4"),
-        "--data flgraph.reproduce.fedego.published.PublishedWholeGraphFederation",
+        PUBLISHED.replace("PublishedNodeFederation", "PublishedWholeGraphFederation"),
+        *(_method("fedgcn"), WIDE, "--data.cross_edges false --model.lr 3e-4"),
         _class("PublishedFedGCN", weighting="uniform"),
     ),
     "fedsage-nodes/louvain": (LOUVAIN, _method("fedsage_nodes"), WIDE),
@@ -184,46 +204,95 @@ _LINES: dict[str, tuple[str, ...]] = {
         _aggregator(pretrain_epochs=2, generator_rounds=2),
     ),
     # ---------------------------------------------------------------------------------------- embeddings of graphs
-    "fclg/proteins-noniid": (_data("proteins_noniid"), _method("fclg"), WIDE, "--trainer.local_epochs 2"),
-    "intra-fedavg/proteins-iid": (_data("proteins_iid"), _method("intra_fedavg"), WIDE),
+    "fclg/proteins-noniid": (_data("proteins"), _method("fclg"), WIDE, "--trainer.local_epochs 2"),
+    "intra-fedavg/proteins-iid": (
+        _data("proteins"),
+        "--data.emd null",
+        _method("fclg"),
+        WIDE,
+        _aggregator(inter="none"),
+    ),
     "fclg/dealt": (DEALT, _method("fclg"), WIDE, "--trainer.local_epochs 2"),
-    "fclg-nodes/dealt": (DEALT, _method("fclg_h"), WIDE, "--model.norm batch --trainer.local_epochs 2"),
-    "intra-kl/dealt": (DEALT, _method("intra_kl"), WIDE),
-    "intra-mse/dealt": (DEALT, _method("intra_mse"), WIDE, "--model.embedding raw --model.similarity dot"),
-    "infograph/dealt": (DEALT, _method("infograph_fedavg"), WIDE),
-    "infograph-fedprox/dealt": (DEALT, _method("infograph_fedprox"), WIDE),
-    "mvgrl/dealt": (DEALT, _method("mvgrl_fedavg"), WIDE, "--data.features mvgrl"),
+    "fclg-nodes/dealt": (
+        DEALT,
+        _method("fclg"),
+        WIDE,
+        _aggregator(level="node"),
+        "--model.norm batch --trainer.local_epochs 2",
+    ),
+    "intra-kl/dealt": (DEALT, _method("fclg"), WIDE, _aggregator(inter="kl")),
+    "intra-mse/dealt": (
+        DEALT,
+        _method("fclg"),
+        WIDE,
+        _aggregator(inter="mse"),
+        "--model.embedding raw --model.similarity dot",
+    ),
+    "infograph/dealt": (DEALT, _method("infograph"), WIDE),
+    "infograph-fedprox/dealt": (DEALT, _method("infograph"), WIDE, "--trainer.aggregator FedProx"),
+    "mvgrl/dealt": (DEALT, _method("mvgrl"), WIDE, "--data.features mvgrl"),
     "fclg/heat": (
         *(DEALT, "--data.diffusion.kind heat --data.diffusion.sparsify topk --data.global_test all"),
         *(_method("fclg"), WIDE, "--trainer.local_epochs 2 --model.embedding log"),
     ),
     # ------------------------------------------------------------------------------------------ heterogeneous graphs
-    "fedhgn/aifb-re-published": (_data("aifb_re3"), _method("fedhgn"), RGCN),
-    "fedhgn/aifb-ret-published": (_data("aifb_ret3"), _method("fedhgn"), RGCN),
-    "fedhgn/mutag-re-published": (_data("mutag_re3"), _method("fedhgn"), RGCN),
-    "fedhgn/aifb-re": (_data("aifb_re_own"), _method("fedhgn"), RGCN, "--data.tie_names true"),
-    "fedhgn-bc/aifb-re": (_data("aifb_re_own"), _method("fedhgn_bc"), RGCN),
-    "fedhgn-gat/aifb-ret": (_data("aifb_ret_own"), _method("fedhgn_gat"), RGCN, "--model.heads 2"),
+    "fedhgn/aifb-re-published": (_authors("aifb", "random_edges"), _method("fedhgn"), RGCN),
+    "fedhgn/aifb-ret-published": (_authors("aifb", "random_edge_types"), _method("fedhgn"), RGCN),
+    "fedhgn/mutag-re-published": (_authors("mutag", "random_edges"), _method("fedhgn"), RGCN),
+    "fedhgn/aifb-re": (
+        _data("aifb"),
+        "--data.partition random_edges",
+        _method("fedhgn"),
+        RGCN,
+        "--data.tie_names true",
+    ),
+    "fedhgn-bc/aifb-re": (
+        _data("aifb"),
+        "--data.partition random_edges",
+        _method("schema_fedavg"),
+        RGCN,
+        BC,
+    ),
+    "fedhgn-gat/aifb-ret": (
+        _data("aifb"),
+        "--data.partition random_edge_types",
+        _method("fedhgn_gat"),
+        RGCN,
+        "--model.heads 2",
+    ),
     "fedhgn-links/aifb-re": (
-        _data("aifb_re_own"),
+        _data("aifb"),
+        "--data.partition random_edges",
         _method("fedhgn_links"),
         "--data.task links --data.num_negatives 10",
         RGCN,
     ),
     "fedhgn-links-gat/aifb-ret": (
-        *(_data("aifb_ret_own"), "--data.task links --data.num_negatives 10"),
+        *(RET, "--data.task links --data.num_negatives 10"),
         *(_method("fedhgn_links"), RGCN, "--model.encoder gat --model.decoder dot --trainer.aggregator.bases"),
         "[convs.*.bases,convs.*.bias,convs.*.attention]",
     ),
-    "schema-fedavg/aifb-ret": (_data("aifb_ret_own"), _method("schema_fedavg"), WIDE),
+    "schema-fedavg/aifb-ret": (RET, _method("schema_fedavg"), WIDE),
     "schema-fedavg-published/aifb-ret": (
-        *(_data("aifb_ret_own"), _method("schema_fedavg"), WIDE),
+        *(RET, _method("schema_fedavg"), WIDE),
         "--trainer.aggregator flgraph.reproduce.fedhgn.published.PublishedSchemaFedAvg",
     ),
-    "schema-fedprox/aifb-re": (_data("aifb_re_own"), _method("schema_fedprox"), WIDE),
-    "rgcn-local-stopped/aifb-re": (_data("aifb_re_own"), _method("rgcn_local"), WIDE, _stopping("clients")),
+    "schema-fedprox/aifb-re": (
+        _data("aifb"),
+        "--data.partition random_edges",
+        _method("schema_fedavg"),
+        WIDE,
+        _aggregator(mu=1.0),
+    ),
+    "rgcn-local-stopped/aifb-re": (
+        _data("aifb"),
+        "--data.partition random_edges",
+        _method("rgcn_local"),
+        WIDE,
+        _stopping("clients"),
+    ),
     "rgcn-central/aifb": (
-        *(_data("aifb_re_own"), "--data.partition none --data.num_clients 1", _method("rgcn_central"), WIDE),
+        *(_data("aifb"), "--data.partition none --data.num_clients 1", _method("rgcn_central"), WIDE),
     ),
 }
 

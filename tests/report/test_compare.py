@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from flgraph.errors import InputError
-from flgraph.report.compare import Comparison, Method, compare, flatten, shown
+from flgraph.report.compare import Comparison, Method, compare
+from flgraph.report.settings import shown
 from flgraph.runs import reader
 from flgraph.runs.reader import find_runs
 
@@ -83,7 +84,7 @@ def test_partitions_are_no_repeats(make_run: Any, tmp_path: Path) -> None:
 
 def test_runs_that_were_not_evaluated(make_run: Any, tmp_path: Path) -> None:
     folder = make_run("FedAvg", [ROUND, ROUND], every=5, finished=False)
-    with pytest.raises(InputError, match="`RUN` to hold a run that was evaluated but got 1 without metrics"):
+    with pytest.raises(InputError, match="that was evaluated, or above one, but got 1 without metrics"):
         comparison(folder)
 
 
@@ -269,12 +270,6 @@ def test_parameters_are_read_with_care(make_run: Any, tmp_path: Path, told: Any,
     assert (method.parameters("total"), method.parameters("shared")) == close(total, shared)
 
 
-def test_settings_are_flattened() -> None:
-    config = yaml.safe_load("{model: {class_path: a.B, init_args: {lr: 1, c: {class: D}}}, seed_everything: 3, l: [1]}")
-    assert flatten(config) == {"model": "a.B", "model.lr": 1, "model.c": "D", "seed_everything": 3, "l": [1]}
-    assert [shown(value) for value in ("a.b.Cee", "a.txt", None, [1], True)] == ["Cee", "a.txt", "–", "[1]", "true"]
-
-
 def test_other_graphs_from_python_are_other_data(tmp_path: Path) -> None:
     for number, content in enumerate(("x", "x", "y")):
         (tmp_path / f"m-seed{number}").mkdir()
@@ -287,3 +282,7 @@ def test_other_graphs_from_python_are_other_data(tmp_path: Path) -> None:
         "1 client (content=x)": [2],
         "1 client (content=y)": [1],
     }
+
+
+def test_settings_are_shown_as_texts() -> None:
+    assert [shown(value) for value in ("a.b.Cee", "a.txt", None, [1], True)] == ["Cee", "a.txt", "–", "[1]", "true"]

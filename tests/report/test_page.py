@@ -99,7 +99,7 @@ def test_names_are_escaped(make_run: Any, report: Any, tmp_path: Path) -> None:
     make_run("Local", [{hostile: 0.4, "B": 0.5}], aggregator="Local")
     page = report(tmp_path)
     assert "script" not in read(page).seen
-    assert "&lt;script&gt;alert(&#x27;$x$&#x27;)&amp;" in page
+    assert "&lt;script&gt;alert(&#39;$x$&#39;)&amp;" in page
 
 
 def test_unfinished_runs_are_marked(study: Path, make_run: Any, report: Any) -> None:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from flgraph.reproduce import Study
+from flgraph.reproduce import Study, runner
 
-TINY = [
-    "--data=flgraph.data.SyntheticFederation",
-    "--data.domains=[trees,rings]",
-    "--data.num_graphs=30",
-    "--trainer.enable_progress_bar=false",
-    "--trainer.logger=false",
-]
-METHODS: dict[str, str | list[str]] = {
-    "Local": ["--model=GNN", "--model.hidden_channels=4", "--trainer.aggregator=Local"],
-    "FedStar": ["--model=FedStar", "--model.hidden_channels=4", "--trainer.aggregator=FedStar"],
+TINY = (
+    "--data=flgraph.data.SyntheticFederation --data.domains=[trees,rings] --data.num_graphs=30 "
+    "--trainer.enable_progress_bar=false --trainer.logger=false"
+)
+METHODS = {
+    "Local": "--model=GNN --model.hidden_channels=4 --trainer.aggregator=Local",
+    "FedStar": "--model=FedStar --model.hidden_channels=4 --trainer.aggregator=FedStar",
 }
 
 
 def _tiny_study(rounds: int = 3) -> Study:
     paper = {"TINY": {"Local": [50.0, 60.0]}}
-    return Study("tiny/table", "A tiny study", "accuracy", rounds, [1, 2], {"TINY": list(TINY)}, METHODS, paper)
+    return Study("tiny/table", "A tiny study", "accuracy", rounds, [1, 2], {"TINY": TINY}, METHODS, paper)
 
 
 def _write_results(folder: Path, final: float, best: float, tests: list[float], **further: object) -> None:
@@ -42,6 +41,28 @@ def _write_results(folder: Path, final: float, best: float, tests: list[float], 
 def tiny_study() -> Callable[..., Study]:
     """Makes a study of two methods with two seeds that takes seconds."""
     return _tiny_study
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of studies are calls in this process, which begins in a fraction of a second."""
+
+    one_by_one = threading.Lock()
+
+    def call(lock: str, args: list[str], log: Path) -> int:
+        with (
+            one_by_one,
+            open(log, "a") as stream,
+            contextlib.redirect_stdout(stream),
+            contextlib.redirect_stderr(stream),
+        ):
+            try:
+                runner.run_locked(lock, *args)
+            except SystemExit as end:
+                return int(end.code or 0)
+        return 0
+
+    monkeypatch.setattr(runner, "_call", call)
 
 
 @pytest.fixture

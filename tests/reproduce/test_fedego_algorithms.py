@@ -18,7 +18,7 @@ from flgraph.federation import FederatedTrainer
 from flgraph.federation.server_model import ServerModel
 from flgraph.models import FedEgo as FedEgoNet
 from flgraph.models import NodeGCN
-from flgraph.reproduce.fedego.algorithms import (
+from flgraph.reproduce.fedego.published import (
     GraphFLFromMean,
     PublishedDFedGNN,
     PublishedFedAvg,
@@ -115,7 +115,7 @@ def test_fedgcn_s_average_is_computed_and_never_installed(
         trainer.fit(NodeGCN(hidden_channels=4, dropout=0.0), whole_graph())
         states.append([client.module.state_dict() for client in trainer.engine.clients.values()])
         assert len(trainer.engine.uploads()) == 9
-        assert all(client.module.known is not None for client in trainer.engine.clients.values())
+        assert all(client.module.sums is not None for client in trainer.engine.clients.values())
         assert trainer.server.aggregator.shared.keys() == set(trainer.engine.clients["client-1"].routing.shared)
         rounds = {turn.round for _, turn, _ in trainer.engine.downloads()}
         assert rounds == ({0} if isinstance(aggregator, PublishedFedGCN) else {0, 1, 2, 3})

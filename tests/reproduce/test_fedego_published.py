@@ -26,6 +26,7 @@ from flgraph.reproduce.fedego.published import (
     _connected,
     authors_label_skew,
 )
+from flgraph.reproduce.settings import resolve
 
 SEEDS = (1027, 1107, 2333, 9973)
 SMALL: dict[str, Any] = {"num_test": 10, "major_labels": 2}
@@ -218,8 +219,8 @@ def test_megabytes_of_the_papers_table_7(name: str, megabytes: dict[int, int], d
 def test_as_many_clients_as_the_paper_has(seed: int, data_root: Path) -> None:
     """The arguments of the study of FedEgo's Table 8, for the most clients."""
     study = load_study("fedego/table8")
-    args = [arg for arg in study.run("35", "FedEgo", seed).args if arg.startswith("--data.")]
-    given = {key.removeprefix("--data."): int(value) for key, _, value in (arg.partition("=") for arg in args)}
-    assert given == {"partition_seed": seed, "num_clients": 35, "num_test": 100}
+    data = resolve(study.run("35", "FedEgo", seed).args)["data"]["init_args"]
+    given = {key: data[key] for key in ("partition_seed", "num_clients", "num_test", "local_fraction")}
+    assert given == {"partition_seed": seed, "num_clients": 35, "num_test": 100, "local_fraction": 0.2}
     dealt = authors_label_skew(read_nodes("DBLP", data_root), 35, 0.2, num_test=100, seed=seed)
     assert min(client.train.numel() for client in dealt.clients) > 900

@@ -9,7 +9,7 @@ import torch
 
 from flgraph.data import HeteroFederation, HeteroGraph
 from flgraph.models import RGCN
-from flgraph.reproduce.fedhgn.algorithms import PublishedSchemaFedAvg
+from flgraph.reproduce.fedhgn.published import PublishedSchemaFedAvg
 
 NAMES = ("writes", "cites", "treats", "owes", "sees", "hears", "knows", "likes", "greets", "pays")
 

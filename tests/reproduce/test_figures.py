@@ -26,7 +26,7 @@ def test_figures_are_drawn(
     assert [file.name for file in files] == ["table.csv", "table.md", "table_TINY.png"]
     assert files[2].read_bytes().startswith(b"\x89PNG")
     assert "![table_TINY](table_TINY.png)" in files[1].read_text()
-    settings = {"7": study.settings["TINY"], "28": [*study.settings["TINY"], "--x"]}
+    settings = {"7": study.settings["TINY"], "28": f"{study.settings['TINY']} --x=1"}
     wide = replace(study, figure="settings", settings=settings, axis="clients", paper={})
     for run in wide.runs():
         if not run_folder(wide, run, tmp_path).exists():
@@ -44,7 +44,7 @@ def test_settings_are_drawn_in_their_order(
 ) -> None:
     """The first method lacks the middle one."""
     tiny, ticks = tiny_study(rounds=1), list[str]()
-    settings: dict[str, Any] = {name: [*tiny.settings["TINY"], f"--{name}"] for name in ("a", "b", "c")}
+    settings = {name: f"{tiny.settings['TINY']} --{name}=1" for name in ("a", "b", "c")}
     study = replace(tiny, figure="settings", settings=settings, seeds=[1], paper={})
     for run in study.runs():
         if (run.method, run.setting) != ("Local", "b"):
@@ -100,7 +100,7 @@ def test_predictions_are_drawn(
     (tmp_path / "out" / "tiny" / "table.csv").unlink()
     for figure, sentence in (
         ("predictions", r"runs with callback flgraph\.callbacks\.PredictedLabels"),
-        ("labels", r"`figure` to be one of runs whose partition tells `train_labels` of every client but got 'labels'"),
+        ("labels", r"`figure` to be one of runs whose partition has `train_labels` of every client but got 'labels'"),
     ):
         with pytest.raises(InputError, match=sentence):
             write_study(replace(study, figure=figure), tmp_path, tmp_path / "out")  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from flgraph.cli.main import main
 from flgraph.errors import InputError
@@ -26,6 +26,7 @@ from flgraph.reproduce import Study, collect, finished, list_studies, run_study,
 from flgraph.reproduce.runner import find_results, run_folder
 
 
+@pytest.mark.usefixtures("in_process")
 def test_study_runs_and_goes_on(tiny_study: Callable[..., Study], tmp_path: Path) -> None:
     study, lines = tiny_study(), list[str]()
     run_study(study.cut(methods=["Local"], seeds=[1]), tmp_path, jobs=1, report=lines.append)
@@ -51,6 +52,7 @@ def test_study_runs_and_goes_on(tiny_study: Callable[..., Study], tmp_path: Path
     assert len((first / "version_0" / "history.jsonl").read_text().splitlines()) == 4
 
 
+@pytest.mark.usefixtures("in_process")
 def test_finished_runs_need_not_keep_checkpoints(tiny_study: Callable[..., Study], tmp_path: Path) -> None:
     study = tiny_study(rounds=2).cut(methods=["Local"])
     kept, dropped = (run_folder(study, run, tmp_path) / "version_0" for run in study.runs())
@@ -61,6 +63,7 @@ def test_finished_runs_need_not_keep_checkpoints(tiny_study: Callable[..., Study
     assert [len(results) for results in finished(study, tmp_path).values()] == [2]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_checkpoints_come_as_often_as_asked(tiny_study: Callable[..., Study], tmp_path: Path) -> None:
     study = tiny_study(rounds=1).cut(methods=["Local"], seeds=[1])
     for every, checkpoint_every in ((None, 1), (7, 7)):
@@ -72,39 +75,43 @@ def test_checkpoints_come_as_often_as_asked(tiny_study: Callable[..., Study], tm
         assert config["trainer"]["checkpoint_every"] == checkpoint_every
 
 
+@pytest.mark.usefixtures("in_process")
 def test_failed_run_names_its_log(tiny_study: Callable[..., Study], tmp_path: Path) -> None:
     tiny = tiny_study(rounds=1).cut(methods=["Local"], seeds=[1])
-    study = replace(tiny, settings={"TINY": [*tiny.settings["TINY"], "--data.batch_size=0"]})
-    with pytest.raises(InputError, match=r"1 failed; the first's log is .*log\.txt") as caught:
+    study = replace(tiny, settings={"TINY": f"{tiny.settings['TINY']} --data.batch_size=0"})
+    with pytest.raises(InputError, match=r"1 that failed; the first's log is .*log\.txt") as caught:
         run_study(study, tmp_path, jobs=1, report=lambda line: None)
     log = Path(str(caught.value).rsplit(" ", 1)[1].rstrip("."))
     assert "Expected `data.batch_size` to be 1 or more but got 0." in log.read_text()
 
 
+@pytest.mark.usefixtures("in_process")
 def test_killed_and_started_again_gives_the_same_table(tiny_study: Callable[..., Study], tmp_path: Path) -> None:
-    """SIGKILL hits the command, a run in the middle, or both; what goes on alone is waited for, not started twice."""
+    """SIGKILL hits the command, and a run in the middle; what goes on alone is waited for, not started twice."""
     file = tmp_path / "small.yaml"
     study = tiny_study(rounds=8).cut(methods=["FedStar"])
     fields = {name: getattr(study, name) for name in ("title", "metric", "rounds", "seeds", "settings", "methods")}
     file.write_text(yaml.safe_dump(fields))
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
 
-    def start(runs: Path) -> subprocess.Popen[bytes]:
-        args = ["reproduce", str(file), "--jobs=2", f"--runs={runs}", f"--out={runs / 'out'}"]
+    def args(runs: Path) -> list[str]:
+        return ["reproduce", str(file), "--jobs=2", f"--runs={runs}", f"--out={runs / 'out'}"]
+
+    def start() -> subprocess.Popen[bytes]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        call = [sys.executable, "-m", "flgraph", *args]
+        call = [sys.executable, "-m", "flgraph", *args(cut)]
         return subprocess.Popen(call, env=environment, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2])
 
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert start(whole).wait(100) == 0
-    command_ = start(cut)
+    main(args(whole))
+    command_ = start()
     wait_for(lambda: [h for h in cut.glob("*/*/version_0/history.jsonl") if h.read_text().count("\n") >= 3])
     command_.kill()  # its two runs go on alone
     command_.wait(30)
     victim = next(iter(pids_below(cut)))
     os.kill(victim, signal.SIGKILL)
-    assert start(cut).wait(100) == 0
+    assert start().wait(100) == 0
     assert (cut / "out" / "small.csv").read_bytes() == (whole / "out" / "small.csv").read_bytes()
-    assert len(list(cut.glob("*/*-seed*"))) == 2
+    assert len(list(cut.glob("*/*-seed[12]"))) == 2
     assert len(list(cut.glob("*/*/version_*/results.json"))) == 2
 
 
@@ -149,21 +156,21 @@ def test_an_interrupted_study_begins_no_more_runs(
     assert len(begun) <= 3
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_run_of_another_command_is_waited_for_last(
     tiny_study: Callable[..., Study], write_results: Callable[..., None], tmp_path: Path
 ) -> None:
     """It is taken as it is when the other command has ended it."""
     study, lines = tiny_study(rounds=1).cut(methods=["Local"]), list[str]()
     first, _ = (run_folder(study, run, tmp_path) for run in study.runs())
-    first.mkdir(parents=True)
-    with open(first / "log.txt", "a") as log:
-        fcntl.flock(log, fcntl.LOCK_EX)
+    first.parent.mkdir(parents=True)
+    with FileLock(first.parent / "seed1.lock") as lock:
 
         def report(line: str) -> None:
             lines.append(line)
             if line.startswith("[1/"):
                 write_results(first / "version_0", 0.5, 0.5, [0.5])
-                fcntl.flock(log, fcntl.LOCK_UN)
+                lock.release()
 
         run_study(study, tmp_path, jobs=1, report=report)
     assert lines[1:] == ["[1/2] TINY Local seed 2: done", "[2/2] TINY Local seed 1: done"]
@@ -183,10 +190,8 @@ def test_an_interrupted_command_does_not_wait_for_another(
 ) -> None:
     study = tiny_study(rounds=1).cut(methods=["Local"])
     first, second = (run_folder(study, run, tmp_path) for run in study.runs())
-    first.mkdir(parents=True)
     write_results(second / "version_0", 0.5, 0.5, [0.5])
-    with open(first / "log.txt", "a") as log:
-        fcntl.flock(log, fcntl.LOCK_EX)
+    with FileLock(first.parent / "seed1.lock"):
         waiting = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
         waiting.start()
         with pytest.raises(KeyboardInterrupt):
@@ -194,6 +199,7 @@ def test_an_interrupted_command_does_not_wait_for_another(
     assert not list(first.glob("version_*"))
 
 
+@pytest.mark.usefixtures("in_process")
 def test_checkpoints_to_go_on_from(tiny_study: Callable[..., Study], tmp_path: Path) -> None:
     """A damaged one is passed over; one of a longer run is left alone, and not removed when a shorter one has ended."""
     study = tiny_study(rounds=3).cut(methods=["Local"], seeds=[1])

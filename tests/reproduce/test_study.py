@@ -12,6 +12,7 @@ import yaml
 from flgraph.errors import InputError
 from flgraph.reproduce import Study, list_studies, load_study, run_study, runner
 from flgraph.reproduce.runner import command, run_folder
+from flgraph.reproduce.settings import digest, resolve
 
 
 @pytest.mark.parametrize("name", list_studies())
@@ -35,74 +36,68 @@ def test_studies_are_whole(name: str) -> None:
         assert f"--trainer.rounds={study.rounds_of(run.method)}" in command(study, run, Path("runs"))
 
 
-def test_methods_may_depend_on_the_setting() -> None:
-    study = Study("p/t", "t", "accuracy", 1, [1], {"X": ["--x=1"], "Y": ["--y=1"]}, {"M": {"X": ["--m=1"]}})
-    assert study.run("X", "M", 1).args == ("--x=1", "--m=1")
-    with pytest.raises(InputError, match=r"`methods\.M` to be arguments for Y, too, but got \['X'\]"):
-        study.run("Y", "M", 1)
+def test_a_line_is_read_as_a_shell_would() -> None:
+    """Files need no option before them; the setting's name may stand in a method's arguments."""
+    study = Study(
+        "p/t", "t", "accuracy", 1, [1, 2], {"X": "a.yaml --x={seed}"}, {"M": "-c b.yml '--m=[a b]' --s {setting}"}
+    )
+    assert [run.args[:3] for run in study.runs()] == [("-c", "a.yaml", "--x=1"), ("-c", "a.yaml", "--x=2")]
+    assert study.run("X", "M", 1).args[3:] == ("-c", "b.yml", "--m=[a b]", "--s", "X")
 
 
 def test_values_of_settings_and_seeds() -> None:
-    study = Study(
-        "p/t",
-        "t",
-        "accuracy",
-        1,
-        [1, 2],
-        {"X": ["--x"], "Y": ["--y"]},
-        {"M": ["--g={g}", "--s={seed}"], "N": ["--n=1"]},
-        values={"g": {"X": {1: 0.5, "other": 2}, "Y": {1: 3}}},
-    )
-    assert study.run("X", "M", 1).args == ("--x", "--g=0.5", "--s=1")
-    assert study.run("X", "M", 9).args == ("--x", "--g=2", "--s=9")
-    assert study.run("Y", "N", 2).args == ("--y", "--n=1")
-    with pytest.raises(InputError, match=r"`values\.g` to be given for Y with seed 2, too, but got"):
+    values = {"all": "--a={g} --b", "g": {"X": {1: 0.5, "other": 2}, "Y": {1: 3}}, "h": {"X": "5e-4", "other": 1}}
+    methods = {"M": "--g={g}", "N": "{all} --h={h}"}
+    study = Study("p/t", "t", "accuracy", 1, [1, 2], {"X": "--x", "Y": "--y"}, methods, values=values)
+    assert study.run("X", "M", 1).args == ("--x", "--g=0.5")
+    assert study.run("X", "N", 9).args == ("--x", "--a=2", "--b", "--h=5e-4")
+    assert study.run("Y", "N", 1).args == ("--y", "--a=3", "--b", "--h=1")
+    with pytest.raises(InputError, match=r"`values\.g` to be given for Y with seed 2 but got"):
         study.run("Y", "M", 2)
 
 
-def test_arguments_may_hold_the_seed(tmp_path: Path) -> None:
-    study = Study("p/t", "t", "accuracy", 1, [1, 2], {"X": ["--x={seed}"]}, {"M": ["--m=1"]})
-    assert [run.args for run in study.runs()] == [("--x=1", "--m=1"), ("--x=2", "--m=1")]
-    assert len({run_folder(study, run, tmp_path) for run in study.runs()}) == 2
-
-
-def test_a_run_is_named_by_what_it_does_and_told_apart_by_contents(tmp_path: Path) -> None:
+def test_a_run_is_told_apart_by_contents(tmp_path: Path) -> None:
+    """And lies where another study put it, whatever that calls it."""
     config = tmp_path / "small.yaml"
-    config.write_text("a: 1\n")
-    study = Study(
-        "p/t", "t", "accuracy", 1, [1], {"X": ["-c", str(config), "--trainer.local_epochs=2"]}, {"M": ["--m"]}
-    )
-    run = study.run("X", "M", 7)
-    assert run.name == "small+local_epochs=2+m"
-    before = run_folder(study, run, tmp_path)
-    assert before == tmp_path / "p" / run.digest / "small+local_epochs=2+m-seed7"
-    config.write_text("# a remark\na:   1\n")
-    assert run_folder(study, run, tmp_path) == before
-    config.write_text("a: 2\n")
-    assert run_folder(study, run, tmp_path) != before
-
-
-def test_files_named_in_one_word_count_by_their_contents(tmp_path: Path) -> None:
-    config = tmp_path / "small.yaml"
-    digests = []
-    for text in ("a: 1", "a:   1", "a: 2"):
+    study = Study("p/t", "t", "accuracy", 1, [1], {"A B": f"{config} --trainer.local_epochs=2"}, {"M (x)": "--m"})
+    folders = []
+    for text in ("model: {class_path: GNN}", "# a remark\nmodel: GNN", "model: GCN"):
         config.write_text(text)
-        study = Study("p/t", "t", "accuracy", 1, [1], {"X": [f"--config={config}"]}, {"M": ["--m"]})
-        digests.append(study.run("X", "M", 1).digest)
-    assert digests[0] == digests[1] != digests[2]
-    assert study.run("X", "M", 1).name == "small+m"
+        folders.append(run_folder(study, study.run("A B", "M (x)", 7), tmp_path))
+    assert folders[0] == folders[1] == tmp_path / "p" / study_digest(config, "model: GNN") / "A_B-M_x-seed7"
+    assert folders[2] != folders[0]
+    (folders[0].parent / "other-name-seed7").mkdir(parents=True)
+    config.write_text("model: GNN")
+    assert run_folder(study, study.run("A B", "M (x)", 7), tmp_path).name == "other-name-seed7"
+    assert run_folder(study, study.run("A B", "M (x)", 17), tmp_path).name == "A_B-M_x-seed17"
+
+
+def study_digest(config: Path, text: str) -> str:
+    config.write_text(text)
+    return digest(resolve(["-c", str(config), "--trainer.local_epochs=2", "--m"]))
 
 
 def test_a_study_may_extend_another(tmp_path: Path) -> None:
-    base = {"title": "t", "metric": "accuracy", "rounds": 3, "seeds": [1], "settings": {"X": ["a"]}}
-    (tmp_path / "one.yaml").write_text(yaml.safe_dump({**base, "methods": {"M": ["m"], "N": ["n"]}}))
+    base = {"title": "t", "metric": "accuracy", "rounds": 3, "seeds": [1], "settings": {"X": "a", "Y": "b"}}
+    paper = {"X": {"M": [1.0], "N": [2.0]}, "Y": {"M": [3.0]}}
+    own = {"methods": {"M": "m", "N": "{v}{w}"}, "paper": paper, "values": {"v": 1, "w": 2}}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump({**base, **own}))
     (tmp_path / "two.yaml").write_text(yaml.safe_dump({"extends": "one", "title": "u", "figure": "convergence"}))
     study = load_study(str(tmp_path / "two.yaml"))
     assert (study.name, study.title, study.figure, study.rounds) == ("two", "u", "convergence", 3)
-    assert list(study.methods) == ["M", "N"]
-    wrong = {"extends": "three"}, {"extends": "one", "figure": "pie"}, {**base, "methods": {"a, b": ["m"]}}, {**base}
-    sentences = "a study beside it", "one of convergence, settings", "without a comma", "methods"
-    for content, sentence in zip(wrong, sentences, strict=True):
+    assert (list(study.methods), study.paper) == (["M", "N"], paper)
+    part = {"extends": "two", "settings": ["X"], "methods": ["N"], "values": {"w": 3}}
+    (tmp_path / "part.yaml").write_text(yaml.safe_dump(part))
+    study = load_study(str(tmp_path / "part.yaml"))
+    assert study.run("X", "N", 1).args == ("a", "13")
+    assert study.paper == {"X": {"N": [2.0]}}
+    for content, sentence in (
+        ({"extends": "three"}, "a study beside it"),
+        ({"extends": "one", "figure": "pie"}, "one of convergence, settings"),
+        ({"extends": "one", "methods": ["O"]}, "`methods` to be among those of one: M, N but got 'O'"),
+        ({**base, "methods": {"a, b": "m"}}, "without a comma"),
+        (base, "methods"),
+    ):
         (tmp_path / "bad.yaml").write_text(yaml.safe_dump(content))
         with pytest.raises(InputError, match=sentence):
             load_study(str(tmp_path / "bad.yaml"))
@@ -128,17 +123,18 @@ def test_a_seed_counts_once(tiny_study: Callable[..., Study]) -> None:
         ({"seeds": [1, 1]}, "`seeds` to be a list of different whole numbers but got"),
         ({"settings": None}, "`settings` to be names with arguments, one or more, but got None"),
         ({"settings": ["a"]}, "`settings` to be names with arguments"),
-        ({"settings": {5: ["a"]}}, "`a name in settings` to be text, in quotes where it is a number, but got 5"),
-        ({"methods": {"M": None}}, r"`methods\.M` to be a configuration file, or a list of arguments, but got None"),
+        ({"settings": {5: "a"}}, "`a name in settings` to be text, in quotes where it is a number, but got 5"),
+        ({"methods": {"M": None}}, r"`methods\.M` to be arguments of `flgraph fit` in one line but got None"),
+        ({"methods": {"M": ["--m"]}}, r"`methods\.M` to be arguments of `flgraph fit` in one line but got \['--m'\]"),
         (
-            {"methods": {"M": {"X": 3}}},
-            r"`methods\.M\.X` to be a configuration file, or a list of arguments, but got 3",
+            {"methods": {"M": "--m='"}},
+            r"`methods\.M` to be a line that a shell could read but got .* \(No closing quotation",
         ),
         ({"method_rounds": None}, "`method_rounds` to be a mapping but got None"),
         ({"method_rounds": {"M": 0}}, r"`method_rounds\.M` to be a positive integer but got 0"),
         ({"notes": "abc"}, "`notes` to be a list of sentences but got 'abc'"),
         ({"protocols": "best_client"}, "`protocols` to be best_client, or none, in a list, but got 'best_client'"),
-        ({"values": {"g": [1]}}, r"`values\.g` to be setting to seed to value"),
+        ({"values": {"g": [1]}}, r"`values\.g` to be text, or a mapping of settings, or of seeds, to it but got \[1\]"),
         ({"paper": {"Y": {"M": [1.0]}}}, "`paper` to be of settings among X but got 'Y'"),
         ({"paper": {"X": {"N": [1.0]}}}, r"`paper\.X` to be of methods among M but got 'N'"),
         ({"paper": {"X": {"M": 50.0}}}, r"`paper\.X\.M` to be \[mean\] or \[mean, standard deviation\] but got 50\.0"),
@@ -146,8 +142,8 @@ def test_a_seed_counts_once(tiny_study: Callable[..., Study]) -> None:
     ],
 )
 def test_what_a_study_may_not_hold(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    base = {"title": "t", "metric": "accuracy", "rounds": 3, "seeds": [1], "settings": {"X": ["a"]}}
-    (tmp_path / "bad.yaml").write_text(yaml.safe_dump({**base, "methods": {"M": ["m"]}, **change}))
+    base = {"title": "t", "metric": "accuracy", "rounds": 3, "seeds": [1], "settings": {"X": "a"}}
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump({**base, "methods": {"M": "m"}, **change}))
     with pytest.raises(InputError, match=sentence):
         load_study(str(tmp_path / "bad.yaml"))
 
@@ -164,14 +160,14 @@ def test_studies_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_configurations_that_cannot_be_read(tmp_path: Path) -> None:
     """Before anything is run; those whose names depend on the seed when they are looked for."""
-    base = {"title": "t", "metric": "accuracy", "rounds": 3, "seeds": [1], "methods": {"M": ["m"]}}
+    base = {"title": "t", "metric": "accuracy", "rounds": 3, "seeds": [1], "methods": {"M": "m"}}
     broken = tmp_path / "broken.yaml"
     broken.write_text("a: [b\n  c: {")
     file = tmp_path / "study.yaml"
     for setting, sentence in (
         ("configs/data/chme.yaml", r"`settings\.X` to be arguments with configuration files that exist but got 'con"),
-        (["--config=none.yaml"], r"`settings\.X` to be arguments with configuration files that exist but got 'none"),
-        (["-c", str(broken)], r"broken\.yaml` to be a YAML file but got one that cannot be read"),
+        ("--config=none.yaml", r"`settings\.X` to be arguments with configuration files that exist but got 'none"),
+        (f"-c {broken}", r"broken\.yaml` to be a YAML file but got one that cannot be read"),
     ):
         file.write_text(yaml.safe_dump({**base, "settings": {"X": setting}}))
         with pytest.raises(InputError, match=sentence):

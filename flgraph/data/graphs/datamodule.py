@@ -244,14 +244,7 @@ class TUFederation(GraphFederation):
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
         name: how runs on this data are called; when ``None``, that of the setting (the file in ``configs/data``) or
             the data sets' names.
-        structure: see :class:`GraphFederation`, as for all that follow.
-        dse_dim: see there.
-        rwse_dim: see there.
-        fractions: see there.
-        split_seed: see there; decides the shards, too.
-        batch_size: see there.
-        eval_batch_size: see there.
-        cache_dir: see there.
+        **kwargs: see :class:`GraphFederation`; ``split_seed`` decides the shards, too.
 
     Raises:
         InputError: a data set cannot be had or read, or a setting cannot be used.
@@ -264,14 +257,7 @@ class TUFederation(GraphFederation):
         features: Features = "auto",
         root: str | None = None,
         name: str | None = None,
-        structure: Structure = "rwse+dse",
-        dse_dim: int = 16,
-        rwse_dim: int = 16,
-        fractions: Sequence[float] = (0.8, 0.1, 0.1),
-        split_seed: int = 123,
-        batch_size: int = 128,
-        eval_batch_size: int = 512,
-        cache_dir: str | None = None,
+        **kwargs: Any,
     ) -> None:
         expect(not isinstance(datasets, str), "data.datasets", "a list of data sets", datasets)
         expect(len(datasets) > 0, "data.datasets", "at least one data set", datasets)
@@ -279,8 +265,7 @@ class TUFederation(GraphFederation):
         expect(shards >= 1, "data.shards", "1 or more", shards)
         joined = "-".join(dataset.lower() for dataset in datasets[:3]) + ("-etc" if len(datasets) > 3 else "")
         joined = (tu_setting(datasets) or joined) + (f"-{shards}" if shards > 1 else "")
-        embedding, splits = (structure, dse_dim, rwse_dim), (fractions, split_seed)
-        super().__init__({}, None, name or joined, *embedding, *splits, batch_size, eval_batch_size, cache_dir)
+        super().__init__({}, None, name or joined, **kwargs)
         self.datasets, self.shards, self.features, self.root = list(datasets), shards, features, root
         self._read: tuple[str, FlatGraphs] | None = None  # the last data set, which has further shards
 

@@ -108,6 +108,10 @@ class PartitionedGraphFederation(GraphFederation):
         cache_dir: where parsed data and diffusions are kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
         name: how runs on this data are called; data set and distance when ``None``.
 
+    Attributes:
+        statistics: the reached and the wanted ``emd``, and figures of each client, among them ``train_labels``,
+            training graphs per class; empty before ``setup``. For simulations, see :class:`NodeFederation`.
+
     Raises:
         InputError: data cannot be had, a setting cannot be used, or the distance cannot be reached.
     """
@@ -158,16 +162,17 @@ class PartitionedGraphFederation(GraphFederation):
         }
         self.diffusion, self.global_test = diffusion, global_test
         self._everywhere: FlatGraphs | None = None
+        self.statistics: dict[str, Any] = {}
 
     def figures(self) -> dict[str, Any]:
         """Tag to matplotlib figure of the partition, for TensorBoard; known after ``setup``."""
-        return {"partition/labels": label_figure(self._statistics, unit="graphs")}
+        return {"partition/labels": label_figure(self.statistics, unit="graphs")}
 
     def setup(self, stage: str | None = None) -> None:
         """Reads the graphs, diffuses and assigns them, once."""
         if not self._clients:
             super().setup(stage)
-            self._statistics = self._describe()
+            self.statistics = self._describe()
 
     def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
         """Client name, graphs and number of classes of every client."""
@@ -198,10 +203,6 @@ class PartitionedGraphFederation(GraphFederation):
         )
 
     def _describe(self) -> dict[str, Any]:
-        """The statistics: the reached and the wanted ``emd``, and figures of each client.
-
-        ``train_labels`` are training graphs per class.
-        """
         own = self._clients.items()
         classes = next(iter(self._clients.values())).num_classes
         counts = torch.stack([torch.bincount(data.graphs.y, minlength=classes) for _, data in own])

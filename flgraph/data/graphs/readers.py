@@ -80,17 +80,12 @@ def _parse(files: TUFiles) -> dict[str, Tensor]:
     """
     graph_of = _numbers(files, "graph_indicator", np.int64, columns=1)[:, 0]
     labels = _numbers(files, "graph_labels", np.int64, columns=1)[:, 0]
-    if graph_of.size == 0 or labels.size == 0:
-        raise InputError(f"Expected {files.label('graph_indicator')} to name the graph of each node but got no line.")
-    if graph_of[0] < 1 or (np.diff(graph_of) < 0).any():
-        raise InputError(
-            f"Expected {files.label('graph_indicator')} to rise from 1 but its numbers fall or start lower."
-        )
-    if graph_of[-1] != labels.size:
-        raise InputError(
-            f"Expected {files.label('graph_labels')} to have one line for each of {graph_of[-1]} graphs "
-            f"but got {labels.size}."
-        )
+    files.require(graph_of.size > 0, "graph_indicator", "the graph of each node", "no line")
+    files.require(labels.size > 0, "graph_labels", "the class of each graph", "no line")
+    rising = graph_of[0] >= 1 and not (np.diff(graph_of) < 0).any()
+    files.require(rising, "graph_indicator", "rising from 1", "numbers that fall or start lower")
+    one_each = f"one line for each of {graph_of[-1]} graphs"
+    files.require(graph_of[-1] == labels.size, "graph_labels", one_each, str(labels.size))
     graph_of -= 1
     node_ptr = np.concatenate([[0], np.bincount(graph_of, minlength=labels.size).cumsum()])
     codes = np.zeros((graph_of.size, 0), dtype=np.int32)
@@ -100,11 +95,9 @@ def _parse(files: TUFiles) -> dict[str, Tensor]:
     if "node_attributes" in files.members:
         with np.errstate(over="ignore"):  # what overflows is infinite, and refused below
             attributes = _node_rows(files, "node_attributes", np.float64, graph_of.size).astype(np.float32)
-        if not np.isfinite(attributes).all():
-            line = int(np.flatnonzero(~np.isfinite(attributes).all(axis=1))[0]) + 1
-            raise InputError(
-                f"Expected {files.label('node_attributes')} to be finite but got NaN or infinity on line {line}."
-            )
+        infinite = np.flatnonzero(~np.isfinite(attributes).all(axis=1))
+        line = infinite[0] + 1 if infinite.size else None
+        files.require(line is None, "node_attributes", "finite", f"NaN or infinity on line {line}")
     edge_index, edge_ptr, undirected = _edges(files, graph_of, node_ptr)
     return {
         "edge_index": torch.from_numpy(edge_index),
@@ -127,12 +120,12 @@ def _edges(
     for block in _blocks(files, "A", np.int64, columns=2):
         if block.min() < 1 or block.max() > n:
             wrong = block[((block < 1) | (block > n)).any(axis=1)][0].tolist()
-            raise InputError(f"Expected {files.label('A')} to join nodes 1 to {n} but got {wrong}.")
+            files.require(False, "A", f"edges between nodes 1 to {n}", wrong)
         source, target = block[:, 0] - 1, block[:, 1] - 1
         crossing = np.flatnonzero(graph_of[source] != graph_of[target])
         if crossing.size:
             wrong = block[crossing[0]].tolist()
-            raise InputError(f"Expected {files.label('A')} to join nodes of one graph but got {wrong}, of two graphs.")
+            files.require(False, "A", "edges between nodes of one graph", f"{wrong}, of two graphs,")
         parts.append((source * n + target)[source != target])
     # One sortable number per edge: these arrays are what bounds memory (8 bytes times 25 million for COLLAB).
     keys = np.concatenate(parts)
@@ -154,10 +147,7 @@ def _edges(
 
 def _node_rows(files: TUFiles, key: str, dtype: type[np.generic], num_nodes: int) -> NDArray[Any]:
     rows = _numbers(files, key, dtype)
-    if rows.shape[0] != num_nodes:
-        raise InputError(
-            f"Expected {files.label(key)} to have one line for each of {num_nodes} nodes but got {rows.shape[0]}."
-        )
+    files.require(rows.shape[0] == num_nodes, key, f"one line for each of {num_nodes} nodes", str(rows.shape[0]))
     return rows
 
 
@@ -167,10 +157,8 @@ def _node_labels(files: TUFiles, num_nodes: int) -> NDArray[np.int32]:
     low, high = raw.min(axis=0), raw.max(axis=0)
     wide = np.flatnonzero(high.astype(np.float64) - low >= _MOST_LABELS)  # in floats, which cannot overflow
     if wide.size:
-        raise InputError(
-            f"Expected {files.label('node_labels')} to span fewer than {_MOST_LABELS} classes "
-            f"but got labels from {low[wide[0]]} to {high[wide[0]]}."
-        )
+        span = f"labels from {low[wide[0]]} to {high[wide[0]]}"
+        files.require(False, "node_labels", f"of fewer than {_MOST_LABELS} classes", span)
     return cast("NDArray[np.int32]", (raw - low).astype(np.int32))
 
 
@@ -194,25 +182,23 @@ def _blocks(files: TUFiles, key: str, dtype: type[np.generic], columns: int | No
         # Ends of fields in the right order, and one number each; otherwise look for the line at fault.
         regular = ends.size == rows * columns and bool((ends[columns - 1 :: columns] == ord("\n")).all())
         if not regular or values.size != ends.size:
-            raise InputError(_fault(files, key, dtype, columns, text, lines_before))
+            files.require(False, key, *_fault(dtype, columns, text, lines_before))
         lines_before += rows
         yield values.reshape(rows, columns)
 
 
-def _fault(files: TUFiles, key: str, dtype: type[np.generic], columns: int, text: bytes, lines_before: int) -> str:
-    """The sentence about the first line of ``text`` that is not ``columns`` numbers."""
+def _fault(dtype: type[np.generic], columns: int, text: bytes, lines_before: int) -> tuple[str, str]:
+    """What was expected, and the first line of ``text`` that is not ``columns`` numbers."""
     whole = issubclass(dtype, np.integer)
-    wanted = f"{columns} {'whole ' if whole else ''}number{'s' if columns > 1 else ''} per line, separated by commas"
+    wanted = f"{columns} {'whole ' if whole else ''}number{'s' if columns > 1 else ''} per line, separated by commas,"
     for number, line in enumerate(text.split(b"\n"), start=lines_before + 1):
-        fields = line.split(b",")
         try:
-            wrong = len([(int if whole else float)(field) for field in fields]) != columns
+            wrong = len([(int if whole else float)(field) for field in line.split(b",")]) != columns
         except ValueError:
             wrong = True
         if wrong:
-            shown = line[:60].decode(errors="replace")
-            return f"Expected {files.label(key)} to hold {wanted}, but got {shown!r} on line {number}."
-    return f"Expected {files.label(key)} to hold {wanted}, but got something else after line {lines_before}."
+            return wanted, f"{line[:60].decode(errors='replace')!r} on line {number}"
+    return wanted, f"something else after line {lines_before}"
 
 
 # ----------------------------------------------------------------------------------------------------------- features
@@ -229,9 +215,7 @@ def _features(name: str, features: Features, parsed: dict[str, Tensor]) -> Tenso
         return _degrees(parsed)
     if features not in there and not (features == "all" and there):
         usable = ", ".join([*there, "degree", "mvgrl"])
-        raise InputError(
-            f"Expected `features` to be one of auto, {usable} for {name} but got {features!r}, which it lacks."
-        )
+        raise InputError("features", f"one of auto, {usable} for {name}", f"{features!r}, which it lacks")
     if features == "attributes" or there == ["attributes"]:
         return attributes
     labels = _one_hot(codes, parsed["widths"])

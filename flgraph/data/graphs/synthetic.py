@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from flgraph.data.graphs.container import FlatGraphs
-from flgraph.data.graphs.datamodule import GraphDataModule, GraphFederation, Structure
+from flgraph.data.graphs.datamodule import GraphDataModule, GraphFederation
 from flgraph.errors import expect
 
 Edges = list[tuple[int, int]]
@@ -126,14 +127,7 @@ class SyntheticFederation(GraphFederation):
         distractors: how many are hung on each graph; more of them make the question harder.
         seed: of the graphs; not the run's seed, so that runs differ in weights and batches only.
         name: how runs on this data are called.
-        structure: see :class:`GraphFederation`, as for all that follow.
-        dse_dim: see there.
-        rwse_dim: see there.
-        fractions: see there.
-        split_seed: see there.
-        batch_size: see there.
-        eval_batch_size: see there.
-        cache_dir: see there.
+        **kwargs: see :class:`GraphFederation`.
 
     Raises:
         InputError: a domain is not known, or a setting cannot be used.
@@ -146,18 +140,9 @@ class SyntheticFederation(GraphFederation):
         distractors: int = 2,
         seed: int = 0,
         name: str = "synthetic",
-        structure: Structure = "rwse+dse",
-        dse_dim: int = 16,
-        rwse_dim: int = 16,
-        fractions: Sequence[float] = (0.8, 0.1, 0.1),
-        split_seed: int = 123,
-        batch_size: int = 128,
-        eval_batch_size: int = 512,
-        cache_dir: str | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            {}, 2, name, structure, dse_dim, rwse_dim, fractions, split_seed, batch_size, eval_batch_size, cache_dir
-        )
+        super().__init__({}, 2, name, **kwargs)
         self.domains = list(DOMAINS) if domains is None else list(domains)
         known = len(self.domains) > 0 and set(self.domains) <= DOMAINS.keys()
         expect(known, "data.domains", f"some of {', '.join(DOMAINS)}", domains)

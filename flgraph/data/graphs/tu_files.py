@@ -18,8 +18,8 @@ from typing import IO, TypeVar
 from torch_geometric.data import download_url
 from torch_geometric.datasets import TUDataset
 
-from flgraph.data.cache import cache_folder, content_key
-from flgraph.errors import InputError
+from flgraph.data.cache import content_key, data_folders
+from flgraph.errors import InputError, first_line
 
 T = TypeVar("T")
 
@@ -33,53 +33,46 @@ _READ_ERRORS = (OSError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFErro
 
 def locate(name: str, root: str | Path | None, cache_dir: str | Path | None) -> Path:
     """The zip file, or the folder of text files, of data set ``name``."""
-    chosen = root or os.environ.get("FLGRAPH_DATA")
-    places = [cache_folder(cache_dir)]
-    if chosen:
-        places.insert(0, Path(chosen).expanduser())
-    for place in places:
-        for path in (place / f"{name}.zip", place / "tu" / f"{name}.zip"):
+    folders = data_folders(root, cache_dir)
+    for base in folders:
+        for path in (base / f"{name}.zip", base / "tu" / f"{name}.zip"):
             if path.is_file():
                 return path
-        for folder in (place / name / "raw", place / name, place / "tu" / name / "raw", place / "tu" / name):
+        for folder in (base / name / "raw", base / name, base / "tu" / name / "raw", base / "tu" / name):
             if (folder / f"{name}_A.txt").is_file():
                 return folder
-    return _download(name, places)
+    return _download(name, folders)
 
 
-def _download(name: str, places: list[Path]) -> Path:
-    """Puts ``NAME.zip`` into the first of ``places`` that can be written."""
+def _download(name: str, folders: list[Path]) -> Path:
+    """Puts ``NAME.zip`` into the first of ``folders`` that can be written."""
     url = f"{TUDataset.url}/{name}.zip"
     reason: object = "no folder can be written"
     with ExitStack() as stack:
-        for place in places:
+        for base in folders:
             try:
-                place.mkdir(parents=True, exist_ok=True)
+                base.mkdir(parents=True, exist_ok=True)
                 # A name of its own until it is complete: an interrupted download must not pass for the data set.
-                folder = stack.enter_context(tempfile.TemporaryDirectory(dir=place, prefix=".download-"))
+                folder = stack.enter_context(tempfile.TemporaryDirectory(dir=base, prefix=".download-"))
             except OSError as error:
                 reason = error
                 continue
             try:
                 path = download_url(url, folder)
                 if zipfile.is_zipfile(path):
-                    os.replace(path, place / f"{name}.zip")
-                    return place / f"{name}.zip"
+                    os.replace(path, base / f"{name}.zip")
+                    return base / f"{name}.zip"
                 reason = "the answer is not a zip archive"
             except urllib.error.HTTPError as error:
                 if error.code == 404:
-                    raise InputError(
-                        f"Expected `name` to be a data set of the TU collection but got {name!r}, which is neither in "
-                        f"{places[0]} nor at {url}."
-                    ) from error
+                    got = f"{name!r}, which is neither in {folders[0]} nor at {url}"
+                    raise InputError("name", "a data set of the TU collection", got) from error
                 reason = error
             except (OSError, http.client.HTTPException) as error:
                 reason = error
             break
-    raise InputError(
-        f"Expected `root` to be a folder with {name}.zip (from {url}) or {name}/raw/{name}_A.txt and its companions "
-        f"but got {places[0]}, which has neither, and the download failed ({reason})."
-    )
+    wanted = f"a folder with {name}.zip (from {url}) or {name}/raw/{name}_A.txt and its companions"
+    raise InputError("root", wanted, f"{folders[0]}, which has neither, and the download failed ({reason})")
 
 
 class TUFiles:
@@ -95,12 +88,12 @@ class TUFiles:
         found = self._guarded(self._list)
         self.members = {key: found[f"{name}_{key}.txt"] for key in _MEMBERS if f"{name}_{key}.txt" in found}
         for key in _MEMBERS[:3]:
-            if key not in self.members:
-                raise InputError(f"Expected `{path}` to hold {name}_{key}.txt but it has no such file.")
+            self.require(key in self.members, key, "a file", "none")
 
-    def label(self, key: str) -> str:
-        """How error messages call a file."""
-        return f"`{self.name}_{key}.txt` in {self.path}"
+    def require(self, condition: bool, key: str, expected: str, got: str) -> None:
+        """Raises :class:`InputError` about one of the files unless ``condition`` holds."""
+        if not condition:
+            raise InputError(f"{self.name}_{key}.txt", expected, got, str(self.path))
 
     def digest(self) -> str:
         """sha256 of the archive, or of the files in the folder."""
@@ -143,5 +136,4 @@ class TUFiles:
         try:
             return action()
         except _READ_ERRORS as error:
-            cause = str(error) or type(error).__name__
-            raise InputError(f"Expected `{self.path}` to be readable and intact but got an error: {cause}.") from error
+            raise InputError(str(self.path), "readable and intact", f"an error: {first_line(error)}") from error

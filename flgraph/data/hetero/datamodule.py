@@ -162,7 +162,7 @@ class HeteroClients(Federation[HeteroClientData]):
             wanted = f"{classes} in client `{client}`, as in the first"
             expect(task == "links" or graph.num_classes == classes, "num_classes", wanted, graph.num_classes)
             self._clients[client] = _client_data(task, canonical(graph), tie_names, None, links)
-        self._statistics = hetero_statistics({client: data.graph for client, data in self._clients.items()})
+        self.statistics = hetero_statistics({client: data.graph for client, data in self._clients.items()})
 
 
 class HeteroFederation(Federation[HeteroClientData]):
@@ -190,6 +190,10 @@ class HeteroFederation(Federation[HeteroClientData]):
         name: how runs on this data are called; data set and partition when ``None``.
         task: ``"nodes"`` to classify nodes, ``"links"`` to predict links.
         num_negatives: for links, what each held-out one competes with.
+
+    Attributes:
+        statistics: what :func:`~flgraph.data.hetero_statistics` returns, and the partition's digest; empty before
+            ``setup``.
 
     Raises:
         InputError: data cannot be had, a setting cannot be used, or a client would have nothing to train on.
@@ -224,6 +228,7 @@ class HeteroFederation(Federation[HeteroClientData]):
         self.dataset, self.root, self.num_clients, self.partition = dataset, root, num_clients, partition
         self.partition_seed, self.manifest, self.val_fraction = partition_seed, manifest, val_fraction
         self.reverse, self.tie_names, self.task, self.num_negatives = reverse, tie_names, task, num_negatives
+        self.statistics: dict[str, Any] = {}
 
     def setup(self, stage: str | None = None) -> None:
         """Reads the graph and cuts it, once."""
@@ -233,7 +238,7 @@ class HeteroFederation(Federation[HeteroClientData]):
         partition = self.make_partition(graph) if self.manifest is None else self._saved(self.manifest)
         parts = enumerate(partition.cut(graph, self.reverse), start=1)
         graphs = {f"client-{number}": canonical(part) for number, part in parts}
-        self._statistics = hetero_statistics(graphs) | {"digest": partition.digest}
+        self.statistics = hetero_statistics(graphs) | {"digest": partition.digest}
         settings = partition.settings | {"digest": partition.digest[:16], "reverse": self.reverse}
         links = {"num_negatives": self.num_negatives, "seed": self.partition_seed, "reverse": self.reverse}
         self._clients = {

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from flgraph.data.cache import data_folders
 from flgraph.data.hetero.container import HeteroGraph
 from flgraph.errors import InputError, expect, first_line
 
@@ -92,11 +92,10 @@ def known_hetero(name: str) -> str:
 
 def locate_hetero(name: str, file: str, root: str | Path | None) -> Path:
     """Where a data set's file is."""
-    chosen = root or os.environ.get("FLGRAPH_DATA")
-    wanted = f"a folder with {file} for {name}"
-    expect(bool(chosen), "root", f"{wanted}, as FLGRAPH_DATA may name one,", None)
-    folders = [Path(chosen or "").expanduser(), Path(chosen or "").expanduser() / "entities"]
-    found = next((folder / file for folder in folders if (folder / file).is_file()), None)
-    if found is None:
-        raise InputError("root", wanted, f"{chosen}, which has none")
-    return found
+    folders = data_folders(root)
+    for base in folders:
+        for folder in (base, base / "entities"):
+            if (folder / file).is_file():
+                return folder / file
+    got = f"{folders[0]}, which has none" if len(folders) > 1 else "neither it nor FLGRAPH_DATA"
+    raise InputError("root", f"a folder with {file} for {name}", got)

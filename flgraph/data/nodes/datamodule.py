@@ -247,6 +247,11 @@ class NodeFederation(Federation[NodeDataModule]):
         name: how runs on this data are called; data set and partition when ``None``.
         client_names: what the clients are called; ``client-1``, ``client-2`` and so on when ``None``.
 
+    Attributes:
+        statistics: what :func:`~flgraph.data.partition_statistics` returns; empty before ``setup``. Label counts of
+            every client are among it, and go to ``results.json`` and TensorBoard: this class divides a graph that one
+            hand holds, for simulations. Where clients bring their own data there are no such statistics.
+
     Raises:
         InputError: data cannot be had, a setting cannot be used, or the nodes do not suffice for the partition.
     """
@@ -321,10 +326,11 @@ class NodeFederation(Federation[NodeDataModule]):
             "epoch_fraction": epoch_fraction,
             "eval_batch_size": eval_batch_size,
         }
+        self.statistics: dict[str, Any] = {}
 
     def figures(self) -> dict[str, Any]:
         """Tag to matplotlib figure of the partition, for TensorBoard; known after ``setup``."""
-        return {"partition/labels": label_figure(self._statistics)}
+        return {"partition/labels": label_figure(self.statistics)}
 
     def setup(self, stage: str | None = None) -> None:
         """Reads the graph and cuts it, once."""
@@ -344,7 +350,7 @@ class NodeFederation(Federation[NodeDataModule]):
             part = graph.subgraph(own.nodes, f"{graph.name}, {name}")
             further = {"query": query, "settings": settings, **self.client_args(graph, partition, own.nodes)}
             clients[name] = self.client_class(part, train, val, test, everywhere, **further)
-        self._clients, self._statistics = clients, partition_statistics(graph, partition, self._names)
+        self._clients, self.statistics = clients, partition_statistics(graph, partition, self._names)
 
     def read(self) -> NodeGraph:
         """The whole graph."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -15,12 +14,14 @@ import torch
 import torch_geometric.datasets
 from torch_geometric.data import Data, Dataset
 
-from flgraph.data.cache import cache_folder, content_key
+from flgraph.data.cache import content_key, data_folders
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.errors import InputError, expect, first_line
 
 FILES = (".npz", ".pt")
 """Endings of files that :func:`read_node_file` reads."""
+
+_WANTED = "a file of `x`, `edge_index` and `y`"
 
 
 def read_node_file(path: str | Path) -> NodeGraph:
@@ -44,13 +45,10 @@ def read_node_file(path: str | Path) -> NodeGraph:
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # an archive may be damaged in as many ways as there are
-        told = "more than tensors" if isinstance(error, UnpicklingError) else first_line(error)
-        raise InputError(
-            f"Expected `data.dataset` to be a file of `x`, `edge_index` and `y` but got {str(path)!r}, which cannot be "
-            f"read ({told})."
-        ) from error
-    sound = isinstance(content, dict) and all(isinstance(key, str) for key in content)
-    expect(sound, "data.dataset", "a file of `x`, `edge_index` and `y`", f"{path} of a {type(content).__name__}")
+        reason = "more than tensors" if isinstance(error, UnpicklingError) else first_line(error)
+        raise InputError("data.dataset", _WANTED, f"{str(path)!r}, which cannot be read ({reason})") from error
+    named = isinstance(content, dict) and all(isinstance(key, str) for key in content)
+    expect(named, "data.dataset", _WANTED, f"{path} of a {type(content).__name__}")
     classes = content.get("num_classes")
     return NodeGraph.from_pyg(Data(**content), path.stem, None if classes is None else int(classes))
 
@@ -77,9 +75,9 @@ def read_pyg_nodes(name: str, root: str | Path | None = None, cache_dir: str | P
     kind, _, variant = name.partition(":")
     make = getattr(torch_geometric.datasets, kind)
     arguments = {"name": variant} if variant else {}
-    chosen = root or os.environ.get("FLGRAPH_DATA")
-    found = None if not chosen else Path(chosen).expanduser() / kind
-    target = _target(cache_folder(cache_dir) / "pyg", name.replace(":", "-"), found)
+    *given, cache = data_folders(root, cache_dir)
+    found = given[0] / kind if given else None
+    target = _target(cache / "pyg", name.replace(":", "-"), found)
     try:
         if not target.is_dir():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -93,10 +91,9 @@ def read_pyg_nodes(name: str, root: str | Path | None = None, cache_dir: str | P
                     new.rename(target)
         dataset = make(str(target), **arguments)
     except Exception as error:  # what PyG raises depends on the class, on its files and on the network
-        raise InputError(
-            f"Expected `data.dataset` to be a data set that PyG finds in {Path(chosen or '.') / kind} or downloads but "
-            f"got {name!r} ({type(error).__name__}: {first_line(error)})."
-        ) from error
+        wanted = f"a data set that PyG finds in {found or kind} or downloads"
+        reason = f"{name!r} ({type(error).__name__}: {first_line(error)})"
+        raise InputError("data.dataset", wanted, reason) from error
     expect(len(dataset) == 1, "data.dataset", "of a single graph", f"{name}, which has {len(dataset)}")
     return NodeGraph.from_pyg(dataset[0], name)
 
@@ -104,9 +101,9 @@ def read_pyg_nodes(name: str, root: str | Path | None = None, cache_dir: str | P
 def _target(cache: Path, name: str, raw: Path | None) -> Path:
     """PyG's folder for the files that there are, by their names, sizes and times; without any, the newest there is."""
     files = {} if raw is None else {file.relative_to(raw): file.stat() for file in raw.rglob("*") if file.is_file()}
-    own = {file: told for file, told in sorted(files.items()) if "processed" not in file.parts}  # not what PyG made
+    own = {file: stat for file, stat in sorted(files.items()) if "processed" not in file.parts}  # not what PyG made
     if own:
-        stamp = [(str(file), told.st_size, told.st_mtime_ns) for file, told in own.items()]
+        stamp = [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in own.items()]
         return cache / f"{name}-{content_key(stamp)[:16]}"
     known = [path for path in cache.glob(f"{name}*") if re.fullmatch(r"(-[0-9a-f]{16})?", path.name[len(name) :])]
     return max(known, key=lambda path: path.stat().st_mtime_ns, default=cache / name)

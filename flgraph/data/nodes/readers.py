@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch_geometric.datasets import CitationFull, Planetoid, WikiCS
 
-from flgraph.data.cache import cache_folder, cached, content_key
+from flgraph.data.cache import cached, content_key, data_folders
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.files import FILES, names_pyg, read_node_file, read_pyg_nodes
 from flgraph.errors import InputError, expect, first_line
@@ -122,31 +122,29 @@ def _read_known(name: str, root: str | Path | None, cache_dir: str | Path | None
 
 def _locate(name: str, source: _Source, root: str | Path | None, cache_dir: str | Path | None) -> Path:
     """The folder of the raw files."""
-    chosen = root or os.environ.get("FLGRAPH_DATA")
-    places = [Path(chosen).expanduser()] if chosen else []
-    for place in (*places, cache_folder(cache_dir)):
+    folders = data_folders(root, cache_dir)
+    for base in folders:
         for folder in ("", *source.beside, source.raw, f"{name}/raw"):
-            if all((place / folder / file).is_file() for file in source.files):
-                return place / folder
-    return _download(name, source, [*places, cache_folder(cache_dir)])
+            if all((base / folder / file).is_file() for file in source.files):
+                return base / folder
+    return _download(name, source, folders)
 
 
-def _download(name: str, source: _Source, places: list[Path]) -> Path:
+def _download(name: str, source: _Source, folders: list[Path]) -> Path:
     """Lets PyG download the raw files, into ``NAME/raw`` of the cache folder."""
-    target = places[-1] / name / "raw"
+    target = folders[-1] / name / "raw"
     try:
-        places[-1].mkdir(parents=True, exist_ok=True)
+        folders[-1].mkdir(parents=True, exist_ok=True)
         # A folder of its own until all is there: an interrupted download must not pass for the data set.
-        with tempfile.TemporaryDirectory(dir=places[-1], prefix=".download-") as folder:
+        with tempfile.TemporaryDirectory(dir=folders[-1], prefix=".download-") as folder:
             source.make(folder)
             target.mkdir(parents=True, exist_ok=True)
             for file in source.files:
                 os.replace(Path(folder) / source.raw / file, target / file)
     except Exception as error:  # what PyG's downloads raise depends on the protocol and on its libraries
-        raise InputError(
-            f"Expected `root` to be a folder with {source.files[0]}{' and its companions' * (len(source.files) > 1)} "
-            f"for {name} but got {places[0]}, which has none, and the download failed ({first_line(error)})."
-        ) from error
+        wanted = f"a folder with {source.files[0]}{' and its companions' * (len(source.files) > 1)} for {name}"
+        got = f"{folders[0]}, which has none, and the download failed ({first_line(error)})"
+        raise InputError("root", wanted, got) from error
     return target
 
 
@@ -162,9 +160,7 @@ def _parse(name: str, source: _Source, folder: Path) -> dict[str, Tensor]:
         try:
             data = source.make(root)[0]
         except Exception as error:  # a pickle, an archive or a JSON file may be damaged in as many ways as there are
-            raise InputError(
-                f"Expected the files of {name} in {folder} to be intact but got: {first_line(error)}"
-            ) from error
+            raise InputError(str(folder), f"a folder with intact files of {name}", first_line(error)) from error
     graph = NodeGraph.from_pyg(data, name)
     return graph.parts | {
         "num_classes": torch.tensor(graph.num_classes),

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 from flgraph.errors import expect
-from flgraph.models.classifier import Classifier, OptimizerName
+from flgraph.models.base import expect_positive, expect_share, expect_sizes
+from flgraph.models.classifier import Classifier
 from flgraph.models.graphs import inputs
 from flgraph.nn import Adjacency, Dropout, OneHot, PoolName, graph_pool
 
 
-class GraphClassifier(Classifier):
+class GraphClassifier(Classifier[Data]):
     """One class per graph: a base for modules that turn a batch into one row per graph (:meth:`encode`).
 
-    Sizes of -1 are given by the data, see :class:`Classifier`. Subclasses call ``save_hyperparameters()``, build their
-    layers, and then call :meth:`add_head`, where :attr:`is_template` is false.
+    Sizes of -1 are given by the data, see :class:`~flgraph.models.base.SizedModule`. Subclasses build their layers, and
+    then call :meth:`add_head`, where :attr:`is_template` is false.
 
     Args:
-        in_channels: columns of the node features.
-        num_classes: number of classes.
+        in_channels: columns of the node features; -1: given by the data.
+        num_classes: number of classes; -1: given by the data.
         hidden_channels: columns of all hidden layers.
         num_layers: number of graph convolutions.
         dropout: probability of a zero after each hidden layer.
         pool: how the nodes of a graph become one row: ``sum``, ``mean`` or ``max``.
         lr: learning rate.
         weight_decay: weight decay (an L2 penalty, except with ``adamw``).
-        optimizer: ``adam``, ``adamw`` or ``sgd``.
+        kwargs: see :class:`~flgraph.models.base.SizedModule`.
 
     Shapes:
         - **input:** a PyG batch with ``x [N, in_channels]``, ``edge_index [2, E]``, ``batch [N]`` and, except for
@@ -50,14 +52,15 @@ class GraphClassifier(Classifier):
         pool: PoolName = "sum",
         lr: float = 1e-3,
         weight_decay: float = 5e-4,
-        optimizer: OptimizerName = "adam",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(in_channels, num_classes, lr, weight_decay, optimizer)
-        for name, size in (("hidden_channels", hidden_channels), ("num_layers", num_layers)):
-            expect(size >= 1, f"model.{name}", "a positive integer", size)
-        expect(0 <= dropout < 1, "model.dropout", "at least 0 and less than 1", dropout)
-        self.pool = graph_pool(pool, field="model.pool")
-        self.hidden_channels, self.num_layers, self.pool_name = hidden_channels, num_layers, pool
+        super().__init__(num_classes, lr=lr, weight_decay=weight_decay, **kwargs)
+        expect_sizes(in_channels=in_channels)
+        expect_positive(hidden_channels=hidden_channels, num_layers=num_layers)
+        expect_share(dropout=dropout)
+        expect(pool in get_args(PoolName), "model.pool", f"one of {', '.join(get_args(PoolName))}", pool)
+        self.in_channels, self.hidden_channels = in_channels, hidden_channels
+        self.num_layers, self.pool = num_layers, pool
         self.dropout = Dropout(dropout)
 
     def add_head(self) -> None:
@@ -92,4 +95,4 @@ class GraphClassifier(Classifier):
     def pool_nodes(self, batch: Data, *rows: Tensor) -> list[Tensor]:
         """Each of ``rows [N, C]`` pooled to ``[B, C]``. Data without a batch vector counts as one graph."""
         graph, count = inputs.graph_of_nodes(batch, rows[0].device)
-        return [self.pool(row, graph, count) for row in rows]
+        return [graph_pool(row, graph, count, self.pool) for row in rows]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from flgraph.errors import expect
-from flgraph.models.classifier import OptimizerName
+from flgraph.models.base import expect_sizes
 from flgraph.models.graphs.classifier import GraphClassifier
-from flgraph.nn import ConcatLinear, ConvName, OneHot, PoolName, check_conv, concat_linear, make_conv, tanh
+from flgraph.nn import ConcatLinear, ConvName, OneHot, check_conv, concat_linear, make_conv, tanh
 
 
 class Channel(torch.nn.Module):
@@ -54,15 +53,9 @@ class FedStar(GraphClassifier):
         in_channels: columns of the node features; -1: given by the data.
         num_classes: number of classes; -1: given by the data.
         structure_channels: columns of the structure embedding; -1: given by the data.
-        hidden_channels: columns of all hidden layers of both channels.
-        num_layers: number of graph convolutions in each channel.
         feature_conv: convolution of the feature channel: ``gin``, ``gcn`` or ``sage``.
         structure_conv: convolution of the structure channel: ``gcn``, ``gin`` or ``sage``.
-        dropout: probability of a zero after each hidden layer of the feature channel and after ``post``.
-        pool: how the nodes of a graph become one row: ``sum``, ``mean`` or ``max``.
-        lr: learning rate.
-        weight_decay: weight decay (an L2 penalty, except with ``adamw``).
-        optimizer: ``adam``, ``adamw`` or ``sgd``.
+        kwargs: see :class:`~flgraph.models.GraphClassifier`; there is no dropout in the structure channel.
 
     Shapes:
         - **input:** a PyG batch of ``N`` nodes and ``B`` graphs, see :class:`~flgraph.models.GraphClassifier`, with
@@ -80,28 +73,18 @@ class FedStar(GraphClassifier):
         in_channels: int = -1,
         num_classes: int = -1,
         structure_channels: int = -1,
-        hidden_channels: int = 64,
-        num_layers: int = 3,
         feature_conv: ConvName = "gin",
         structure_conv: ConvName = "gcn",
-        dropout: float = 0.5,
-        pool: PoolName = "sum",
-        lr: float = 1e-3,
-        weight_decay: float = 5e-4,
-        optimizer: OptimizerName = "adam",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            in_channels, num_classes, hidden_channels, num_layers, dropout, pool, lr, weight_decay, optimizer
-        )
-        self.save_hyperparameters()
-        fits = structure_channels == -1 or structure_channels >= 1
-        expected = "a positive integer, or -1 for given by the data"
-        expect(fits, "model.structure_channels", expected, structure_channels)
+        super().__init__(in_channels, num_classes, **kwargs)
+        expect_sizes(structure_channels=structure_channels)
         check_conv(feature_conv, "model.feature_conv")
         check_conv(structure_conv, "model.structure_conv")
         self.structure_channels = structure_channels
         if self.is_template:
             return
+        hidden_channels, num_layers = self.hidden_channels, self.num_layers
         both = 2 * hidden_channels
         self.feature = Channel(in_channels, hidden_channels, both, num_layers, feature_conv)
         self.structure = Channel(structure_channels, hidden_channels, hidden_channels, num_layers, structure_conv)
@@ -110,7 +93,7 @@ class FedStar(GraphClassifier):
 
     def encode(self, batch: Data) -> Tensor:
         """One row per graph ``[B, hidden_channels]``."""
-        given: Tensor | OneHot = self.features(batch)
+        x: Tensor | OneHot = self.features(batch)
         s = self.node_input(batch, "s", self.structure_channels)
         adj = self.neighbours(batch)
         # The first layer's convolutions take the linear maps before them along.
@@ -118,12 +101,12 @@ class FedStar(GraphClassifier):
         structure_pre: tuple[torch.nn.Linear, ...] = (self.structure.pre,)
         for feature_conv, structure_conv in zip(self.feature.convs, self.structure.convs, strict=True):
             # Both read the structure channel of the layer before.
-            x = self.dropout(feature_conv(given, adj, s, before=feature_pre), rectify=True)
-            given, s = x, tanh(structure_conv(s, adj, before=structure_pre))
+            h = self.dropout(feature_conv(x, adj, s, before=feature_pre), rectify=True)
+            x, s = h, tanh(structure_conv(s, adj, before=structure_pre))
             feature_pre = structure_pre = ()
-        if self.pool_name == "max":
-            return self.pool_nodes(batch, self.mix(x, s))[0]
+        if self.pool == "max":
+            return self.pool_nodes(batch, self.mix(h, s))[0]
         # Sums and means commute with `mix`, and there are many more nodes than graphs, so nodes are pooled first. Only
         # the bias needs care: it is added once per node, so it is multiplied by the pooled number one.
-        x, s, ones = self.pool_nodes(batch, x, s, x.new_ones(x.size(0), 1))
-        return torch.addcmul(concat_linear(x, s, self.mix.weight), ones, self.mix.bias)
+        h, s, ones = self.pool_nodes(batch, h, s, h.new_ones(h.size(0), 1))
+        return torch.addcmul(concat_linear(h, s, self.mix.weight), ones, self.mix.bias)

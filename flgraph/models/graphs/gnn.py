@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 from flgraph.errors import expect
-from flgraph.models.classifier import OptimizerName
 from flgraph.models.graphs.classifier import GraphClassifier
-from flgraph.nn import ConcatLinear, ConvName, OneHot, PoolName, check_conv, make_conv
+from flgraph.nn import ConcatLinear, ConvName, OneHot, check_conv, make_conv
 
 
 class GNN(GraphClassifier):
@@ -26,16 +25,10 @@ class GNN(GraphClassifier):
     Args:
         in_channels: columns of the node features; -1: given by the data.
         num_classes: number of classes; -1: given by the data.
-        hidden_channels: columns of all hidden layers.
-        num_layers: number of graph convolutions.
         conv: ``gin``, ``gcn`` or ``sage``.
         structure_channels: columns of the structure embedding ``batch.s``, which is set beside the raw features before
             ``pre`` (FedStar's Table 2, without decoupling); 0: no structure embedding; -1: given by the data.
-        dropout: probability of a zero after each hidden layer.
-        pool: how the nodes of a graph become one row: ``sum``, ``mean`` or ``max``.
-        lr: learning rate.
-        weight_decay: weight decay (an L2 penalty, except with ``adamw``).
-        optimizer: ``adam``, ``adamw`` or ``sgd``.
+        kwargs: see :class:`~flgraph.models.GraphClassifier`.
 
     Shapes:
         - **input:** a PyG batch of ``N`` nodes and ``B`` graphs, see :class:`~flgraph.models.GraphClassifier`, with
@@ -52,39 +45,31 @@ class GNN(GraphClassifier):
         self,
         in_channels: int = -1,
         num_classes: int = -1,
-        hidden_channels: int = 64,
-        num_layers: int = 3,
         conv: ConvName = "gin",
         structure_channels: int = 0,
-        dropout: float = 0.5,
-        pool: PoolName = "sum",
-        lr: float = 1e-3,
-        weight_decay: float = 5e-4,
-        optimizer: OptimizerName = "adam",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            in_channels, num_classes, hidden_channels, num_layers, dropout, pool, lr, weight_decay, optimizer
-        )
-        self.save_hyperparameters()
+        super().__init__(in_channels, num_classes, **kwargs)
         expected = "0, a positive integer, or -1 for given by the data"
         expect(structure_channels >= -1, "model.structure_channels", expected, structure_channels)
         check_conv(conv, "model.conv")
         self.structure_channels = structure_channels
         if self.is_template:
             return
-        self.pre = ConcatLinear(in_channels + structure_channels, hidden_channels)
-        self.convs = torch.nn.ModuleList(make_conv(conv, hidden_channels, hidden_channels) for _ in range(num_layers))
+        hidden = self.hidden_channels
+        self.pre = ConcatLinear(in_channels + structure_channels, hidden)
+        self.convs = torch.nn.ModuleList(make_conv(conv, hidden, hidden) for _ in range(self.num_layers))
         self.add_head()
 
     def encode(self, batch: Data) -> Tensor:
         """One row per graph ``[B, hidden_channels]``."""
         s = self.node_input(batch, "s", self.structure_channels) if self.structure_channels else None
-        given: Tensor | OneHot = self.features(batch)
+        x: Tensor | OneHot = self.features(batch)
         adj = self.neighbours(batch)
         for number, conv in enumerate(self.convs):
             # The first convolution takes the linear map before it along; one of two inputs is made one first.
             if number == 0 and s is not None:
-                given = self.pre(given, s)
+                x = self.pre(x, s)
             before = (self.pre,) if number == 0 and s is None else ()
-            given = x = self.dropout(conv(given, adj, before=before), rectify=True)
-        return self.pool_nodes(batch, x)[0]
+            x = h = self.dropout(conv(x, adj, before=before), rectify=True)
+        return self.pool_nodes(batch, h)[0]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -10,6 +11,14 @@ from torch_geometric.data import Data
 
 from flgraph.errors import InputError, expect
 from flgraph.nn import Adjacency, OneHot
+
+
+@runtime_checkable
+class LazyStorage(Protocol):
+    """A batch's storage that makes some values when they are first read."""
+
+    def unmade(self, key: str) -> Callable[[], Any] | None:
+        """What will make the value under ``key``; ``None`` where it is made."""
 
 
 def node_input(batch: Data, name: str, columns: int, dtype: torch.dtype) -> Tensor:
@@ -20,21 +29,19 @@ def node_input(batch: Data, name: str, columns: int, dtype: torch.dtype) -> Tens
     """
     expect_graphs(batch)
     tensor = batch.get(name)
-    if tensor is None:
-        raise InputError(f"Expected `batch.{name}` to be a tensor of {columns} columns but the batch has none.")
-    fits = tensor.dim() == 2 and tensor.size(1) == columns
-    expect(fits, f"batch.{name}", f"of shape [nodes, {columns}]", list(tensor.shape))
+    if tensor is None or tensor.dim() != 2 or tensor.size(1) != columns:
+        got = "none" if tensor is None else list(tensor.shape)
+        raise InputError(f"batch.{name}", f"of shape [nodes, {columns}]", got)
     rows: Tensor = tensor.to(dtype)
     return rows
 
 
 def features(batch: Data, columns: int, dtype: torch.dtype) -> Tensor | OneHot:
     """The input ``x``, see :func:`node_input`; one-hots as such, where the batch has not made a tensor of them."""
-    unmade = getattr(batch, "unmade", None)
-    rows = unmade("x") if unmade else None
-    if isinstance(rows, OneHot) and rows.width == columns:
-        return rows
-    return node_input(batch, "x", columns, dtype)
+    expect_graphs(batch)
+    storage = batch.stores[0]
+    rows = storage.unmade("x") if isinstance(storage, LazyStorage) else None
+    return rows if isinstance(rows, OneHot) and rows.width == columns else node_input(batch, "x", columns, dtype)
 
 
 def neighbours(batch: Data) -> Adjacency:
@@ -51,16 +58,7 @@ def graph_of_nodes(batch: Data, device: torch.device) -> tuple[Tensor, int]:
     return batch.batch, batch.num_graphs
 
 
-def expect_graphs(batch: Any) -> None:
+def expect_graphs(batch: object) -> None:
     """Raises :class:`InputError` unless a batch is one of graphs, as PyG's and those of ``FlatGraphs`` are."""
     wanted = "one whose batches are graphs, such as flgraph.data.GraphFederation,"
-    expect(hasattr(batch, "get"), "data", wanted, f"batches of type {type(batch).__name__}")
-
-
-def expect_whole_graph(batch: Any, columns: int) -> None:
-    """Raises :class:`InputError` unless a batch is a :class:`~flgraph.data.WholeGraph` of ``columns`` features."""
-    whole = all(hasattr(batch, name) for name in ("x", "adj", "index"))
-    wanted = "one whose batches are whole graphs, such as flgraph.data.WholeGraphFederation,"
-    expect(whole, "data", wanted, f"batches of type {type(batch).__name__}")
-    fits = batch.x.dim() == 2 and batch.x.size(1) == columns
-    expect(fits, "batch.x", f"of shape [nodes, {columns}]", list(batch.x.shape))
+    expect(isinstance(batch, Data), "data", wanted, f"batches of type {type(batch).__name__}")

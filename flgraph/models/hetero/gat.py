@@ -9,12 +9,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flgraph.errors import expect
-from flgraph.models.classifier import Classifier, OptimizerName
+from flgraph.models.base import expect_positive
+from flgraph.models.classifier import Classifier
 from flgraph.models.hetero.inputs import HeteroInputs
 from flgraph.nn import TypedAttentionConv
+from flgraph.nn.batches import HeteroBatch
 
 
-class HeteroGAT(Classifier, HeteroInputs):
+class HeteroGAT(Classifier[HeteroBatch], HeteroInputs):
     r"""Node classification on a heterogeneous graph by attention, for FedHGN (Fu and King, IJCAI 2023, Section 4.1).
 
     FedHGN is a framework for any network whose weights belong to node types, to edge types or to neither; this one has
@@ -38,15 +40,13 @@ class HeteroGAT(Classifier, HeteroInputs):
         num_features: columns of each node type's features, 0 where it has none; -1: given by the data.
         hidden_channels: columns of embeddings and layers.
         num_layers: number of layers.
-        num_bases: bases of each kind in each layer.
+        num_bases: bases in each layer, of node types and of edge types.
         heads: attention heads; must divide ``hidden_channels``.
         edge_channels: columns of a head's vectors of edge types.
-        lr: learning rate.
-        weight_decay: weight decay (an L2 penalty, except with ``adamw``).
-        optimizer: ``adam``, ``adamw`` or ``sgd``.
+        kwargs: see :class:`~flgraph.models.base.SizedModule`.
 
     Shapes:
-        - **input:** a :class:`~flgraph.data.HeteroBatch`
+        - **input:** a :class:`~flgraph.nn.batches.HeteroBatch`
         - **output:** logits of the nodes ``index``, ``[n, num_classes]``
     """
 
@@ -63,16 +63,10 @@ class HeteroGAT(Classifier, HeteroInputs):
         num_bases: int = 20,
         heads: int = 4,
         edge_channels: int = 16,
-        lr: float = 0.01,
-        weight_decay: float = 0.0,
-        optimizer: OptimizerName = "adam",
+        **kwargs: Any,
     ) -> None:
-        expect(hidden_channels >= 1, "model.hidden_channels", "a positive integer", hidden_channels)
-        super().__init__(hidden_channels, num_classes, lr, weight_decay, optimizer)
-        self.save_hyperparameters()
-        sound = num_relations == -1 or num_relations >= 1
-        expect(sound, "model.num_relations", "a positive integer, or -1 for given by the data", num_relations)
-        expect(num_layers >= 1, "model.num_layers", "a positive integer", num_layers)
+        super().__init__(num_classes, **kwargs)
+        expect_positive(hidden_channels=hidden_channels, num_layers=num_layers)
         check_attention(hidden_channels, num_bases, heads, edge_channels)
         self.num_nodes, self.num_relations, self.num_features = num_nodes, num_relations, num_features
         self._check_types()
@@ -84,14 +78,14 @@ class HeteroGAT(Classifier, HeteroInputs):
         self.convs = torch.nn.ModuleList([TypedAttentionConv(*sizes) for _ in range(num_layers)])
         self.classifier = torch.nn.Linear(hidden_channels, num_classes)
 
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: HeteroBatch) -> Tensor:
         """Logits of the nodes ``batch.index``."""
         self.check_sizes()
-        h, kinds = self._embed(batch.x), self._kinds()
+        h, types = self._embed(batch.x), self._types_of_nodes()
         self._check_relations(batch.relations, "types")
         for conv in self.convs[:-1]:
-            h = F.elu(conv(h, kinds, batch.relations))
-        logits: Tensor = self.classifier(F.elu(self.convs[-1](h, kinds, batch.last, batch.index)))
+            h = F.elu(conv(h, types, batch.relations))
+        logits: Tensor = self.classifier(F.elu(self.convs[-1](h, types, batch.last, batch.index)))
         return logits
 
 
@@ -101,6 +95,5 @@ def check_attention(channels: int, num_bases: int, heads: int, edge_channels: in
     Raises:
         InputError: there is none of something, or heads do not divide the channels.
     """
-    for field, size in (("num_bases", num_bases), ("heads", heads), ("edge_channels", edge_channels)):
-        expect(size >= 1, f"model.{field}", "a positive integer", size)
+    expect_positive(num_bases=num_bases, heads=heads, edge_channels=edge_channels)
     expect(channels % heads == 0, "model.heads", f"a divisor of {channels}, the hidden channels,", heads)

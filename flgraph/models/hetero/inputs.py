@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from flgraph.errors import InputError, expect
+from flgraph.errors import expect
+from flgraph.models.base import expect_sizes
+from flgraph.nn import Relations
 
 
 class HeteroInputs(torch.nn.Module):
@@ -26,11 +27,12 @@ class HeteroInputs(torch.nn.Module):
     inputs: torch.nn.ModuleDict
 
     def _check_types(self) -> None:
-        """Both sizes are lists, or left to the data.
+        """Sizes of node types are lists, or left to the data; so is the number of relations.
 
         Raises:
             InputError: they are neither, or contradict each other.
         """
+        expect_sizes(num_relations=self.num_relations)
         for field, size in (("num_nodes", self.num_nodes), ("num_features", self.num_features)):
             wanted = "a list with a number for each node type, or -1 for given by the data"
             expect(not isinstance(size, int) or size == -1, f"model.{field}", wanted, size)
@@ -42,7 +44,7 @@ class HeteroInputs(torch.nn.Module):
         expect(fits, "model.num_features", f"{len(self.num_nodes)} numbers of 0 or more", list(self.num_features))
 
     def _make_inputs(self, channels: int) -> None:
-        """Makes the embedding and the maps, once both sizes are known."""
+        """Makes the embedding and the maps, once both sizes are given."""
         assert not isinstance(self.num_nodes, int)
         assert not isinstance(self.num_features, int)
         embedded = sum(count for count, width in zip(self.num_nodes, self.num_features, strict=True) if not width)
@@ -66,14 +68,13 @@ class HeteroInputs(torch.nn.Module):
             if not width:
                 parts.append(self.embedding.weight[start:end])
                 continue
-            given = x[t] if t < len(x) else None
-            shape = None if given is None else list(given.shape)
-            if given is None or shape != [count, width]:
-                raise InputError(f"Expected `batch.x[{t}]` to be of shape [{count}, {width}] but got {shape}.")
-            parts.append(self.inputs[str(t)](given))
+            features = x[t] if t < len(x) else None
+            shape = None if features is None else list(features.shape)
+            expect(shape == [count, width], f"batch.x[{t}]", f"of shape [{count}, {width}]", shape)
+            parts.append(self.inputs[str(t)](features))
         return torch.cat(parts)
 
-    def _check_relations(self, relations: Any, rows: str = "weights") -> None:
+    def _check_relations(self, relations: Relations, rows: str = "weights") -> None:
         """Relations are between the module's nodes, and of as many rows as it has, which are called ``rows``.
 
         Raises:
@@ -84,7 +85,7 @@ class HeteroInputs(torch.nn.Module):
         wanted = f"between {nodes} nodes, of {self.num_relations} {rows},"
         expect(found == [nodes, self.num_relations], "batch.relations", wanted, found)
 
-    def _kinds(self) -> Tensor:
+    def _types_of_nodes(self) -> Tensor:
         """The type of each node ``[N]``."""
         assert not isinstance(self.num_nodes, int)
         counts = torch.tensor(self.num_nodes, device=self.embedding.weight.device)

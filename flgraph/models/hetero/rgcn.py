@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from flgraph.errors import expect
-from flgraph.models.classifier import Classifier, OptimizerName
+from flgraph.models.base import OptimizerName, expect_positive
+from flgraph.models.classifier import Classifier
 from flgraph.models.hetero.inputs import HeteroInputs
 from flgraph.nn import BasisRGCNConv, RelationMean, RGCNConv
+from flgraph.nn.batches import HeteroBatch
 
 
-class RGCN(Classifier, HeteroInputs):
+class RGCN(Classifier[HeteroBatch], HeteroInputs):
     r"""Node classification on a heterogeneous graph, with weights that do not tell the graph's schema.
 
     `"FedHGN: A Federated Framework for Heterogeneous Graph Neural Networks" <https://arxiv.org/abs/2305.09729>`_,
@@ -29,7 +31,7 @@ class RGCN(Classifier, HeteroInputs):
     ``inputs.T.*``              linear map of node type number ``T``'s features: of this graph's schema
     ``convs.L.coefficients``    ``[num_relations, num_bases]``, a row per relation: of this graph's schema
     ``convs.L.bases``           ``[num_bases, hidden_channels, hidden_channels]``: of no schema
-    ``convs.L.weight``          ``[num_relations, ...]`` in place of the two where there are no bases
+    ``convs.L.weight``          ``[num_relations, ...]`` instead of the two where there are no bases
     ``convs.L.bias``            of no schema, as ``classifier.*``
     ==========================  ==============================================================================
 
@@ -44,12 +46,11 @@ class RGCN(Classifier, HeteroInputs):
         num_layers: number of layers, 2 or more.
         num_bases: bases of each layer with weights; 0 for a full weight per relation.
         lr: learning rate.
-        weight_decay: weight decay (an L2 penalty, except with ``adamw``).
         optimizer: ``adam``, ``adamw`` or ``sgd``.
+        kwargs: see :class:`~flgraph.models.base.SizedModule`.
 
     Shapes:
-        - **input:** a :class:`~flgraph.data.HeteroBatch`: ``x`` (of each node type, or ``None``), ``relations``,
-          ``last`` (those into ``index``), ``index [n]``
+        - **input:** a :class:`~flgraph.nn.batches.HeteroBatch`
         - **output:** logits of the nodes ``index``, ``[n, num_classes]``
     """
 
@@ -65,14 +66,11 @@ class RGCN(Classifier, HeteroInputs):
         num_layers: int = 2,
         num_bases: int = 20,
         lr: float = 0.1,
-        weight_decay: float = 0.0,
         optimizer: OptimizerName = "sgd",
+        **kwargs: Any,
     ) -> None:
-        expect(hidden_channels >= 1, "model.hidden_channels", "a positive integer", hidden_channels)
-        super().__init__(hidden_channels, num_classes, lr, weight_decay, optimizer)
-        self.save_hyperparameters()
-        sound = num_relations == -1 or num_relations >= 1
-        expect(sound, "model.num_relations", "a positive integer, or -1 for given by the data", num_relations)
+        super().__init__(num_classes, lr=lr, optimizer=optimizer, **kwargs)
+        expect_positive(hidden_channels=hidden_channels)
         expect(num_layers >= 2, "model.num_layers", "2 or more", num_layers)
         expect(num_bases >= 0, "model.num_bases", "0 or more", num_bases)
         self.num_nodes, self.num_relations, self.num_features = num_nodes, num_relations, num_features
@@ -85,7 +83,7 @@ class RGCN(Classifier, HeteroInputs):
         self.convs = torch.nn.ModuleList([RelationMean(hidden_channels), *weighted])
         self.classifier = torch.nn.Linear(hidden_channels, num_classes)
 
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: HeteroBatch) -> Tensor:
         """Logits of the nodes ``batch.index``."""
         self.check_sizes()
         h = self._embed(batch.x)

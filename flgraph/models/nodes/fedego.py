@@ -5,32 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from flgraph.errors import expect
-from flgraph.models.classifier import Classifier, OptimizerName, at_least_float32
-from flgraph.nn import Dropout
-from flgraph.nn.conv.ego import EgoSAGEConv, kaiming, take_nodes
-from flgraph.nn.sparse.csr import SparseLinear
-
-Labels = Literal["training", "all"]
-"""Whose classes are told in mashed ego-graphs."""
+from flgraph.models.base import SizedModule, expect_positive
+from flgraph.models.nodes.classifier import NodeClassifier
+from flgraph.nn import Dropout, EgoSAGEConv, SparseLinear, at_least_float32
+from flgraph.nn.batches import EgoBatch, TensorBatch
+from flgraph.nn.conv.ego import below, kaiming, take_nodes
 
 
-@dataclass  # not frozen: Lightning copies batches to convert them
-class MashedEgos:
+@dataclass
+class MashedEgoGraphs(TensorBatch):
     """Ego-graphs that stand for many: embeddings and labels averaged position by position (FedEgo, Eq. 8).
 
     Args:
         embedding: reduction embeddings ``[G, P, H]``.
-        label: shares of the classes ``[G, P, C]``; zeros where none are told.
+        label: shares of the classes ``[G, P, C]``; zeros at positions without any.
         fanouts: neighbours per node, for each hop; empty where there are centers only.
-        childless: positions of all hops but the last whose children are not to count ``[G, P']``, bool; ``None`` where
-            all do.
+        childless: see :class:`~flgraph.nn.batches.EgoBatch`.
     """
 
     embedding: Tensor
@@ -38,15 +35,10 @@ class MashedEgos:
     fanouts: tuple[int, ...]
     childless: Tensor | None = None
 
-    def to(self, device: torch.device | str) -> MashedEgos:
-        """The same on another device."""
-        childless = None if self.childless is None else self.childless.to(device)
-        return MashedEgos(self.embedding.to(device), self.label.to(device), self.fanouts, childless)
-
-    def part(self, index: Tensor) -> MashedEgos:
+    def part(self, index: Tensor) -> MashedEgoGraphs:
         """Those of the given numbers ``[g]``."""
         childless = None if self.childless is None else self.childless[index]
-        return MashedEgos(self.embedding[index], self.label[index], self.fanouts, childless)
+        return MashedEgoGraphs(self.embedding[index], self.label[index], self.fanouts, childless)
 
 
 class Personalization(torch.nn.Module):
@@ -61,8 +53,7 @@ class Personalization(torch.nn.Module):
         dropout: probability of a zero after each hidden layer.
 
     Shapes:
-        - **input:** ``[B, P, hidden_channels]``, or ``[n, hidden_channels]`` and ``index [B, P]``, and perhaps
-          ``childless``, see :class:`~flgraph.nn.EgoSAGEConv`
+        - **input:** see :class:`~flgraph.nn.EgoSAGEConv`
         - **output:** ``[B, num_classes]``
     """
 
@@ -100,7 +91,7 @@ class Personalization(torch.nn.Module):
         return logits
 
 
-class FedEgo(Classifier):
+class FedEgo(NodeClassifier[EgoBatch]):
     r"""Node classification on ego-graphs of a fixed shape, with layers to share and layers to personalize.
 
     `"FedEgo: Privacy-preserving Personalized Federated Graph Learning with Ego-graphs"
@@ -120,16 +111,11 @@ class FedEgo(Classifier):
         ego: where the GraphSAGE layers are: in the personalization (true), or in the reduction, with linear layers for
             personalization, so that only the embeddings of centers can be shared (false, the paper's "w/o EGO").
         dropout: probability of a zero after each hidden layer.
-        lr: learning rate.
-        weight_decay: weight decay (an L2 penalty, except with ``adamw``).
-        optimizer: ``adam``, ``adamw`` or ``sgd``.
+        kwargs: see :class:`~flgraph.models.base.SizedModule`.
 
     Shapes:
-        - **input:** a :class:`~flgraph.data.EgoBatch`: ``x [n, in_channels]``, ``index [B, P]``
+        - **input:** a :class:`~flgraph.nn.batches.EgoBatch`
         - **output:** logits ``[B, num_classes]``
-
-    Raises:
-        InputError: a hyper-parameter or a batch cannot be used.
     """
 
     def __init__(
@@ -142,18 +128,11 @@ class FedEgo(Classifier):
         linear: bool = False,
         ego: bool = True,
         dropout: float = 0.5,
-        lr: float = 0.01,
-        weight_decay: float = 0.0,
-        optimizer: OptimizerName = "adam",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(in_channels, num_classes, lr, weight_decay, optimizer)
-        self.save_hyperparameters()
-        sizes = {"hidden_channels": hidden_channels, "num_layers": num_layers}
-        for name, size in {**sizes, "num_reduction_layers": num_reduction_layers}.items():
-            expect(size >= 1, f"model.{name}", "a positive integer", size)
-        expect(0 <= dropout < 1, "model.dropout", "at least 0 and less than 1", dropout)
-        self.hidden_channels, self.num_layers = hidden_channels, num_layers
-        self.linear, self.ego = linear, ego
+        super().__init__(in_channels, num_classes, hidden_channels, dropout, **kwargs)
+        expect_positive(num_layers=num_layers, num_reduction_layers=num_reduction_layers)
+        self.num_layers, self.linear, self.ego = num_layers, linear, ego
         if self.is_template:
             return
         self.reduction = Reduction(
@@ -161,67 +140,52 @@ class FedEgo(Classifier):
         )
         self.personalization = Personalization(hidden_channels, num_classes, num_layers, linear, ego, dropout)
 
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: EgoBatch) -> Tensor:
         """Logits of the centers ``[B, num_classes]``."""
-        self.check_sizes()
         if not self.ego:
             return self.personalization(self.embed(batch), ())
         self._check(batch)
         # A row per node, not per position: the first GraphSAGE layer then maps a node that recurs once, too.
-        nodes = self.reduction.nodes(self._features(batch))
-        return self.personalization(nodes, batch.fanouts, batch.index, batch.childless)
+        return self.personalization(self.reduction.nodes(batch.x), batch.fanouts, batch.index, batch.childless)
 
-    def embed(self, batch: Any) -> Tensor:
+    def embed(self, batch: EgoBatch) -> Tensor:
         """Reduction embeddings of all positions ``[B, P, H]``; of the centers alone (``P`` = 1) where not ``ego``."""
         self._check(batch)
-        return self.reduction(self._features(batch), batch.index, batch.fanouts, batch.childless)
+        return self.reduction(batch.x, batch.index, batch.fanouts, batch.childless)
 
-    def _check(self, batch: Any) -> None:
-        egos = all(hasattr(batch, name) for name in ("x", "index", "fanouts"))
-        wanted = "one whose batches are ego-graphs, such as flgraph.data.NodeFederation,"
-        expect(egos, "data", wanted, f"batches of type {type(batch).__name__}")
+    def _check(self, batch: EgoBatch) -> None:
+        self.check_batch(batch, EgoBatch)
         deep = len(batch.fanouts) >= self.num_layers
         expect(deep, "data.fanouts", f"{self.num_layers} hops or more, as `model.num_layers` says,", batch.fanouts)
 
-    def _features(self, batch: Any) -> Tensor:
-        fits = batch.x.dim() == 2 and batch.x.size(1) == self.in_channels
-        expect(fits, "batch.x", f"of shape [nodes, {self.in_channels}]", list(batch.x.shape))
-        return batch.x
-
     @torch.no_grad()
-    def mash(self, batch: Any, mixup: bool = True, labels: Labels = "training") -> MashedEgos:
+    def mash(self, batch: EgoBatch, mixup: bool = True) -> MashedEgoGraphs:
         """One ego-graph that stands for a batch: the mean of every position's embeddings and labels (Eq. 8).
 
-        Below a node that is ``childless`` there is nothing: zeros in the mean of the embeddings, as the client's own
-        layers take it, and left out of the mean of the labels.
+        Labels are averaged over training nodes, where the batch says which these are. Below a node that is
+        ``childless`` embeddings are zero, as the client's own layers take their mean, and there are no labels.
 
         Args:
-            batch: a :class:`~flgraph.data.EgoBatch`.
+            batch: ego-graphs.
             mixup: whether to average; otherwise the first ego-graph of the batch as it is (the paper's "w/o Mixup").
-            labels: which nodes' classes are averaged: those of ``training`` nodes, as the batch tells (all where it
-                does not), zeros at positions without any; or of ``all``, where a position that no ego-graph has a node
-                at keeps the classes that stand there.
 
         Returns:
-            ``embedding [1, P, H]`` and ``label [1, P, C]``.
+            ``embedding [1, P, H]`` and ``label [1, P, C]``, zeros where there are no labels.
         """
         embedding = at_least_float32(self.embed(batch))
         positions = embedding.size(1)
         label = F.one_hot(batch.labels[:, :positions], self.num_classes).to(embedding.dtype)
-        told = label.new_ones(*label.shape[:2], 1)
-        if self.ego and batch.childless is not None and bool(batch.childless.any()):
-            told = _below(batch.childless, batch.fanouts).logical_not().to(embedding.dtype).unsqueeze(2)
-            embedding = embedding * told
-        known = getattr(batch, "trained", None)
-        if labels == "training" and known is not None:
-            told = told * known[:, :positions].to(told.dtype).unsqueeze(2)
+        counted = label.new_ones(*label.shape[:2], 1)
+        if self.ego and batch.childless is not None:
+            counted = below(batch.childless, batch.fanouts).logical_not().to(embedding.dtype).unsqueeze(2)
+            embedding = embedding * counted
+        if batch.trained is not None:
+            counted = counted * batch.trained[:, :positions].to(counted.dtype).unsqueeze(2)
+        label = label * counted
         if mixup:
-            embedding, count = embedding.mean(0, keepdim=True), told.sum(0, keepdim=True)
-            alike = label.mean(0, keepdim=True) if labels == "all" else 0.0
-            label = torch.where(count > 0, (label * told).sum(0, keepdim=True) / count.clamp(min=1), alike)
-        elif labels == "training":
-            label = label * told
-        return MashedEgos(embedding[:1], label[:1], tuple(batch.fanouts) if self.ego else ())
+            embedding, count = embedding.mean(0, keepdim=True), counted.sum(0, keepdim=True)
+            label = label.sum(0, keepdim=True) / count.clamp(min=1)
+        return MashedEgoGraphs(embedding[:1], label[:1], tuple(batch.fanouts) if self.ego else ())
 
 
 class Reduction(torch.nn.Module):
@@ -235,7 +199,7 @@ class Reduction(torch.nn.Module):
         dropout: probability of a zero after each layer.
 
     Shapes:
-        - **input:** ``x [n, in_channels]``, ``index [B, P]``, perhaps ``childless``, see
+        - **input:** ``x [n, in_channels]``; for ``index [B, P]`` and ``childless`` see
           :class:`~flgraph.nn.EgoSAGEConv`
         - **output:** ``[B, P, hidden_channels]``; with GraphSAGE layers ``[B, 1, hidden_channels]``
     """
@@ -270,7 +234,7 @@ class Reduction(torch.nn.Module):
         return x
 
 
-class EgoHead(Classifier):
+class EgoHead(SizedModule):
     """Personalization layers alone, trained on mashed ego-graphs with soft labels: FedEgo's global model (Eq. 10).
 
     Args:
@@ -280,14 +244,14 @@ class EgoHead(Classifier):
         linear: see there.
         ego: see there.
         dropout: see there.
-        lr: see there.
-        weight_decay: see there.
-        optimizer: see there.
+        kwargs: see there.
 
     Shapes:
-        - **input:** :class:`MashedEgos` of ``G`` ego-graphs
+        - **input:** :class:`MashedEgoGraphs` of ``G`` ego-graphs
         - **output:** logits of the centers ``[G, num_classes]``
     """
+
+    data_sizes = ()
 
     def __init__(
         self,
@@ -297,37 +261,24 @@ class EgoHead(Classifier):
         linear: bool = False,
         ego: bool = True,
         dropout: float = 0.5,
-        lr: float = 0.01,
-        weight_decay: float = 0.0,
-        optimizer: OptimizerName = "adam",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(hidden_channels, num_classes, lr, weight_decay, optimizer)
-        self.save_hyperparameters()
+        super().__init__(**kwargs)
+        expect_positive(hidden_channels=hidden_channels, num_classes=num_classes, num_layers=num_layers)
         self.personalization = Personalization(hidden_channels, num_classes, num_layers, linear, ego, dropout)
 
-    def forward(self, batch: MashedEgos) -> Tensor:
+    def forward(self, batch: MashedEgoGraphs) -> Tensor:
         """Logits of the centers."""
         embedding = batch.embedding.to(self.personalization.classifier.weight.dtype)  # clients may have another
         logits: Tensor = self.personalization(embedding, batch.fanouts, childless=batch.childless)
         return logits
 
-    def training_step(self, batch: MashedEgos, batch_idx: int = 0) -> Tensor:
+    def training_step(self, batch: MashedEgoGraphs, batch_idx: int = 0) -> Tensor:
         """Cross-entropy with the centers' soft labels."""
         logits = at_least_float32(self(batch))
         loss = F.cross_entropy(logits, batch.label[:, 0].to(logits.dtype))
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=batch.label.size(0))
         return loss
-
-
-def _below(childless: Tensor, fanouts: Sequence[int]) -> Tensor:
-    """Which positions ``[B, P]`` are below one of ``childless [B, P']``, at any depth."""
-    hop = childless.new_zeros(childless.size(0), 1)
-    hops, start = [hop], 0
-    for k in fanouts:
-        end = start + hop.size(1)
-        hop, start = (hop | childless[:, start:end]).repeat_interleave(k, dim=1), end
-        hops.append(hop)
-    return torch.cat(hops, dim=1)
 
 
 def _initialise(module: torch.nn.Module) -> None:

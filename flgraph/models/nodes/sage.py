@@ -11,14 +11,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flgraph.errors import expect
-from flgraph.models.classifier import Classifier, OptimizerName, at_least_float32
-from flgraph.models.graphs.inputs import expect_whole_graph
-from flgraph.nn import Adjacency, Dropout, ImpairedGraph, NeighGen, SparseSAGEConv
+from flgraph.models.base import expect_finite, expect_positive
+from flgraph.models.nodes.classifier import NodeClassifier
+from flgraph.nn import Adjacency, ImpairedGraph, NeighGen, SparseSAGEConv, at_least_float32
+from flgraph.nn.batches import WholeGraph
 from flgraph.nn.neighgen import feature_loss, first_ones, mend, nearest_of_own
 from flgraph.nn.sparse.csr import take_rows
 
 
-class NodeSAGE(Classifier):
+class NodeSAGE(NodeClassifier[WholeGraph]):
     r"""Two GraphSAGE layers with ReLU and dropout between them, on a whole graph at once.
 
     `"Inductive Representation Learning on Large Graphs" <https://arxiv.org/abs/1706.02216>`_, with the mean of all
@@ -26,44 +27,25 @@ class NodeSAGE(Classifier):
     Missing Neighbor Generation" <https://arxiv.org/abs/2106.13430>`_, without sampling.
 
     Args:
-        in_channels: columns of the features.
-        num_classes: number of classes.
+        in_channels: columns of the features; -1: given by the data.
+        num_classes: number of classes; -1: given by the data.
         hidden_channels: columns between the layers.
-        dropout: probability of a zero after the first layer.
-        lr: learning rate.
-        weight_decay: weight decay (an L2 penalty, except with ``adamw``).
-        optimizer: ``adam``, ``adamw`` or ``sgd``.
+        kwargs: see :class:`~flgraph.models.nodes.classifier.NodeClassifier`.
 
     Shapes:
-        - **input:** a :class:`~flgraph.data.WholeGraph`: ``x [N, in_channels]``, ``adj``, ``nodes [N]``, ``index [n]``
+        - **input:** a :class:`~flgraph.nn.batches.WholeGraph`
         - **output:** logits of the nodes ``index``, ``[n, num_classes]``
     """
 
-    def __init__(
-        self,
-        in_channels: int = -1,
-        num_classes: int = -1,
-        hidden_channels: int = 64,
-        dropout: float = 0.5,
-        lr: float = 0.01,
-        weight_decay: float = 0.0,
-        optimizer: OptimizerName = "adam",
-    ) -> None:
-        super().__init__(in_channels, num_classes, lr, weight_decay, optimizer)
-        self.save_hyperparameters()
-        expect(hidden_channels >= 1, "model.hidden_channels", "a positive integer", hidden_channels)
-        expect(0 <= dropout < 1, "model.dropout", "at least 0 and less than 1", dropout)
-        if self.is_template:
-            return
-        self.convs = torch.nn.ModuleList(
-            [SparseSAGEConv(in_channels, hidden_channels), SparseSAGEConv(hidden_channels, num_classes)]
-        )
-        self.dropout = Dropout(dropout)
+    def __init__(self, in_channels: int = -1, num_classes: int = -1, hidden_channels: int = 64, **kwargs: Any) -> None:
+        super().__init__(in_channels, num_classes, hidden_channels, **kwargs)
+        if not self.is_template:
+            sizes = ((in_channels, hidden_channels), (hidden_channels, num_classes))
+            self.convs = torch.nn.ModuleList(SparseSAGEConv(*size) for size in sizes)
 
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: WholeGraph) -> Tensor:
         """Logits of the nodes ``batch.index``."""
-        self.check_sizes()
-        expect_whole_graph(batch, self.in_channels)
+        self.check_batch(batch, WholeGraph)
         return self.classify([batch.x], batch.adj).index_select(0, batch.index)
 
     def classify(self, blocks: Sequence[Tensor], adj: Adjacency) -> Tensor:
@@ -86,14 +68,13 @@ class NeighGenSAGE(NodeSAGE):
 
     where :math:`u` runs over the hidden neighbours of :math:`v`, :math:`L_1^S` is the smooth L1 loss and :math:`L^c`
     the cross-entropy of visible training nodes in the visible graph with its generated neighbours. After
-    :meth:`settle` the generator stays as it is, and only the classifier learns, from the whole graph mended once
-    (FedSage+).
+    :meth:`freeze_generator` only the classifier learns, from the graph mended once (FedSage+).
 
     The graph of a second test loader (``global_test``) is taken as it is: nothing was cut from it.
 
     Args:
-        in_channels: columns of the features; the generated ones lie between -1 and 1.
-        num_classes: number of classes.
+        in_channels: columns of the features, the generated ones between -1 and 1; -1: given by the data.
+        num_classes: number of classes; -1: given by the data.
         hidden_channels: columns between the layers, of classifier and generator.
         fgen_channels: columns of the layers within the generator of features; the published code has 256 and 2048.
         max_neighbours: neighbours generated for a node at most.
@@ -102,13 +83,11 @@ class NeighGenSAGE(NodeSAGE):
         feature_weight: :math:`\lambda^f`.
         label_weight: :math:`\lambda^c`.
         dropout: probability of a zero after the first layer, in the generator, too.
-        lr: learning rate of the classifier.
         generator_lr: learning rate of the generator.
-        weight_decay: weight decay (an L2 penalty, except with ``adamw``).
-        optimizer: ``adam``, ``adamw`` or ``sgd``.
+        kwargs: see :class:`~flgraph.models.base.SizedModule`; ``lr`` is the classifier's.
 
     Shapes:
-        - **input:** a :class:`~flgraph.data.WholeGraph`: ``x [N, in_channels]``, ``adj``, ``nodes [N]``, ``index [n]``
+        - **input:** a :class:`~flgraph.nn.batches.WholeGraph`
         - **output:** logits of the nodes ``index``, ``[n, num_classes]``
     """
 
@@ -124,25 +103,21 @@ class NeighGenSAGE(NodeSAGE):
         feature_weight: float = 1.0,
         label_weight: float = 1.0,
         dropout: float = 0.5,
-        lr: float = 0.01,
         generator_lr: float = 0.001,
-        weight_decay: float = 0.0,
-        optimizer: OptimizerName = "adam",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(in_channels, num_classes, hidden_channels, dropout, lr, weight_decay, optimizer)
-        sound = all(channels >= 1 for channels in fgen_channels)
-        expect(sound, "model.fgen_channels", "positive integers", list(fgen_channels))
-        expect(max_neighbours >= 1, "model.max_neighbours", "a positive integer", max_neighbours)
+        super().__init__(in_channels, num_classes, hidden_channels, dropout=dropout, **kwargs)
+        fits = all(channels >= 1 for channels in fgen_channels)
+        expect(fits, "model.fgen_channels", "positive integers", list(fgen_channels))
+        expect_positive(max_neighbours=max_neighbours)
         expect(0 < hide < 1, "model.hide", "above 0 and less than 1", hide)
-        expect(0 <= generator_lr < float("inf"), "model.generator_lr", "a finite number, 0 or more", generator_lr)
-        weights = {"count_weight": count_weight, "feature_weight": feature_weight, "label_weight": label_weight}
-        for name, weight in weights.items():
-            expect(0 <= weight < float("inf"), f"model.{name}", "a finite number, 0 or more", weight)
+        expect_finite(generator_lr=generator_lr)
+        expect_finite(count_weight=count_weight, feature_weight=feature_weight, label_weight=label_weight)
         self.hide, self.generator_lr = hide, generator_lr
         self.count_weight, self.feature_weight, self.label_weight = count_weight, feature_weight, label_weight
         self.draw_seed = 0
-        self.settled = False
-        self._whole = False  # whether graphs are taken as they are
+        self.generator_frozen = False
+        self._as_it_is = False  # whether graphs are taken as they are
         self._impaired: tuple[Adjacency, ImpairedGraph] | None = None  # of which graph, and what came of it
         self._mended: tuple[Tensor, Adjacency, Tensor, Adjacency] | None = None
         if not self.is_template:
@@ -152,10 +127,10 @@ class NeighGenSAGE(NodeSAGE):
         """Sets the seed of the hidden nodes and of the noise in generated neighbours; 0 if never called."""
         self.draw_seed, self._impaired, self._mended = seed, None, None
 
-    def settle(self, settled: bool = True) -> None:
-        """Keeps the generator as it is from now on: only the classifier is trained. Or trains both again."""
-        self.settled, self._mended = settled, None
-        self.generator.requires_grad_(not settled)
+    def freeze_generator(self, frozen: bool = True) -> None:
+        """Leaves the generator as it is from now on: only the classifier is trained. Or trains both again."""
+        self.generator_frozen, self._mended = frozen, None
+        self.generator.requires_grad_(not frozen)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The generator's parameters, with a learning rate of their own, and the others."""
@@ -163,14 +138,14 @@ class NeighGenSAGE(NodeSAGE):
         return [{"params": rest}, {"params": list(self.generator.parameters()), "lr": self.generator_lr}]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds what the weights do not tell."""
-        checkpoint["neighgen"] = {"draw_seed": self.draw_seed, "settled": self.settled}
+        """Adds what is no weight."""
+        checkpoint["neighgen"] = {"draw_seed": self.draw_seed, "settled": self.generator_frozen}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Puts it back."""
-        told = checkpoint.get("neighgen", {})
-        self.draw_from(told.get("draw_seed", 0))
-        self.settle(bool(told.get("settled")))
+        stored = checkpoint.get("neighgen", {})
+        self.draw_from(stored.get("draw_seed", 0))
+        self.freeze_generator(bool(stored.get("settled")))
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As of any module; graphs are mended anew."""
@@ -178,25 +153,27 @@ class NeighGenSAGE(NodeSAGE):
         return super().load_state_dict(*args, **kwargs)
 
     # ------------------------------------------------------------------------------------------------------ steps
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: WholeGraph) -> Tensor:
         """Logits of the nodes ``batch.index``, in the graph mended."""
-        if self._whole:
+        if self._as_it_is:
             return super().forward(batch)
-        self.check_sizes()
-        expect_whole_graph(batch, self.in_channels)
+        self.check_batch(batch, WholeGraph)
         generated, adj = self._mend(batch)
         return self.classify([batch.x, generated], adj).index_select(0, batch.index)
 
-    def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
-        """The loss of generator and classifier together; once settled, the classifier's cross-entropy."""
-        return super().training_step(batch, batch_idx) if self.settled else self._joint_step(batch)
+    def training_step(self, batch: WholeGraph, batch_idx: int = 0) -> Tensor:
+        """The loss of generator and classifier together; once that is frozen, the classifier's cross-entropy."""
+        return super().training_step(batch, batch_idx) if self.generator_frozen else self._joint_step(batch)
 
-    def test_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> Tensor:
+    def test_step(self, batch: WholeGraph, batch_idx: int = 0, dataloader_idx: int = 0) -> Tensor:
         """Cross-entropy of a test batch."""
-        with self._as_it_is(dataloader_idx > 0):
+        self._as_it_is = dataloader_idx > 0
+        try:
             return super().test_step(batch, batch_idx, dataloader_idx)
+        finally:
+            self._as_it_is = False
 
-    def impaired(self, batch: Any) -> ImpairedGraph:
+    def impaired(self, batch: WholeGraph) -> ImpairedGraph:
         """The batch's graph with a share of the nodes hidden, always the same ones."""
         if self._impaired is None or self._impaired[0] is not batch.adj:
             n = batch.adj.num_nodes
@@ -206,25 +183,22 @@ class NeighGenSAGE(NodeSAGE):
             self._impaired = batch.adj, ImpairedGraph.of(batch.adj, hidden.to(batch.adj.col.device))
         return self._impaired[1]
 
-    def _joint_step(self, batch: Any) -> Tensor:
-        self.check_sizes()
-        expect_whole_graph(batch, self.in_channels)
+    def _joint_step(self, batch: WholeGraph) -> Tensor:
+        self.check_batch(batch, WholeGraph)
         graph = self.impaired(batch)
         x = take_rows(batch.x, graph.visible)
         z, missing = self.generator(x, graph.adj)
         counts = graph.missing
         number = at_least_float32(missing)
         count_loss = F.smooth_l1_loss(number, counts.to(number.dtype))
-        told = self.generator.round(missing)
-        wanted = (counts > 0) | (
-            told > 0
-        )  # where neighbours are hidden, to learn their features, or told to be missing
+        estimate = self.generator.round(missing)
+        wanted = (counts > 0) | (estimate > 0)  # neighbours are hidden, to learn their features, or taken to be missing
         features = self.generator.fgen(noisy(z[wanted]))
         learned = features[first_ones(counts[wanted], features.size(1))]
         nearest = nearest_of_own(learned.detach(), batch.x, graph.candidates(features.size(1)))
         features_loss = feature_loss(learned, batch.x, nearest) / counts.numel()
-        added = features[first_ones(told[wanted], features.size(1))].to(self._dtype_of_weights)
-        label_loss = self._label_loss(batch, graph, [x, added], mend(graph.adj, told))
+        added = features[first_ones(estimate[wanted], features.size(1))].to(self._dtype_of_weights)
+        label_loss = self._label_loss(batch, graph, [x, added], mend(graph.adj, estimate))
         self.log("train/count_loss", count_loss.detach(), batch_size=1)
         self.log("train/feature_loss", features_loss.detach(), batch_size=1)
         # None is left when the generator makes the same neighbour for every node.
@@ -232,28 +206,28 @@ class NeighGenSAGE(NodeSAGE):
         self.log("train/feature_spread", spread, batch_size=1)
         return self.count_weight * count_loss + self.feature_weight * features_loss + self.label_weight * label_loss
 
-    def _label_loss(self, batch: Any, graph: ImpairedGraph, blocks: Sequence[Tensor], adj: Adjacency) -> Tensor:
-        place = torch.full((batch.adj.num_nodes,), -1, device=adj.col.device)
-        place[graph.visible] = torch.arange(graph.visible.numel(), device=place.device)
-        index = place[batch.index]
+    def _label_loss(self, batch: WholeGraph, graph: ImpairedGraph, blocks: Sequence[Tensor], adj: Adjacency) -> Tensor:
+        position = torch.full((batch.adj.num_nodes,), -1, device=adj.col.device)
+        position[graph.visible] = torch.arange(graph.visible.numel(), device=position.device)
+        index = position[batch.index]
         logits = at_least_float32(self.classify(blocks, adj))
         labels = self._labels(batch, index.numel())
         if not bool((index >= 0).any()):
             return logits.sum() * 0.0  # all training nodes are hidden
         return self._score(logits[index[index >= 0]], labels[index >= 0], "train")
 
-    def _mend(self, batch: Any) -> tuple[Tensor, Adjacency]:
+    def _mend(self, batch: WholeGraph) -> tuple[Tensor, Adjacency]:
         """Generated neighbours' features ``[M, in_channels]``, and the adjacency of ``N + M`` nodes."""
-        known = self._mended
-        if self.settled and known is not None and known[0] is batch.x and known[1] is batch.adj:
-            return known[2:]
+        mended = self._mended
+        if self.generator_frozen and mended is not None and mended[0] is batch.x and mended[1] is batch.adj:
+            return mended[2:]
         with torch.no_grad(), self._without_dropout():
             z, missing = self.generator(batch.x, batch.adj)
             counts = self.generator.round(missing)
             some = counts > 0
             generated = self.generator.features(self._noised(z)[some], counts[some]).to(self._dtype_of_weights)
         adj = mend(batch.adj, counts)
-        if self.settled:
+        if self.generator_frozen:
             self._mended = batch.x, batch.adj, generated, adj
         return generated, adj
 
@@ -265,8 +239,8 @@ class NeighGenSAGE(NodeSAGE):
         """Representations with noise that is always the same."""
         return z + torch.randn(z.shape, generator=torch.Generator().manual_seed(self.draw_seed)).to(z)
 
-    def published(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """What others need, with the weights of fGen, to tell how like their nodes the generated neighbours are.
+    def anchors(self, batch: WholeGraph) -> tuple[Tensor, Tensor]:
+        """From what other clients generate neighbours with this one's fGen, to compare these with their own nodes.
 
         Args:
             batch: as in training.
@@ -289,14 +263,6 @@ class NeighGenSAGE(NodeSAGE):
             yield
         finally:
             self.generator.train(training)
-
-    @contextmanager
-    def _as_it_is(self, whole: bool) -> Iterator[None]:
-        self._whole = whole
-        try:
-            yield
-        finally:
-            self._whole = False
 
 
 def noisy(z: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def clustering_metrics(
     truth = labels.cpu().numpy()
     clusters = _kmeans(points, min(num_clusters, len(points)), seed, restarts)
     matched = match_clusters(clusters, truth)
-    kinds = np.unique(clusters).size
+    found = np.unique(clusters).size
     metrics = {
         "accuracy": float((matched == truth).mean()),
         "f1": float(f1_score(truth, matched, average="macro", zero_division=0.0, labels=np.unique(truth))),
@@ -57,7 +57,7 @@ def clustering_metrics(
         "ari": float(adjusted_rand_score(truth, clusters)),
         "silhouette": 0.0,
     }
-    if 1 < kinds < len(points):
+    if 1 < found < len(points):
         with threadpool_limits(limits=1):
             sample = min(_SILHOUETTE_SAMPLE, len(points))
             try:
@@ -89,11 +89,11 @@ def probe_accuracy(embeddings: Tensor, labels: Tensor, seed: int = 0, folds: int
 
 def match_clusters(clusters: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """The class of each point's cluster, where every class belongs to at most one cluster; -1 for what has none."""
-    kinds, number = np.unique(clusters, return_inverse=True)
-    table = np.zeros((kinds.size, int(labels.max()) + 1), dtype=np.int64)
+    names, number = np.unique(clusters, return_inverse=True)
+    table = np.zeros((names.size, int(labels.max()) + 1), dtype=np.int64)
     np.add.at(table, (number, labels), 1)
     rows, columns = linear_sum_assignment(table, maximize=True)
-    classes = np.full(kinds.size, -1, dtype=np.int64)
+    classes = np.full(names.size, -1, dtype=np.int64)
     classes[rows] = columns
     return classes[number]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, get_args
+
 from torch import Tensor
 from torch_geometric.data import Data
 
 from flgraph.errors import expect
-from flgraph.models.base import OptimizerName
+from flgraph.models.base import OptimizerName, expect_positive
 from flgraph.models.graphs import inputs
 from flgraph.models.unsupervised.base import EmbeddingName, Encoded, GraphEmbedding
 from flgraph.nn import Adjacency, GINEncoder, NormName, Similarity, instance_contrast
@@ -38,9 +40,7 @@ class FCLG(GraphEmbedding):
         optimizer: ``adamw``, as in the paper, ``adam`` or ``sgd``.
         embedding: ``unit``, the direction of :math:`\mathbf{u}`; ``raw``, :math:`\mathbf{u}` itself; or ``log``, see
             :func:`~flgraph.models.unsupervised.base.embedded`.
-        cluster_seed: see :class:`GraphEmbedding`.
-        cluster_restarts: see there.
-        probe: see there.
+        kwargs: see :class:`~flgraph.models.GraphEmbedding` and :class:`~flgraph.models.base.SizedModule`.
 
     Shapes:
         - **input:** a PyG batch of ``N`` nodes and ``B`` graphs with ``x [N, in_channels]``, ``edge_index`` or ``adj``,
@@ -64,19 +64,15 @@ class FCLG(GraphEmbedding):
         weight_decay: float = 1e-2,
         optimizer: OptimizerName = "adamw",
         embedding: EmbeddingName = "unit",
-        cluster_seed: int = 0,
-        cluster_restarts: int = 10,
-        probe: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(
-            in_channels, num_classes, lr, weight_decay, optimizer, embedding, cluster_seed, cluster_restarts, probe
+            in_channels, num_classes, embedding, lr=lr, weight_decay=weight_decay, optimizer=optimizer, **kwargs
         )
-        self.save_hyperparameters()
-        for name, size in (("hidden_channels", hidden_channels), ("num_layers", num_layers)):
-            expect(size >= 1, f"model.{name}", "a positive integer", size)
+        expect_positive(hidden_channels=hidden_channels, num_layers=num_layers)
         expect(0 < temperature < float("inf"), "model.temperature", "a positive, finite number", temperature)
-        expect(similarity in ("cosine", "dot"), "model.similarity", "cosine or dot", similarity)
-        expect(norm in ("none", "batch"), "model.norm", "none or batch", norm)
+        expect(similarity in get_args(Similarity), "model.similarity", "cosine or dot", similarity)
+        expect(norm in get_args(NormName), "model.norm", "none or batch", norm)
         self.temperature, self.similarity = temperature, similarity
         if self.is_template:
             return

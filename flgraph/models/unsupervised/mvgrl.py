@@ -2,101 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from flgraph.errors import expect
-from flgraph.models.base import OptimizerName
+from flgraph.models.base import expect_positive
 from flgraph.models.graphs import inputs
-from flgraph.models.unsupervised.base import EmbeddingName, Encoded, GraphEmbedding
-from flgraph.nn import Adjacency, GCNConv, OneHot, WeightedAdjacency, jsd_contrast
-
-
-class DiffusedConv(torch.nn.Module):
-    r""":math:`\mathbf{S} \mathbf{X} \mathbf{W}^{\top} + \mathbf{b}` with the weights :math:`\mathbf{S}` as they are.
-
-    Args:
-        in_channels: columns of the input.
-        out_channels: columns of the output.
-
-    Shapes:
-        - **input:** ``x [N, in_channels]`` and a :class:`~flgraph.nn.WeightedAdjacency` of ``N`` nodes
-        - **output:** ``[N, out_channels]``
-    """
-
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__()
-        self.lin = torch.nn.Linear(in_channels, out_channels, bias=False)
-        self.bias = torch.nn.Parameter(torch.empty(out_channels))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Glorot weights and a zero bias."""
-        torch.nn.init.xavier_uniform_(self.lin.weight)
-        torch.nn.init.zeros_(self.bias)
-
-    def forward(self, x: Tensor | OneHot, adj: Adjacency) -> Tensor:
-        """Node representations after one step."""
-        projected = x.linear(self.lin.weight) if isinstance(x, OneHot) else self.lin(x)
-        out: Tensor = adj.sum(projected) + self.bias
-        return out
-
-
-class GCNEncoder(torch.nn.Module):
-    """Graph convolutions with PReLU, of one view.
-
-    Args:
-        in_channels: columns of the node features.
-        hidden_channels: columns of each layer.
-        num_layers: number of layers.
-        diffused: whether the view is a diffusion, whose weights need no normalisation.
-
-    Shapes:
-        - **input:** ``x [N, in_channels]`` and an adjacency of ``N`` nodes
-        - **output:** one ``[N, hidden_channels]`` per layer
-    """
-
-    def __init__(self, in_channels: int, hidden_channels: int, num_layers: int, diffused: bool) -> None:
-        super().__init__()
-        kind = DiffusedConv if diffused else GCNConv
-        sizes = [in_channels, *[hidden_channels] * (num_layers - 1)]
-        self.convs = torch.nn.ModuleList(kind(size, hidden_channels) for size in sizes)
-        self.activations = torch.nn.ModuleList(torch.nn.PReLU() for _ in sizes)
-
-    def forward(self, x: Tensor | OneHot, adj: Adjacency) -> list[Tensor]:
-        """Representations of all nodes after each layer."""
-        layers: list[Tensor] = []
-        for conv, activation in zip(self.convs, self.activations, strict=True):
-            layers.append(activation(conv(layers[-1] if layers else x, adj)))
-        return layers
-
-
-class PReLUProjection(torch.nn.Module):
-    """Three linear maps with PReLU after each, beside a linear shortcut.
-
-    Args:
-        in_channels: columns of the input.
-        out_channels: columns of the output.
-
-    Shapes:
-        - **input:** ``[N, in_channels]``
-        - **output:** ``[N, out_channels]``
-    """
-
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__()
-        layers: list[torch.nn.Module] = []
-        for size in (in_channels, out_channels, out_channels):
-            layers += [torch.nn.Linear(size, out_channels), torch.nn.PReLU()]
-        self.block = torch.nn.Sequential(*layers)
-        self.shortcut = torch.nn.Linear(in_channels, out_channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps every row."""
-        x = x.to(self.shortcut.weight.dtype)  # sums over nodes come in float32
-        out: Tensor = self.block(x) + self.shortcut(x)
-        return out
+from flgraph.models.unsupervised.base import Encoded, GraphEmbedding
+from flgraph.nn import Adjacency, GCNEncoder, Projection, WeightedAdjacency, jsd_contrast
 
 
 class MVGRL(GraphEmbedding):
@@ -113,12 +28,7 @@ class MVGRL(GraphEmbedding):
         hidden_channels: columns of each layer; 512 in the published code.
         num_layers: number of graph convolutions per view.
         lr: learning rate.
-        weight_decay: weight decay.
-        optimizer: ``adam``, ``adamw`` or ``sgd``.
-        embedding: see :class:`GraphEmbedding`.
-        cluster_seed: see there.
-        cluster_restarts: see there.
-        probe: see there.
+        kwargs: see :class:`~flgraph.models.GraphEmbedding` and :class:`~flgraph.models.base.SizedModule`.
 
     Shapes:
         - **input:** a PyG batch of ``N`` nodes and ``B`` graphs with ``x [N, in_channels]``, ``edge_index`` or ``adj``,
@@ -136,27 +46,17 @@ class MVGRL(GraphEmbedding):
         hidden_channels: int = 128,
         num_layers: int = 4,
         lr: float = 1e-3,
-        weight_decay: float = 0.0,
-        optimizer: OptimizerName = "adam",
-        embedding: EmbeddingName = "raw",
-        cluster_seed: int = 0,
-        cluster_restarts: int = 10,
-        probe: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            *(in_channels, num_classes, lr, weight_decay, optimizer, embedding),
-            *(cluster_seed, cluster_restarts, probe),
-        )
-        self.save_hyperparameters()
-        for name, size in (("hidden_channels", hidden_channels), ("num_layers", num_layers)):
-            expect(size >= 1, f"model.{name}", "a positive integer", size)
+        super().__init__(in_channels, num_classes, lr=lr, **kwargs)
+        expect_positive(hidden_channels=hidden_channels, num_layers=num_layers)
         if self.is_template:
             return
         self.encoders = torch.nn.ModuleList(
             GCNEncoder(in_channels, hidden_channels, num_layers, diffused) for diffused in (False, True)
         )
-        self.local_projection = PReLUProjection(hidden_channels, hidden_channels)
-        self.global_projection = PReLUProjection(num_layers * hidden_channels, hidden_channels)
+        self.local_projection = Projection(hidden_channels, hidden_channels, torch.nn.PReLU)
+        self.global_projection = Projection(num_layers * hidden_channels, hidden_channels, torch.nn.PReLU)
 
     def encode(self, batch: Data) -> Encoded:
         """Sums over both views, after projection."""
@@ -172,7 +72,7 @@ class MVGRL(GraphEmbedding):
 
     def _views(self, batch: Data) -> list[Encoded]:
         self.check_sizes()
-        x = inputs.features(batch, self.in_channels, self.local_projection.shortcut.weight.dtype)
+        x = inputs.features(batch, self.in_channels, self.local_projection.dtype)
         adjacencies: tuple[Adjacency, WeightedAdjacency] = inputs.neighbours(batch), self.view(batch)
         views = []
         for encoder, adj in zip(self.encoders, adjacencies, strict=True):

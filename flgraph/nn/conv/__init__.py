@@ -12,7 +12,7 @@ from flgraph.nn.conv.gin import GINConv
 from flgraph.nn.conv.sage import SAGEConv
 
 ConvName = Literal["gcn", "gin", "sage"]
-"""Names that :func:`make_conv` knows."""
+"""Names that :func:`make_conv` takes."""
 
 _CONVS: dict[str, type[GCNConv] | type[GINConv] | type[SAGEConv]] = {"gcn": GCNConv, "gin": GINConv, "sage": SAGEConv}
 
@@ -34,5 +34,5 @@ def make_conv(name: str, in_channels: int, out_channels: int, *, field: str = "c
 
 
 def check_conv(name: str, field: str = "conv") -> None:
-    """Raises :class:`~flgraph.errors.InputError` unless :func:`make_conv` knows ``name``."""
+    """Raises :class:`~flgraph.errors.InputError` unless :func:`make_conv` takes ``name``."""
     expect(name in _CONVS, field, f"one of {', '.join(_CONVS)}", name)

@@ -22,7 +22,7 @@ class EgoSAGEConv(torch.nn.Module):
         + \mathbf{W}_n \frac{1}{k} \sum_{u \in \mathrm{children}(v)} \mathbf{p}_u + \mathbf{b}
 
     All trees have the same shape, so the mean over children is a mean over a dimension. The last hop has no children
-    and is left out of the output. Where the input tells which positions are the same node,
+    and is left out of the output. Where the input says which positions are the same node,
     :math:`\mathbf{W}_s` is applied to every node once, and the mean is a product with a sparse matrix.
 
     Args:
@@ -32,8 +32,8 @@ class EgoSAGEConv(torch.nn.Module):
     Shapes:
         - **input:** ``[B, P, in_channels]``; positions are hops one after another, the children of a position
           contiguous, see :func:`flgraph.data.sample_ego_graphs`. Or ``[n, in_channels]``, a row per node, with
-          ``index [B, P]``, the node at every position. ``childless``, bool, tells of all positions but those of the
-          last hop of the ego-graphs (the last here, or one that was left out before) whether their mean is zero
+          ``index [B, P]``, the node at every position. ``childless [B, P']``, bool, or more columns: positions whose
+          mean is zero
         - **output:** ``[B, P', out_channels]``, the positions of all hops but the last
     """
 
@@ -54,18 +54,18 @@ class EgoSAGEConv(torch.nn.Module):
         """One step; ``fanouts`` are the neighbours per node of each hop that there is."""
         last = prod(fanouts)
         if index is None:
-            own = self.lin_self(p[:, :-last].contiguous())  # or else, in inference, a product for every ego-graph
+            root = self.lin_self(p[:, :-last].contiguous())  # or else, in inference, a product for every ego-graph
             mean = children_mean(p, fanouts)
         else:
-            nodes, place = index[:, :-last].unique(return_inverse=True)
-            own = take_nodes(self.lin_self(p.index_select(0, nodes)), place)
-            if torch.is_grad_enabled() or p.size(0) > place.numel():
+            nodes, position = index[:, :-last].unique(return_inverse=True)
+            root = take_nodes(self.lin_self(p.index_select(0, nodes)), position)
+            if torch.is_grad_enabled() or p.size(0) > position.numel():
                 mean = children_mean_of_nodes(p, index, fanouts)
             else:  # larger batches, of evaluation, hold fewer nodes than positions: nodes are mapped, and then averaged
                 mapped = F.linear(p, self.lin_neighbour.weight)
                 mean = _without(childless, children_mean_of_nodes(mapped, index, fanouts))
-                return own + mean + self.lin_neighbour.bias.to(mean.dtype)
-        return own + self.lin_neighbour(_without(childless, mean))
+                return root + mean + self.lin_neighbour.bias.to(mean.dtype)
+        return root + self.lin_neighbour(_without(childless, mean))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"
@@ -97,20 +97,9 @@ def children_mean(p: Tensor, fanouts: Sequence[int]) -> Tensor:
 
 
 def children_mean_of_nodes(p: Tensor, index: Tensor, fanouts: Sequence[int]) -> Tensor:
-    """:func:`children_mean` of ``p [n, C]``, a row per node, without a row per position.
+    """:func:`children_mean` of ``p [n, C]``, a row per node, and the node at every position, ``index [B, P]``.
 
-    It is a product with a sparse matrix that has a row per parent.
-
-    Args:
-        p: ``[n, C]``.
-        index: the node at every position ``[B, P]``.
-        fanouts: neighbours per node, for each hop.
-
-    Returns:
-        ``[B, P', C]``.
-
-    Raises:
-        InputError: ``P`` is not what the fanouts make.
+    It is a product with a sparse matrix that has a row per parent: there is no row per position.
     """
     parents = list(zip(_widths(index, fanouts), fanouts, strict=False))
     count = torch.cat([torch.full((width,), k, device=index.device) for width, k in parents]).repeat(index.size(0))
@@ -127,6 +116,17 @@ def _widths(p: Tensor, fanouts: Sequence[int]) -> list[int]:
     widths = [1, *accumulate(fanouts, lambda width, k: width * k)]
     expect(len(fanouts) > 0 and p.size(1) == sum(widths), "p", f"of {sum(widths)} positions", p.size(1))
     return widths
+
+
+def below(childless: Tensor, fanouts: Sequence[int]) -> Tensor:
+    """Which positions ``[B, P]`` are below one of ``childless [B, P']``, at any depth."""
+    hop = childless.new_zeros(childless.size(0), 1)
+    hops, start = [hop], 0
+    for k in fanouts:
+        end = start + hop.size(1)
+        hop, start = (hop | childless[:, start:end]).repeat_interleave(k, dim=1), end
+        hops.append(hop)
+    return torch.cat(hops, dim=1)
 
 
 def _without(childless: Tensor | None, mean: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Graph convolutional network layer."""
+"""Graph convolutional network layers: of an adjacency, of a matrix and sparse rows, and of given weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear, fold
-from flgraph.nn.sparse.adjacency import Adjacency, add_neighbours, lasting
+from flgraph.nn.sparse.adjacency import Adjacency, add_neighbours
+from flgraph.nn.sparse.csr import rows_times, sparse_matmul
+from flgraph.nn.sparse.norm import gcn_norm
 from flgraph.nn.sparse.twins import merge_inputs
 
 
@@ -72,28 +74,58 @@ class GCNConv(torch.nn.Module):
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"
 
 
-def gcn_norm(adj: Adjacency, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    r"""Inverse square roots of the degrees with self-loops, and the weights of the self-loops that nodes still lack.
+class SparseGCNConv(torch.nn.Module):
+    r"""The map of a graph convolution, :math:`\hat{A} X W + b`, where :math:`\hat{A}` is given as a matrix.
 
     Args:
-        adj: the adjacency.
-        dtype: type of the values that will be scaled; below float32 the result is float32.
+        in_channels: columns of the input.
+        out_channels: columns of the output.
 
-    Returns:
-        :math:`\hat{d}_i^{-1/2}` and :math:`(1 - A_{ii}) / \hat{d}_i`, ``[N, 1]`` each. A loop that is present several
-        times counts once, so the second may be negative.
+    Shapes:
+        - **weight:** ``[in_channels, out_channels]``: of sparse rows each word then chooses a contiguous row
+        - **input:** ``x [M, in_channels]`` dense or sparse CSR; ``matrix [N, M]`` sparse CSR, for example
+          :func:`~flgraph.nn.gcn_matrix`; without it ``x`` is taken as :math:`\hat{A} X`
+        - **output:** ``[N, out_channels]``
     """
-    dtype = dtype if dtype == torch.float64 else torch.float32
-    known: dict[torch.dtype, tuple[Tensor, Tensor]] = adj.derived.setdefault("gcn norm", {})
-    if dtype not in known:
-        with lasting():
-            receivers = torch.repeat_interleave(adj.rowptr.diff(), output_size=adj.col.numel())
-            present = torch.zeros(adj.num_nodes, dtype=dtype, device=adj.col.device)
-            present.index_add_(0, receivers, (receivers == adj.col).to(dtype))
-            own = (1 - present).unsqueeze(1)
-            scale = (adj.degree.to(dtype) + own).rsqrt()
-            known[dtype] = scale, own * scale * scale
-    return known[dtype]
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.weight = torch.nn.Parameter(torch.empty(in_channels, out_channels))
+        self.bias = torch.nn.Parameter(torch.empty(out_channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot weights and a zero bias."""
+        torch.nn.init.xavier_uniform_(self.weight)
+        torch.nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor, matrix: Tensor | None) -> Tensor:
+        """Node representations after one step."""
+        z = rows_times(x, self.weight)
+        z = z if matrix is None else sparse_matmul(matrix, z)
+        return z + self.bias.to(z.dtype)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"
+
+
+class DiffusedConv(GCNConv):
+    r""":math:`\mathbf{S} \mathbf{X} \mathbf{W}^{\top} + \mathbf{b}` with the weights :math:`\mathbf{S}` as they are.
+
+    Args:
+        in_channels: columns of the input.
+        out_channels: columns of the output.
+
+    Shapes:
+        - **input:** ``x [N, in_channels]`` and a :class:`~flgraph.nn.WeightedAdjacency` of ``N`` nodes
+        - **output:** ``[N, out_channels]``
+    """
+
+    def forward(self, x: Tensor | OneHot, adj: Adjacency) -> Tensor:  # type: ignore[override]
+        """Node representations after one step."""
+        out: Tensor = adj.sum(self.lin(x)) + self.bias
+        return out
 
 
 class _NormalisedSum(torch.autograd.Function):

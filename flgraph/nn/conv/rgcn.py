@@ -1,4 +1,4 @@
-"""Relational graph convolutions: a weight for each edge type, made of shared bases or its own, or none at all."""
+"""Relational graph convolutions: a weight for each edge type, made of shared bases or not, or none at all."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class BasisRGCNConv(torch.nn.Module):
         """Weights as in the published code: Glorot, with the gain of a ReLU; zero bias."""
         gain = torch.nn.init.calculate_gain("relu")
         torch.nn.init.xavier_uniform_(self.bases, gain)
-        # Each row is drawn as a matrix of its own there, so that its scale does not tell how many rows there are.
+        # Each row is drawn as a matrix of its own there, so that its scale does not depend on how many rows there are.
         bound = gain * math.sqrt(6 / (self.coefficients.size(1) + 1))
         torch.nn.init.uniform_(self.coefficients, -bound, bound)
         torch.nn.init.zeros_(self.bias)
@@ -210,12 +210,12 @@ class _BasisProduct(torch.autograd.Function):
                 stacked = relations.stacked(basis.size(0))
                 wanted = (grad @ basis.flatten(0, 1).t()).view(grad.size(0) * basis.size(0), x.size(1))
                 if grad_x is not None:
-                    sparse_times(stacked.places.transposed(stacked.arrange(values)), wanted, to=grad_x)
+                    sparse_times(stacked.pattern.transposed(stacked.arrange(values)), wanted, to=grad_x)
                 if for_bases:
-                    # Added up again, because to keep all of them from the forward pass would take B times the memory.
+                    # Added up again, because to store all of them in the forward pass would take B times the memory.
                     torch.mm(_aggregated(stacked, values, x, basis).t(), grad, out=of_basis.flatten(0, 1))
                 if for_coefficients:
-                    columns.append(relations.row_sum(stacked.restore(_products(stacked.places, wanted, x))))
+                    columns.append(relations.row_sum(stacked.restore(_products(stacked.pattern, wanted, x))))
             else:
                 beside = relations.beside(basis.size(0))
                 back = sparse_times(beside.transposed(values.flatten()), grad).view(
@@ -237,7 +237,7 @@ def _edge_values(beta: Tensor, relations: Relations) -> Tensor:
 
 def _aggregated(stacked: Stacked, values: Tensor, x: Tensor, basis: Tensor) -> Tensor:
     """Weighted sums of the senders for each of ``k`` bases, side by side: ``[n, k C]``."""
-    sums = sparse_times(stacked.places.matrix(stacked.arrange(values)), x)
+    sums = sparse_times(stacked.pattern.matrix(stacked.arrange(values)), x)
     return sums.view(sums.size(0) // basis.size(0), basis.size(0) * x.size(1))
 
 
@@ -251,10 +251,10 @@ def _projected(x: Tensor, basis: Tensor) -> Tensor:
     return (x @ _side_by_side(basis)).view(x.size(0) * basis.size(0), basis.size(2))
 
 
-def _products(places: SparseMap, left: Tensor, right: Tensor) -> Tensor:
-    """The product of ``left[row]`` and ``right[column]`` for every place of a matrix; neither is gathered."""
-    if places.row.numel() >= left.size(0) * right.size(0):
-        # The sparse product would drop all but one of several edges in one place; the dense one is the smaller here.
-        return (left @ right.t())[places.row, places.col]
-    matrix = places.matrix(left.new_zeros(places.row.numel()))
+def _products(pattern: SparseMap, left: Tensor, right: Tensor) -> Tensor:
+    """The product of ``left[row]`` and ``right[column]`` for every entry of a matrix; neither is gathered."""
+    if pattern.row.numel() >= left.size(0) * right.size(0):
+        # The sparse product would drop all but one of several edges in one entry; the dense one is the smaller here.
+        return (left @ right.t())[pattern.row, pattern.col]
+    matrix = pattern.matrix(left.new_zeros(pattern.row.numel()))
     return torch.sparse.sampled_addmm(matrix, left, right.t(), beta=0, out=matrix).values()

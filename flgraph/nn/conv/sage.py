@@ -53,7 +53,7 @@ class SAGEConv(torch.nn.Module):
         """Node representations after one step; ``extra`` stands to the right of ``x``.
 
         ``before`` are linear maps that come first, of ``x`` and of ``extra``. They are applied as they are: this layer
-        has two maps of its own, and to fold both would not save a product.
+        has two maps, and to fold both would not save a product.
         """
         if before:
             x = concat_linear(x, None, before[0].weight, before[0].bias)
@@ -96,16 +96,16 @@ class SparseSAGEConv(torch.nn.Module):
     def forward(self, blocks: Sequence[Tensor], adj: Adjacency) -> Tensor:
         """Node representations after one step."""
         z = torch.cat([rows_times(rows, self.weight) for rows in blocks])
-        own, other = z.split(self.out_channels, dim=1)
-        return _plus_mean(own + self.bias.to(z.dtype), other.contiguous(), adj)
+        root, neighbours = z.split(self.out_channels, dim=1)
+        return _plus_mean(root + self.bias.to(z.dtype), neighbours.contiguous(), adj)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"
 
 
-def _plus_mean(own: Tensor, rows: Tensor, adj: Adjacency) -> Tensor:
-    """``own`` and the mean of the neighbours' rows; of many of them float16 does not hold the sum."""
+def _plus_mean(root: Tensor, rows: Tensor, adj: Adjacency) -> Tensor:
+    """``root`` and the mean of the neighbours' rows; of many of them float16 does not hold the sum."""
     half = rows.dtype in (torch.bfloat16, torch.float16)
     total = adj.sum(rows.float() if half else rows)
     share = adj.degree.clamp(min=1).to(total.dtype).reciprocal()
-    return own + (total * share).to(own.dtype) if half else torch.addcmul(own, total, share)
+    return root + (total * share).to(root.dtype) if half else torch.addcmul(root, total, share)

@@ -67,7 +67,7 @@ class TypedAttentionConv(torch.nn.Module):
         channels: columns of input and output.
         num_types: number of node types.
         num_relations: number of edge types.
-        num_bases: number of bases of each kind.
+        num_bases: number of bases of each.
         heads: attention heads; must divide ``channels``.
         edge_channels: columns of a head's vectors of edge types.
         slope: of LeakyReLU below zero.
@@ -105,15 +105,15 @@ class TypedAttentionConv(torch.nn.Module):
         torch.nn.init.xavier_uniform_(self.attention)
         torch.nn.init.zeros_(self.bias)
 
-    def forward(self, x: Tensor, kinds: Tensor, relations: Relations, index: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, types: Tensor, relations: Relations, index: Tensor | None = None) -> Tensor:
         """Node representations after one step."""
         weights, senders = self.nodes(), relations.senders
         source = (
-            typed_linear(x, kinds, weights) if senders is None else typed_linear(x[senders], kinds[senders], weights)
+            typed_linear(x, types, weights) if senders is None else typed_linear(x[senders], types[senders], weights)
         )
-        own = x if index is None else x.index_select(0, index)
-        whole = senders is None and index is None
-        target = source if whole else typed_linear(own, kinds if index is None else kinds[index], weights)
+        receivers = x if index is None else x.index_select(0, index)
+        everyone = senders is None and index is None
+        target = source if everyone else typed_linear(receivers, types if index is None else types[index], weights)
         width = self.channels // self.heads
         source, target = source.view(-1, self.heads, width), target.view(-1, self.heads, width)
         to_source, to_target, to_edge = self.attention.split([width, width, self.edge_channels], dim=1)
@@ -126,28 +126,28 @@ class TypedAttentionConv(torch.nn.Module):
         shares = softmax(scores, relations.target, num_nodes=relations.num_targets)
         messages = shares.unsqueeze(-1) * source.index_select(0, relations.source)
         total = messages.new_zeros(relations.num_targets, self.heads, width)
-        return own + self.bias + total.index_add(0, relations.target, messages).flatten(1)
+        return receivers + self.bias + total.index_add(0, relations.target, messages).flatten(1)
 
     def __repr__(self) -> str:
         types, relations = self.nodes.coefficients.size(0), self.edges.coefficients.size(0)
         return f"{type(self).__name__}({self.channels}, types={types}, relations={relations}, heads={self.heads})"
 
 
-def typed_linear(x: Tensor, kinds: Tensor, weights: Tensor) -> Tensor:
+def typed_linear(x: Tensor, types: Tensor, weights: Tensor) -> Tensor:
     """Each row times the weight of its type.
 
     Args:
         x: ``[N, C]``.
-        kinds: type of each row ``[N]``, ascending or not.
+        types: type of each row ``[N]``, ascending or not.
         weights: ``[T, C, D]``.
 
     Returns:
         ``[N, D]``.
     """
-    counts = torch.bincount(kinds, minlength=weights.size(0)).tolist()
+    counts = torch.bincount(types, minlength=weights.size(0)).tolist()
     if sum(count > 0 for count in counts) == 1:
         return x @ weights[next(t for t, count in enumerate(counts) if count)]
-    order = kinds.argsort(stable=True)
+    order = types.argsort(stable=True)
     parts = zip(x.index_select(0, order).split(counts), weights, strict=True)
     done = torch.cat([part @ weight for part, weight in parts])
     return torch.empty_like(done).index_copy(0, order, done)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flgraph.nn.precision import at_least_float32
+
 
 class Adjacency:
     """An unweighted adjacency matrix in compressed sparse rows, made once per batch and used by every layer.
@@ -29,18 +31,18 @@ class Adjacency:
         degree: Tensor | None = None,
     ) -> None:
         self._rows, self.transposed = (rowptr, col), transposed
-        self.derived: dict[Any, Any] = {}  # what layers compute from this matrix alone, once for all of them
+        self.derived: dict[Any, Any] = {}  # what layers compute from this matrix, once for all of them
         self._matrices: dict[tuple[torch.dtype, bool, bool], Tensor] = {}
         self._degree = degree
 
     @classmethod
     def from_sorted(cls, edge_index: Tensor, num_nodes: int, symmetric: bool) -> Adjacency:
         """From ``edge_index [2, E]`` sorted by source; row 0 holds sources (senders), row 1 targets (receivers)."""
-        by_source = (_rowptr(edge_index[0], num_nodes), edge_index[1])
+        by_source = (offsets(torch.bincount(edge_index[0], minlength=num_nodes)), edge_index[1])
         if symmetric:
             return cls(*by_source)
         order = edge_index[1].argsort(stable=True)
-        return cls(_rowptr(edge_index[1][order], num_nodes), edge_index[0][order], by_source)
+        return cls(offsets(torch.bincount(edge_index[1], minlength=num_nodes)), edge_index[0][order], by_source)
 
     @classmethod
     def from_edges(cls, edge_index: Tensor, num_nodes: int) -> Adjacency:
@@ -163,14 +165,10 @@ def _matmul(adj: Adjacency, x: Tensor, transpose: bool) -> Tensor:
     if adj.col.numel() == 0:
         return torch.zeros_like(x)
     # Sparse kernels exist for float32 and float64 on every device, and autocast would choose a narrower type.
-    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    wide = at_least_float32(x)
     with torch.autocast(x.device.type, enabled=False):
         # Not `matrix @ wide`: that takes ten times as long with two threads on a CPU.
         return torch.addmm(wide, adj.matrix(wide.dtype, transpose), wide, beta=0).to(x.dtype)
-
-
-def _rowptr(sorted_rows: Tensor, num_nodes: int) -> Tensor:
-    return offsets(torch.bincount(sorted_rows, minlength=num_nodes))
 
 
 def offsets(lengths: Tensor) -> Tensor:

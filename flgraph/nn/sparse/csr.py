@@ -1,4 +1,4 @@
-"""A linear map of sparse rows, such as bags of words."""
+"""Sparse matrices in compressed rows (CSR), such as bags of words, and products with them."""
 
 from __future__ import annotations
 
@@ -7,46 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flgraph.nn.sparse.adjacency import gather_ranges
-
-
-class SparseLinear(torch.nn.Module):
-    r"""A linear map :math:`\mathbf{x} \mathbf{W} + \mathbf{b}` of sparse or dense rows.
-
-    The rows of a bag of words are 98 to 99 % zero: the map of 500 rows of 18 words among 1,433 to 512 columns and its
-    gradient take 0.9 ms on a CPU, dense products 6.3 ms. The weight is stored as the transpose of a
-    :class:`torch.nn.Linear`'s, because each word then chooses a contiguous row of it.
-
-    Args:
-        in_features: columns of the input.
-        out_features: columns of the output.
-
-    Shapes:
-        - **weight:** ``[in_features, out_features]``, **bias:** ``[out_features]``
-        - **input:** ``[N, in_features]``, dense or sparse CSR
-        - **output:** ``[N, out_features]``, dense
-    """
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.weight = torch.nn.Parameter(torch.empty(in_features, out_features))
-        self.bias = torch.nn.Parameter(torch.empty(out_features))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Kaiming-normal weights, as the published code of FedEgo, and a zero bias."""
-        torch.nn.init.kaiming_normal_(self.weight.t(), nonlinearity="relu")
-        torch.nn.init.zeros_(self.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps every row."""
-        if x.layout == torch.strided:
-            return torch.addmm(self.bias, x, self.weight)
-        return sparse_matmul(x, self.weight) + self.bias
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.in_features}, {self.out_features})"
+from flgraph.nn.precision import at_least_float32
+from flgraph.nn.sparse.adjacency import gather_ranges, offsets
 
 
 def sparse_matmul(matrix: Tensor, dense: Tensor) -> Tensor:
@@ -59,7 +21,7 @@ def sparse_matmul(matrix: Tensor, dense: Tensor) -> Tensor:
     Returns:
         ``[N, C]``, in the type of ``dense``; computed in float32 at least, autocast or not.
     """
-    wide = dense if dense.dtype in (torch.float32, torch.float64) else dense.float()
+    wide = at_least_float32(dense)
     product: Tensor = _SparseProduct.apply(wide, matrix.to(wide.dtype))
     return product.to(dense.dtype)
 
@@ -92,17 +54,14 @@ def sparse_times(matrix: Tensor, dense: Tensor, to: Tensor | None = None) -> Ten
 def transpose_csr(matrix: Tensor) -> Tensor:
     """The transpose of a sparse CSR matrix, as sparse CSR."""
     rows, columns = matrix.shape
-    row = torch.repeat_interleave(matrix.crow_indices().diff())
-    column = matrix.col_indices()
-    order = column.argsort(stable=True)
-    rowptr = torch.zeros(columns + 1, dtype=column.dtype, device=column.device)
-    torch.cumsum(torch.bincount(column, minlength=columns), 0, out=rowptr[1:])
-    parts = (rowptr, row.to(column.dtype).index_select(0, order), matrix.values().index_select(0, order))
-    return torch.sparse_csr_tensor(*parts, (columns, rows), check_invariants=False)
+    row, column = torch.repeat_interleave(matrix.crow_indices().diff()), matrix.col_indices()
+    order = column.argsort(stable=True)  # a third quicker than torch's own conversion, and never another order
+    rowptr = offsets(torch.bincount(column, minlength=columns))
+    return csr(rowptr, row.index_select(0, order), matrix.values().index_select(0, order), rows)
 
 
 def csr(rowptr: Tensor, col: Tensor, value: Tensor, num_columns: int) -> Tensor:
-    """A sparse CSR tensor ``[n, num_columns]`` of rows that are known to be sound."""
+    """A sparse CSR tensor ``[n, num_columns]`` from its parts, unchecked."""
     # 32-bit indices: the kernels would make them of wider ones at every product.
     narrow = torch.int32 if col.numel() < 2**31 else torch.int64
     size = (rowptr.numel() - 1, num_columns)

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from flgraph.nn.precision import at_least_float32
 from flgraph.nn.sparse.adjacency import lasting, offsets
-from flgraph.nn.sparse.csr import sparse_times
+from flgraph.nn.sparse.csr import csr, sparse_times
 
 
 class SparseMap:
-    """A sparse matrix of fixed places, with its transpose at hand for gradients.
+    """A sparse matrix of a fixed pattern, with its transpose at hand for gradients.
 
     Args:
         row: ``[E]`` int64, ascending.
@@ -31,7 +32,7 @@ class SparseMap:
         if self._forward is None:
             with lasting():
                 self._forward = (_compressed(self.row, self.shape[0]), self.col.int())
-        return torch.sparse_csr_tensor(*self._forward, values, self.shape, check_invariants=False)
+        return csr(*self._forward, values, self.shape[1])
 
     def transposed(self, values: Tensor) -> Tensor:
         """The transpose of the matrix with these values ``[E]`` as sparse CSR."""
@@ -40,8 +41,7 @@ class SparseMap:
                 order = self.col.argsort(stable=True)
                 self._backward = (_compressed(self.col[order], self.shape[1]), self.row[order].int(), order)
         rowptr, col, order = self._backward
-        moved = values.index_select(0, order)
-        return torch.sparse_csr_tensor(rowptr, col, moved, self.shape[::-1], check_invariants=False)
+        return csr(rowptr, col, values.index_select(0, order), self.shape[0])
 
     def sum(self, x: Tensor, values: Tensor) -> Tensor:
         """``M x`` for ``x [columns, C]``, differentiable in ``x`` alone."""
@@ -79,7 +79,7 @@ class Relations:
         self.senders = senders
         self.source, self.target, self.row, self.count = source, target, row, count
         self.num_sources, self.num_targets, self.num_rows = num_sources, num_targets, num_rows
-        self.places = SparseMap(target, source, (num_targets, num_sources))
+        self.pattern = SparseMap(target, source, (num_targets, num_sources))
         self._shares: dict[torch.dtype, Tensor] = {}
         self._by_row: SparseMap | None = None
         self._row_order: Tensor | None = None
@@ -102,16 +102,16 @@ class Relations:
             edge_index: ``[2, E]``, sources and targets.
             edge_ptr: ``[R + 1]``; edges of type ``r`` are the columns ``edge_ptr[r]:edge_ptr[r + 1]``.
             num_nodes: number of nodes.
-            rows: which weight each type has ``[R]``; its own when ``None``. Means are over each type alone all the
-                same.
+            rows: which weight each type has ``[R]``; a weight for each when ``None``. Means are over each type
+                alone in any case.
             num_rows: number of weights; that of the types when ``None``.
         """
         source, target = edge_index
-        kind = torch.repeat_interleave(edge_ptr.diff(), output_size=source.numel())
-        count = torch.unique_consecutive(kind * num_nodes + target, return_counts=True)[1]
+        edge_type = torch.repeat_interleave(edge_ptr.diff(), output_size=source.numel())
+        count = torch.unique_consecutive(edge_type * num_nodes + target, return_counts=True)[1]
         shared = torch.repeat_interleave(count, count, output_size=source.numel())
         order = target.argsort(stable=True)
-        row = kind if rows is None else rows[kind]
+        row = edge_type if rows is None else rows[edge_type]
         sizes = (num_nodes, num_nodes, edge_ptr.numel() - 1 if num_rows is None else num_rows)
         return cls(source[order], target[order], row[order], shared[order], *sizes)
 
@@ -120,14 +120,14 @@ class Relations:
 
         The sources are the nodes that have such an edge, so that all work is in proportion to these edges.
         """
-        place = torch.full((self.num_targets,), -1, dtype=torch.long, device=index.device)
-        place[index] = torch.arange(index.numel(), device=index.device)
-        target = place[self.target]
-        kept = (target >= 0).nonzero()[:, 0]
-        kept = kept[target[kept].argsort(stable=True)]
-        used, source = self.source[kept].unique(return_inverse=True)
+        number = torch.full((self.num_targets,), -1, dtype=torch.long, device=index.device)
+        number[index] = torch.arange(index.numel(), device=index.device)
+        target = number[self.target]
+        edges = (target >= 0).nonzero()[:, 0]
+        edges = edges[target[edges].argsort(stable=True)]
+        used, source = self.source[edges].unique(return_inverse=True)
         senders = used if self.senders is None else self.senders[used]
-        parts = (source, target[kept], self.row[kept], self.count[kept])
+        parts = (source, target[edges], self.row[edges], self.count[edges])
         return Relations(*parts, used.numel(), index.numel(), self.num_rows, senders)
 
     def to(self, device: torch.device | str) -> Relations:
@@ -142,7 +142,7 @@ class Relations:
     def sent(self, x: Tensor) -> Tensor:
         """The sources' rows of ``x [N, C]``, ``[num_sources, C]``, in a type that sparse kernels have."""
         chosen = x if self.senders is None else x.index_select(0, self.senders)
-        return chosen if chosen.dtype in (torch.float32, torch.float64) else chosen.float()
+        return at_least_float32(chosen)
 
     @property
     def num_edges(self) -> int:
@@ -160,7 +160,7 @@ class Relations:
         """The sum over edge types of the mean over a node's senders, ``[N, C] -> [num_targets, C]``."""
         wide = self.sent(x)
         with torch.autocast(x.device.type, enabled=False):
-            return self.places.sum(wide, self.shares(wide.dtype)).to(x.dtype)
+            return self.pattern.sum(wide, self.shares(wide.dtype)).to(x.dtype)
 
     def row_sum(self, values: Tensor) -> Tensor:
         """The sum of ``values [E, k]`` over the edges of each weight, times their shares: ``[num_rows, k]``."""
@@ -215,13 +215,13 @@ class Stacked:
         begin = offsets(torch.bincount(target, minlength=relations.num_targets))
         start, count = begin[:-1][target], begin.diff()[target]
         number = torch.arange(target.numel(), device=device)
-        # Where the value of each edge in each of the k rows comes to lie.
-        self.place = (start * k + number - start).unsqueeze(1) + count.unsqueeze(1) * torch.arange(k, device=device)
+        # Where the value of each edge in each of the k rows lies.
+        self.position = (start * k + number - start).unsqueeze(1) + count.unsqueeze(1) * torch.arange(k, device=device)
         self.order = torch.empty(target.numel() * k, dtype=torch.long, device=device)
-        self.order[self.place.flatten()] = torch.arange(target.numel() * k, device=device)
+        self.order[self.position.flatten()] = torch.arange(target.numel() * k, device=device)
         row = (target.unsqueeze(1) * k + torch.arange(k, device=device)).flatten()[self.order]
         col = relations.source[self.order.div(k, rounding_mode="floor")]
-        self.places = SparseMap(row, col, (relations.num_targets * k, relations.num_sources))
+        self.pattern = SparseMap(row, col, (relations.num_targets * k, relations.num_sources))
 
     def arrange(self, values: Tensor) -> Tensor:
         """Values ``[E, k]`` of the edges as values of the matrix ``[E k]``."""
@@ -229,14 +229,14 @@ class Stacked:
 
     def restore(self, values: Tensor) -> Tensor:
         """Values of the matrix ``[E k]`` as values ``[E, k]`` of the edges."""
-        return values.index_select(0, self.place.flatten()).view_as(self.place)
+        return values.index_select(0, self.position.flatten()).view_as(self.position)
 
 
 class Pairs:
     """All (weight, target) that have an edge, and the tiles in which they meet their weights.
 
     A tile is a fixed number of pairs of one weight, the last of a weight filled up with zeros: one batched product of
-    all tiles takes the place of one product per weight, and wastes less than a tile for each.
+    all tiles replaces one product per weight, and wastes less than a tile for each.
 
     Args:
         relations: whose pairs.
@@ -286,11 +286,11 @@ def _compressed(rows: Tensor, count: int) -> Tensor:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, places: SparseMap, values: Tensor) -> Tensor:
-        ctx.places, ctx.values = places, values
-        return sparse_times(places.matrix(values), x)
+    def forward(ctx: Any, x: Tensor, pattern: SparseMap, values: Tensor) -> Tensor:
+        ctx.pattern, ctx.values = pattern, values
+        return sparse_times(pattern.matrix(values), x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return sparse_times(ctx.places.transposed(ctx.values), grad.contiguous()), None, None
+        return sparse_times(ctx.pattern.transposed(ctx.values), grad.contiguous()), None, None

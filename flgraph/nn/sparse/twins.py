@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from flgraph.nn.linear import OneHot
+from flgraph.nn.precision import at_least_float32
 from flgraph.nn.sparse.adjacency import Adjacency, gather_ranges, offsets
+from flgraph.nn.sparse.csr import csr
 
 
 class TwinAdjacency(Adjacency):
@@ -49,8 +51,8 @@ class TwinAdjacency(Adjacency):
         source, target = edge_index
         classes, first = find_twins(edge_index, num_nodes)
         # Between classes there are all edges or none, so those between their first nodes tell.
-        kept = first.index_select(0, source) & first.index_select(0, target)
-        pairs = classes.index_select(0, edge_index[:, kept].reshape(-1)).view(2, -1)
+        between = first.index_select(0, source) & first.index_select(0, target)
+        pairs = classes.index_select(0, edge_index[:, between].reshape(-1)).view(2, -1)
         degree = torch.bincount(source, minlength=num_nodes)[first].unsqueeze(1).float()
         num_classes = degree.numel()
         quotient = Adjacency(offsets(torch.bincount(pairs[0], minlength=num_classes)), pairs[1], degree=degree)
@@ -71,13 +73,13 @@ class TwinAdjacency(Adjacency):
         if self._expanded is not None:
             return self._expanded
         inner, n = self._quotient, max(self.num_nodes, 1)
-        own = torch.arange(inner.num_nodes, device=self.classes.device)
+        number = torch.arange(inner.num_nodes, device=self.classes.device)
         # The closed neighbourhood of each class, first as classes, then as nodes in order, then once for each node.
-        rows = torch.cat([own.repeat_interleave(inner.rowptr.diff()), own])
-        nodes, ptr = gather_ranges(self.member_ptr, torch.cat([inner.col.long(), own]))
+        rows = torch.cat([number.repeat_interleave(inner.rowptr.diff()), number])
+        nodes, ptr = gather_ranges(self.member_ptr, torch.cat([inner.col.long(), number]))
         keys = rows.repeat_interleave(ptr.diff()) * n + self.members.index_select(0, nodes)
         keys = keys.sort().values
-        closed = offsets(torch.bincount(keys.div(n, rounding_mode="floor"), minlength=own.numel()))
+        closed = offsets(torch.bincount(keys.div(n, rounding_mode="floor"), minlength=number.numel()))
         position, rowptr = gather_ranges(closed, self.classes)
         col = (keys % n).index_select(0, position)
         row = torch.arange(self.num_nodes, device=col.device).repeat_interleave(rowptr.diff())
@@ -103,7 +105,7 @@ class TwinAdjacency(Adjacency):
 
     def merge(self, x: Tensor) -> Tensor:
         """Sum of the rows of each class: ``P^T x``, ``[N, C] -> [N', C]``; differentiable, in float32 at least."""
-        merged: Tensor = _Merge.apply(x if x.dtype == torch.float64 else x.float(), self)
+        merged: Tensor = _Merge.apply(at_least_float32(x), self)
         return merged
 
     def spread(self, x: Tensor) -> Tensor:
@@ -112,10 +114,7 @@ class TwinAdjacency(Adjacency):
         return out
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum of the senders' rows: ``A x``, shapes ``[N, C] -> [N, C]``; differentiable in ``x``.
-
-        Half-precision rows are added in float32, autocast or not. A node's own row is added and taken away again.
-        """
+        """See :meth:`Adjacency.sum`; a node's row is added and taken away again."""
         merged = self.merge(x)
         return (self.spread(self._quotient.sum(merged) + merged) - x).to(x.dtype)
 
@@ -132,9 +131,8 @@ class TwinAdjacency(Adjacency):
 
     def _merge(self, x: Tensor) -> Tensor:
         if x.dtype not in self._merging:
-            parts = (self.member_ptr.int(), self.members.int(), torch.ones_like(self.members, dtype=x.dtype))
-            size = (self._quotient.num_nodes, self.num_nodes)
-            self._merging[x.dtype] = torch.sparse_csr_tensor(*parts, size, check_invariants=False)
+            ones = torch.ones_like(self.members, dtype=x.dtype)
+            self._merging[x.dtype] = csr(self.member_ptr, self.members, ones, self.num_nodes)
         with torch.autocast(x.device.type, enabled=False):
             return torch.addmm(x.new_zeros(self._quotient.num_nodes, x.size(1)), self._merging[x.dtype], x)
 
@@ -177,7 +175,7 @@ def find_twins(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
     total = number.clone().index_add_(0, source, number.index_select(0, target))
     _, group = total.unique(return_inverse=True)
     first = torch.full_like(node, num_nodes).scatter_reduce_(0, group, node, "amin").index_select(0, group)
-    # ... and where sums are equal, the neighbourhoods are compared. Each has its own node inserted, in order.
+    # ... and where sums are equal, the neighbourhoods are compared. Each has its node inserted, in order.
     ptr = offsets(degree + 1)
     closed = torch.empty(source.numel() + num_nodes, dtype=torch.long, device=device)
     later = target > source

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flgraph.nn.sparse.adjacency import Adjacency
+from flgraph.nn.sparse.csr import csr
 
 
 class WeightedAdjacency(Adjacency):
@@ -29,19 +30,12 @@ class WeightedAdjacency(Adjacency):
         self.weight, self.transposed_weight = weight, weight if transposed_weight is None else transposed_weight
 
     def matrix(self, dtype: torch.dtype, transpose: bool = False, scale: Tensor | None = None) -> Tensor:
-        """The matrix as a sparse CSR tensor ``[N, N]``.
-
-        Args:
-            dtype: type of the values.
-            transpose: of the transpose.
-            scale: not possible here; layers that normalise by degrees take unweighted adjacencies.
-        """
+        """See :meth:`Adjacency.matrix`; without ``scale``, since layers normalise unweighted adjacencies only."""
         assert scale is None
         key = (dtype, transpose, False)
         if key not in self._matrices:
             values = (self.transposed_weight if transpose else self.weight).to(dtype)
-            parts, size = (self.rowptr.int(), self.col.int(), values), (self.num_nodes, self.num_nodes)
-            self._matrices[key] = torch.sparse_csr_tensor(*parts, size, check_invariants=False)
+            self._matrices[key] = csr(self.rowptr, self.col, values, self.num_nodes)
         return self._matrices[key]
 
     def to(self, device: torch.device | str, **kwargs: Any) -> WeightedAdjacency:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from flgraph.callbacks import DFedGNN, FedAvg, FedEgo, FedGCN, FedProxAdaptive, GraphFL
 from flgraph.data.nodes.batching import EgoLoader, hop_offsets
@@ -20,7 +22,7 @@ from flgraph.data.nodes.whole_graph import WholeGraphFederation
 from flgraph.errors import expect
 from flgraph.federation import Client, Payload
 from flgraph.models.nodes.fedego import FedEgo as FedEgoNet
-from flgraph.models.nodes.fedego import Labels, MashedEgos
+from flgraph.models.nodes.fedego import MashedEgoGraphs
 from flgraph.nn.batches import EgoBatch
 
 Isolated = Literal["self", "none"]
@@ -187,6 +189,8 @@ class PublishedNodeFederation(NodeFederation):
         super().__init__(*args, **kwargs)
         expect(isolated in get_args(Isolated), "data.isolated", f"one of {', '.join(get_args(Isolated))}", isolated)
         self.sampling["isolated"] = isolated
+        if self.hparams["name"] is None:
+            self.name += "-published"
 
 
 class PublishedWholeGraphFederation(WholeGraphFederation):
@@ -279,24 +283,20 @@ class PublishedFedEgo(FedEgo):
     def __init__(
         self,
         edges: Literal["largest", "all"] = "largest",
-        soft_labels: Labels = "all",
+        soft_labels: Literal["all", "training"] = "all",
         install_at: Literal["start", "end"] = "start",
         initial_weights: Literal["mean", "first"] = "mean",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         expect(edges in ("largest", "all"), "aggregator.edges", "largest or all", edges)
-        expect(soft_labels in get_args(Labels), "aggregator.soft_labels", "training or all", soft_labels)
+        expect(soft_labels in ("all", "training"), "aggregator.soft_labels", "all or training", soft_labels)
         expect(install_at in ("start", "end"), "aggregator.install_at", "start or end", install_at)
-        self.edges, self.soft_labels, self.install_at, self.initial_weights = (
-            edges,
-            soft_labels,
-            install_at,
-            initial_weights,
-        )
+        self.edges, self.soft_labels, self.install_at = edges, soft_labels, install_at
+        self.initial_weights = initial_weights
         self._waiting: Mapping[str, Tensor] = {}  # reduction layers for the next round
 
-    def collect(self, uploads: Mapping[str, Payload]) -> MashedEgos:
+    def collect(self, uploads: Mapping[str, Payload]) -> MashedEgoGraphs:
         ego_graphs = super().collect(uploads)
         if self.edges == "all":
             return ego_graphs
@@ -319,5 +319,23 @@ class PublishedFedEgo(FedEgo):
         self._install_waiting(client)
         super().local_update(client, round, exchange)
 
-    def mash(self, module: FedEgoNet, batch: Any) -> MashedEgos:
-        return module.mash(batch, self.mixup, self.soft_labels)
+    def mash(self, module: FedEgoNet, batch: Any) -> MashedEgoGraphs:
+        if self.soft_labels == "training":
+            return super().mash(module, batch)
+        return mash_all_labels(module, batch, self.mixup)
+
+
+def mash_all_labels(model: FedEgoNet, batch: EgoBatch, mixup: bool = True) -> MashedEgoGraphs:
+    """:meth:`flgraph.models.FedEgo.mash` with the classes of validation and test nodes, too.
+
+    A position that no ego-graph has a node at keeps the classes that stand there.
+
+    Args:
+        model: the client's.
+        batch: see there, as for ``mixup``.
+        mixup: see there.
+    """
+    mashed = model.mash(replace(batch, trained=None), mixup)
+    label = F.one_hot(batch.labels[:, : mashed.label.size(1)], mashed.label.size(2)).to(mashed.label.dtype)
+    label = label.mean(0, keepdim=True) if mixup else label[:1]
+    return replace(mashed, label=torch.where(mashed.label.sum(2, keepdim=True) > 0, mashed.label, label))

@@ -217,7 +217,7 @@ def test_bad_input() -> None:
     ):
         with pytest.raises(InputError, match=f"`model.{field}` to be .* but got {value!r}"):
             LinkPredictor(**{field: value})  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="sizes to be given before it is called"):
+    with pytest.raises(InputError, match=r"`model\.num_nodes` to be given before the module is called"):
         LinkPredictor()(next(iter(HeteroLinkDataModule(graph()).train_dataloader())))
 
 

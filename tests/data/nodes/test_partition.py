@@ -344,9 +344,7 @@ def test_fractions_are_three(cut: Callable[..., NodePartition], fractions: list[
 
 
 def test_dirichlet_needs_a_draw_that_fits() -> None:
-    with pytest.raises(
-        InputError, match=r"`data.alpha` to be large enough for 9 clients of at least 1 samples but got"
-    ):
+    with pytest.raises(InputError, match=r"`data.alpha` to be large enough for 9 clients of at least 1 samples"):
         dirichlet(cliques([5, 5]), 9, alpha=0.01)
     with pytest.raises(InputError, match=r"`data.alpha` to be a positive number but got -1\.$"):
         dirichlet(cliques([5, 5]), 2, alpha=-1)

@@ -92,7 +92,7 @@ def test_finds_the_folder_by_the_environment(data_root: Path, tmp_path: Path, mo
 def test_a_damaged_file_is_named(data_root: Path, tmp_path: Path) -> None:
     shutil.copytree(data_root / "planetoid", tmp_path / "planetoid")
     (tmp_path / "planetoid" / "ind.cora.graph").write_bytes(b"\x80\x04nothing")
-    with pytest.raises(InputError, match=r"Expected the files of Cora in .*planetoid to be intact but got: ") as caught:
+    with pytest.raises(InputError, match=r"`.*planetoid` to be a folder with intact files of Cora but got") as caught:
         read_nodes("Cora", tmp_path, tmp_path / "cache")
     assert "\n" not in str(caught.value)
 

@@ -301,7 +301,7 @@ def test_template(kind: Any) -> None:
     assert template.is_template
     assert not list(template.parameters())
     assert not template.state_dict()
-    with pytest.raises(InputError, match=r"Expected `model.in_channels` and `model.num_classes`.* -1"):
+    with pytest.raises(InputError, match=r"Expected `model.in_channels` to be given .* -1"):
         template(flat(some_graphs(2)).batch())
     sizes = {"in_channels": 4, "num_classes": 2, "structure_channels": 3}
     model = kind(**{**template.hparams, **sizes})
@@ -346,10 +346,10 @@ def test_bad_batches() -> None:
         return batch
 
     cases = [
-        (changed(x=None), r"`batch.x` to be a tensor of 4 columns but the batch has none"),
-        (changed(s=None), r"`batch.s` to be a tensor of 3 columns but the batch has none"),
+        (changed(x=None), r"`batch.x` to be of shape \[nodes, 4\] but got none"),
+        (changed(s=None), r"`batch.s` to be of shape \[nodes, 3\] but got none"),
         (changed(x=torch.ones(graphs.num_nodes, 5)), rf"`batch.x` .*4\] but got \[{graphs.num_nodes}, 5\]"),
-        (changed(y=None), r"`batch.y` to be one class per graph or node but the batch has none"),
+        (changed(y=None), r"`batch.y` to be one class per graph or node but got none"),
         (
             changed(y=torch.tensor([0, 1])),
             r"`batch.y` to be 4 classes, one per graph or node, but|`batch.y` to be 4 classes",

@@ -140,7 +140,7 @@ def test_templates_and_errors() -> None:
     args = HeteroDataModule(made).model_args
     net = type(template)(**{**template.hparams, **args})
     assert net(batch_of(made)).shape == (6, 3)
-    with pytest.raises(InputError, match=r"`model\.num_nodes` and `model\.num_relations`"):
+    with pytest.raises(InputError, match=r"`model\.num_nodes` to be given"):
         template(batch_of(made))
     with pytest.raises(InputError, match=r"`batch\.x\[1\]` to be of shape \[9, 5\] but got None"):
         net(batch_of(graph()))

@@ -15,9 +15,9 @@ from flgraph.data.nodes.batching import EgoBatch, EgoLoader
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.datamodule import NodeDataModule
 from flgraph.errors import InputError
-from flgraph.models import EgoHead, FedEgo, MashedEgos
+from flgraph.models import EgoHead, FedEgo, MashedEgoGraphs
 from flgraph.nn import EgoSAGEConv
-from flgraph.reproduce.fedego.published import PublishedEgoLoader
+from flgraph.reproduce.fedego.published import PublishedEgoLoader, mash_all_labels
 
 FANOUTS = (2, 2)
 
@@ -139,28 +139,28 @@ def test_below_a_childless_node_there_is_nothing_to_average() -> None:
         torch.testing.assert_close(mashed.embedding[0, position], kept.sum(0) / 6)
         labels = batch.labels[there[:, position], position] if position < 5 else batch.labels[:, position]
         shares = F.one_hot(labels, 3).float().mean(0)
-        torch.testing.assert_close(model.mash(batch, labels="all").label[0, position], shares)
+        torch.testing.assert_close(mash_all_labels(model, batch).label[0, position], shares)
         torch.testing.assert_close(mashed.label[0, position], shares * (position < 5))
     first = model.mash(batch, mixup=False)
     assert not first.embedding[0, 1:].any()
     torch.testing.assert_close(first.embedding[0, 0], embedding[0, 0])
 
 
-def test_classes_that_a_client_does_not_learn_from_are_not_told() -> None:
+def test_classes_that_a_client_does_not_learn_from_are_not_counted() -> None:
     """Where they are validation and test nodes'; where no ego-graph has a training node nothing is told."""
     model, batch = make().eval(), ego_batch()
-    everything = model.mash(batch, labels="all").label
+    everything = mash_all_labels(model, batch).label
     batch.trained = torch.zeros(6, 7, dtype=torch.bool)
     batch.trained[:, 0] = batch.trained[2:4, 1] = True
     told = model.mash(batch).label[0]
     torch.testing.assert_close(told[0], everything[0, 0])
     torch.testing.assert_close(told[1], F.one_hot(batch.labels[2:4, 1], 3).float().mean(0))
     assert not told[2:].any()
-    assert torch.equal(model.mash(batch, labels="all").label, everything)
+    assert torch.equal(mash_all_labels(model, batch).label, everything)
     first = model.mash(batch, mixup=False).label[0]
     assert torch.equal(first[0], F.one_hot(batch.labels[0, 0], 3).float())
     assert not first[1:].any()
-    assert model.mash(batch, mixup=False, labels="all").label.sum() == 7
+    assert mash_all_labels(model, batch, mixup=False).label.sum() == 7
 
 
 def test_without_ego_graphs_only_centers_are_shared() -> None:
@@ -184,10 +184,10 @@ def test_the_head_is_the_models_personalization(ego: bool) -> None:
     head = EgoHead(4, 3, ego=ego, dropout=0.0)
     head.personalization.load_state_dict(model.personalization.state_dict())
     label = F.one_hot(batch.labels, 3).float()
-    egos = MashedEgos(model.embed(batch).detach(), label, FANOUTS if ego else ())
+    egos = MashedEgoGraphs(model.embed(batch).detach(), label, FANOUTS if ego else ())
     torch.testing.assert_close(head(egos), model(batch))
     head.log = lambda *args, **kwargs: None  # type: ignore[method-assign,assignment]
-    soft = MashedEgos(egos.embedding, torch.full_like(label, 1 / 3), egos.fanouts)
+    soft = MashedEgoGraphs(egos.embedding, torch.full_like(label, 1 / 3), egos.fanouts)
     expected = -head(soft).log_softmax(-1).mean()  # cross-entropy with equal shares
     torch.testing.assert_close(head.training_step(soft), expected)
 
@@ -198,9 +198,9 @@ def test_ego_graphs_without_edges_are_their_centers() -> None:
     head = EgoHead(4, 3, dropout=0.0).eval()
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter)
-    whole = MashedEgos(torch.randn(3, 7, 4), torch.rand(3, 7, 3), FANOUTS)
+    whole = MashedEgoGraphs(torch.randn(3, 7, 4), torch.rand(3, 7, 3), FANOUTS)
     bare = torch.tensor([False, True, True])
-    egos = MashedEgos(whole.embedding, whole.label, FANOUTS, bare.unsqueeze(1).expand(-1, 3)).to("cpu")
+    egos = MashedEgoGraphs(whole.embedding, whole.label, FANOUTS, bare.unsqueeze(1).expand(-1, 3)).to("cpu")
     p = egos.embedding[1:, 0]
     for layer in head.personalization.layers:
         assert isinstance(layer, EgoSAGEConv)

@@ -7,8 +7,8 @@ from torch_geometric.nn import GCNConv
 
 from flgraph.data import NodeGraph
 from flgraph.errors import InputError
-from flgraph.models import KnownNeighbours, NodeGCN
-from flgraph.models.nodes.gcn import gcn_matrix
+from flgraph.models import NeighbourSums, NodeGCN
+from flgraph.nn import gcn_matrix
 
 
 def graph(sparse: bool) -> NodeGraph:
@@ -49,15 +49,15 @@ def test_what_is_known_holds_for_these_nodes_only() -> None:
     before = [net(own.batch(every)) for own in (part, rest)]
     whole = gcn_matrix(made.adj).to_dense()
     sums = whole @ made.x.to_dense()
-    net.know(KnownNeighbours(part.nodes, sums[:8].to_sparse_csr()))
+    net.use_sums(NeighbourSums(part.nodes, sums[:8].to_sparse_csr()))
     after = [net(own.batch(every)) for own in (part, rest)]
     assert not torch.equal(after[0], before[0])
     assert torch.equal(after[1], before[1])
     assert set(net.state_dict()) == {f"convs.{n}.{name}" for n in (0, 1) for name in ("weight", "bias")}
-    net.know(KnownNeighbours(part.nodes, sums, whole[:8].to_sparse_csr()))
+    net.use_sums(NeighbourSums(part.nodes, sums, whole[:8].to_sparse_csr()))
     expected = NodeGCN.forward(net, made.batch(every))
     torch.testing.assert_close(net(part.batch(every)), expected)
-    net.know(None)
+    net.use_sums(None)
     assert torch.equal(net(part.batch(every)), before[0])
 
 
@@ -65,7 +65,7 @@ def test_half_precision_and_templates() -> None:
     made = graph(True)
     net = NodeGCN(6, 3, hidden_channels=5, dropout=0.0).bfloat16()
     assert net(made.batch(torch.arange(12))).dtype == torch.bfloat16
-    with pytest.raises(InputError, match=r"`model\.in_channels` and `model\.num_classes` to be given"):
+    with pytest.raises(InputError, match=r"`model\.in_channels` to be given"):
         NodeGCN()(made.batch(torch.arange(12)))
     with pytest.raises(InputError, match=r"`batch\.x` to be of shape \[nodes, 5\]"):
         NodeGCN(5, 3)(made.batch(torch.arange(12)))

@@ -122,7 +122,7 @@ def test_graphs_are_mended() -> None:
             edges += [[v, len(rows) - 1], [len(rows) - 1, v]]
     expected = by_pyg(model, torch.stack(rows), torch.tensor(edges).t())[:NODES]
     torch.testing.assert_close(model(batch), expected)
-    model.settle()
+    model.freeze_generator()
     torch.testing.assert_close(model(batch), expected)
     model.generator.fgen.layers[0].weight.data.add_(1.0)
     torch.testing.assert_close(model(batch), expected)  # not computed again
@@ -145,11 +145,11 @@ def test_graphs_are_mended() -> None:
 def test_a_checkpoint_is_the_whole_model() -> None:
     model, told = net(), {}
     model.draw_from(3)
-    model.settle()
+    model.freeze_generator()
     model.on_save_checkpoint(told)
     again = net()
     again.on_load_checkpoint(told)
-    assert (again.draw_seed, again.settled) == (3, True)
+    assert (again.draw_seed, again.generator_frozen) == (3, True)
     assert not any(parameter.requires_grad for parameter in again.generator.parameters())
     first, second = again.configure_optimizers().param_groups
     assert (first["lr"], second["lr"], len(first["params"])) == (0.01, 0.001, 4)
@@ -176,7 +176,7 @@ def test_with_any_trainer() -> None:
     assert whole is not None
     logits = by_pyg(model.cpu(), whole.x.to_dense(), whole.edge_index)
     assert found["global_test/loss"] == pytest.approx(float(F.cross_entropy(logits, whole.y)), rel=1e-5)
-    model.settle()
+    model.freeze_generator()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     trainer.fit_loop.max_epochs = 65
     trainer.fit(model, data.train_dataloader())
@@ -203,7 +203,7 @@ def test_half_precision_and_refusals() -> None:
     model.generator.dgen.bias.data.fill_(1.3)
     assert model(made.batch(torch.arange(NODES))).dtype == torch.bfloat16
     for kind in (NodeSAGE, NeighGenSAGE):
-        with pytest.raises(InputError, match=r"`model\.in_channels` and `model\.num_classes` to be given"):
+        with pytest.raises(InputError, match=r"`model\.in_channels` to be given"):
             kind()(made.batch(torch.arange(NODES)))
         with pytest.raises(InputError, match=r"`batch\.x` to be of shape \[nodes, 5\]"):
             kind(5, 3)(made.batch(torch.arange(NODES)))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch_geometric import nn as pyg
 
-from flgraph.nn import Adjacency, GCNConv, gcn_norm
+from flgraph.nn import Adjacency, DiffusedConv, GCNConv, SparseGCNConv, WeightedAdjacency, gcn_matrix
 
 RANDOM = torch.randint(30, (2, 80), generator=torch.Generator().manual_seed(3))
 LITERAL = torch.tensor([[0, 1, 1, 2, 2], [1, 0, 2, 1, 3]])
@@ -51,13 +51,24 @@ def test_initialised_as_pyg() -> None:
     assert not conv.bias.any()
 
 
-def test_normalisation_is_made_once_per_batch_and_forgotten_with_it() -> None:
-    adj = Adjacency.from_edges(RANDOM, 30)
-    first, second = gcn_norm(adj, torch.float32), gcn_norm(adj, torch.bfloat16)
-    assert first[0] is second[0]
-    assert gcn_norm(adj, torch.float64)[0].dtype == torch.float64
-    assert set(adj.derived["gcn norm"]) == {torch.float32, torch.float64}
-
-
 def test_repr() -> None:
     assert str(GCNConv(8, 4)) == "GCNConv(8, 4)"
+    assert str(SparseGCNConv(8, 4)) == "SparseGCNConv(8, 4)"
+    assert str(DiffusedConv(8, 4)) == "DiffusedConv(8, 4)"
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_a_matrix_and_given_weights_make_the_same_map(sparse: bool) -> None:
+    torch.manual_seed(0)
+    edges = torch.cat([LITERAL, LITERAL.flip(0)], dim=1).unique(dim=1)
+    adj, conv, of_matrix = Adjacency.from_edges(edges, 5), GCNConv(6, 3), SparseGCNConv(6, 3)
+    torch.nn.init.normal_(conv.bias)
+    of_matrix.load_state_dict({"weight": conv.lin.weight.t(), "bias": conv.bias})
+    x, matrix = torch.randn(5, 6), gcn_matrix(adj)
+    rows = x.to_sparse_csr() if sparse else x
+    torch.testing.assert_close(of_matrix(rows, matrix), conv(x, adj))
+    torch.testing.assert_close(of_matrix(matrix @ x, None), conv(x, adj))
+    diffused = DiffusedConv(6, 3)
+    diffused.load_state_dict(conv.state_dict())
+    weighted = WeightedAdjacency(matrix.crow_indices(), matrix.col_indices(), matrix.values())
+    torch.testing.assert_close(diffused(x, weighted), conv(x, adj))

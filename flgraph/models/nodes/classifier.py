@@ -1,0 +1,56 @@
+"""What all node classifiers have in common: sizes, and the checks of their batches."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from flgraph.errors import expect
+from flgraph.models.base import expect_positive, expect_share, expect_sizes
+from flgraph.models.classifier import Classifier
+from flgraph.nn import Dropout
+from flgraph.nn.batches import EgoBatch, WholeGraph
+
+NodeBatchT = TypeVar("NodeBatchT", EgoBatch, WholeGraph)
+
+_WANTED = {
+    WholeGraph: "one whose batches are whole graphs, such as flgraph.data.WholeGraphFederation,",
+    EgoBatch: "one whose batches are ego-graphs, such as flgraph.data.NodeFederation,",
+}
+
+
+class NodeClassifier(Classifier[NodeBatchT]):
+    """One class per node: a base for networks on a whole graph at once, or on ego-graphs.
+
+    Args:
+        in_channels: columns of the node features; -1: given by the data.
+        num_classes: number of classes; -1: given by the data.
+        hidden_channels: columns of all hidden layers.
+        dropout: probability of a zero after each hidden layer.
+        kwargs: see :class:`~flgraph.models.base.SizedModule`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = -1,
+        num_classes: int = -1,
+        hidden_channels: int = 64,
+        dropout: float = 0.5,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_classes, **kwargs)
+        expect_sizes(in_channels=in_channels)
+        expect_positive(hidden_channels=hidden_channels)
+        expect_share(dropout=dropout)
+        self.in_channels, self.hidden_channels = in_channels, hidden_channels
+        self.dropout = Dropout(dropout)
+
+    def check_batch(self, batch: NodeBatchT, kind: type[WholeGraph] | type[EgoBatch]) -> None:
+        """What subclasses call first in ``forward``.
+
+        Raises:
+            InputError: the module is a template, or the batch is of another kind, or of other columns.
+        """
+        self.check_sizes()
+        expect(isinstance(batch, kind), "data", _WANTED[kind], f"batches of type {type(batch).__name__}")
+        fits = batch.x.dim() == 2 and batch.x.size(1) == self.in_channels
+        expect(fits, "batch.x", f"of shape [nodes, {self.in_channels}]", list(batch.x.shape))

@@ -1,0 +1,14 @@
+"""Types of numbers that sums and losses are computed in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Half-precision tensors as float32, others as they are.
+
+    float16 does not hold large sums, bfloat16 not the small terms of one, and sparse kernels exist for neither.
+    """
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

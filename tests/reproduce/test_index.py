@@ -1,0 +1,226 @@
+"""Records of runs beside the tables: a study goes on from them where the run folders are gone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flgraph.cli.main import main
+from flgraph.cli.reproduce import write_study
+from flgraph.errors import InputError
+from flgraph.reproduce import Study, list_studies, load_study, run_study
+from flgraph.reproduce.index import index_file, read_index, record_runs, recorded
+from flgraph.reproduce.runner import run_folder
+
+ROOT = Path(__file__).parents[2]
+SUPERSEDED = {
+    *("1fb5052b", "ea988920", "c0a7eb09", "b399c0f8", "c57e25d2", "dff40572", "a947905e"),  # NCI1, features: all
+    *("42f41c19", "82ffbb57"),  # label-tuned FCLG on ENZYMES and DHFR, features: attributes
+}
+"""Digests of records that no study asks for any more."""
+
+METHODS = {"Local": "--a=1", "GCFL": "--b=2"}
+STUDY = Study("paper/table", "t", "accuracy", 3, [1, 2], {"S": "--data=D"}, METHODS, {"S": {"Local": [50.0]}})
+
+
+def write_run(folder: Path, seed: int, tests: list[float], **further: object) -> None:
+    """A finished run of two clients; its best validation round is the first."""
+    folder.mkdir(parents=True)
+
+    def told(test: float) -> dict[str, object]:
+        own = {"a": {"test/accuracy": test - 0.1}, "b": {"test/accuracy": test + 0.1}}
+        return {"mean": {"test/accuracy": test}, "weighted_mean": {"test/accuracy": test / 2}, "own": own}
+
+    rounds = [told(test) for test in tests]
+    final, first = (
+        {**{k: one[k] for k in ("mean", "weighted_mean")}, "clients": one["own"]} for one in (rounds[-1], rounds[0])
+    )
+    fields = {
+        "rounds": len(tests),
+        "seconds_per_round": 0.5,
+        "bytes_per_round": {"up": 1e6, "down": 2e6},
+        "versions": {"torch": "2"},
+        "seed": seed,
+        "parameters": {"a": {"total": 10, "shared": 4}, "b": {"total": 30, "shared": 4}},
+        "data": {"a": {"content": "0123", "batch_size": 4}},
+        **further,
+    }
+    (folder / "results.json").write_text(json.dumps({"final": final, "best_val": first, **fields}))
+    lines = [
+        json.dumps({"round": n, "metrics": one["own"], **{k: one[k] for k in ("mean", "weighted_mean")}})
+        for n, one in enumerate(rounds, start=1)
+    ]
+    (folder / "history.jsonl").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """All runs of the study; GCFL splits its clients in round 3."""
+    split = {"splits": [{"round": 3, "into": [["a"], ["b"]]}]}
+    for run in STUDY.runs():
+        further = {"aggregator": split} if run.method == "GCFL" else {}
+        tests = [0.6, 0.7 + run.seed / 100, 0.61 + run.seed / 30]
+        write_run(run_folder(STUDY, run, tmp_path / "runs") / "version_0", run.seed, tests, **further)
+    return tmp_path / "runs"
+
+
+@pytest.mark.parametrize("average", ["clients", "samples"])
+def test_records_give_the_same_table(runs: Path, tmp_path: Path, average: str) -> None:
+    study, out = replace(STUDY, average=average, protocols=["best_client"]), tmp_path / "out"
+    table, page, *_ = write_study(study, runs, out)
+    before = table.read_text(), page.read_text()
+    for protocol in ("best_client", "best_cluster"):  # of whose rounds there is no weighted mean
+        assert (f"| {protocol} (optimistic) |" in before[1]) == (average == "clients")
+    shutil.rmtree(runs)
+    assert write_study(study, runs, out) == []  # what is not at hand is not shown, unless asked for
+    assert (table.read_text(), page.read_text()) == before
+    write_study(study, runs, out, read_index(index_file(study, out)))
+    assert (table.read_text(), page.read_text()) == before
+
+
+@pytest.mark.usefixtures("in_process")
+def test_recorded_runs_are_not_run_again(runs: Path, tmp_path: Path) -> None:
+    """Where the arguments of a run that is recorded would fail, only runs that are not can."""
+    lines: list[str] = []
+    write_study(STUDY, runs, tmp_path / "out")
+    shutil.rmtree(runs)
+    index = read_index(index_file(STUDY, tmp_path / "out"))
+    run_study(STUDY, runs, jobs=1, report=lines.append, index=index)
+    assert lines == ["paper/table: 4 of 4 runs are done"]
+    with pytest.raises(InputError, match="1 that failed"):
+        run_study(STUDY.cut(methods=["Local"], seeds=[1], rounds=4), runs, jobs=1, report=lines.append, index=index)
+
+
+def test_a_newer_run_takes_the_place_of_its_record(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write_study(STUDY, runs, out)
+    first = next(iter(STUDY.runs()))
+    folder = run_folder(STUDY, first, runs) / "version_0"
+    shutil.rmtree(folder)
+    write_run(folder, 1, [0.1, 0.2, 0.3])
+    write_study(STUDY.cut(methods=["Local"], seeds=[1]), runs, out)
+    index = read_index(index_file(STUDY, out))
+    assert len(index) == 4
+    assert index[first.digest, 1, 3]["final"]["mean"] == {"test/accuracy": 0.3}
+    assert index[first.digest, 1, 3]["best_test"]["mean"] == {"test/accuracy": 0.3}
+    assert "clients" not in index[first.digest, 1, 3]["final"]
+    tables = {".lock", "runs.jsonl", "table.csv", "table.md", "table.larger.csv", "table.larger.md"}
+    assert {path.name for path in (out / "paper").iterdir()} == tables
+
+
+def test_a_larger_table_is_kept(runs: Path, tmp_path: Path) -> None:
+    """Of the largest one only: it is not written over by another one later."""
+    out = tmp_path / "out"
+    table, page = write_study(STUDY, runs, out)
+    whole = table.read_bytes(), page.read_bytes()
+    few = STUDY.cut(methods=["GCFL"])
+    larger = [out / "paper" / f"table.larger.{kind}" for kind in ("csv", "md")]
+    assert write_study(few, runs, out) == [table, page, *larger]
+    assert write_study(few.cut(seeds=[1]), runs, out) == [table, page]
+    assert tuple(file.read_bytes() for file in larger) == whole
+    assert write_study(STUDY, runs, out) == [table, page]
+    assert (table.read_bytes(), page.read_bytes()) == whole
+
+
+def test_fewer_rounds_or_other_seeds_are_less_too(runs: Path, tmp_path: Path) -> None:
+    """The picture goes aside with its table; what was put aside makes room for what has all that it has."""
+    out = tmp_path / "out"
+    folder, one = out / "paper", replace(STUDY, figure="convergence").cut(seeds=[1])
+    written = write_study(one, runs, out)
+    assert written[2].name == "table_S.png"
+    for run in one.cut(rounds=2).runs():
+        write_run(run_folder(one, run, runs) / "version_1", run.seed, [0.1, 0.2])
+    shorter = write_study(one.cut(rounds=2), runs, out)
+    assert [file.name for file in shorter[2:]] == [
+        *("table.larger.csv", "table.larger.md", "table_S.larger.png"),
+        "table_S.png",
+    ]
+    assert "![table_S](table_S.larger.png)" in shorter[3].read_text()
+    other = write_study(one.cut(seeds=[]), runs, out)  # both seeds, of all rounds: nothing is lost with it
+    assert [file.name for file in other] == ["table.csv", "table.md", "table_S.png"]
+    whole = (folder / "table.csv").read_bytes()
+    write_study(replace(one, seeds=[2]), runs, out)
+    assert (folder / "table.larger.csv").read_bytes() == whole
+
+
+def test_rounds_after_the_results_are_not_looked_at(runs: Path, tmp_path: Path) -> None:
+    """A longer run is under way in the folder of a shorter one; it was killed while it wrote."""
+    study = replace(STUDY, protocols=["best_client"])
+    before = write_study(study, runs, tmp_path / "out")[0].read_bytes()
+    for file in runs.glob("*/*/*/version_0/history.jsonl"):
+        line = json.dumps({"round": 4, "mean": {"test/accuracy": 1.0}, "metrics": {"a": {"test/accuracy": 1.0}}})
+        file.write_text(f'{file.read_text()}{line}\n{{"round": 5, "me')
+    assert write_study(replace(study, figure="convergence"), runs, tmp_path / "out")[0].read_bytes() == before
+    assert read_index(index_file(study, tmp_path / "out"))
+
+
+def test_gains_are_over_common_seeds(runs: Path, tmp_path: Path) -> None:
+    """With seeds 1 and 2 both have 61 % + 10/3 points per seed; Local gets 10 more with seed 2 and loses seed 1."""
+    local = [run for run in STUDY.runs() if run.method == "Local"]
+    for run, test in zip(local, (0.5, 0.6), strict=True):
+        folder = run_folder(STUDY, run, runs) / "version_0"
+        shutil.rmtree(folder)
+        write_run(folder, run.seed, [test] * 3)
+    rows = write_study(STUDY, runs, tmp_path / "a")[1].read_text().splitlines()
+    gcfl = 61 + 100 * 1.5 / 30
+    assert f"| {gcfl - 55:+.2f} |" in next(row for row in rows if row.startswith("| GCFL"))
+    shutil.rmtree(run_folder(STUDY, local[0], runs))
+    rows = write_study(STUDY, runs, tmp_path / "b")[1].read_text().splitlines()
+    assert f"| {61 + 100 * 2 / 30 - 60:+.2f} |" in next(row for row in rows if row.startswith("| GCFL"))
+    assert write_study(STUDY.cut(seeds=[1]), runs, tmp_path / "c")[1].read_text().count("| - | 20 | 4 |") == 1
+
+
+def test_runs_that_stopped_early_stand_for_longer_ones(tmp_path: Path) -> None:
+    run, file = next(iter(STUDY.runs())), tmp_path / "runs.jsonl"
+    for number, (length, early) in enumerate([(3, True), (5, False), (7, True)]):
+        write_run(tmp_path / str(number), 1, [0.5] * length, stopped_early=early)
+        results = json.loads((tmp_path / str(number) / "results.json").read_text())
+        record_runs(file, [(run, {**results, "folder": str(tmp_path / str(number))})])
+    index = read_index(file)
+    lengths = {}
+    for rounds in (2, 4, 5, 6, 9):
+        found = recorded(index, STUDY.cut(rounds=rounds), run)
+        lengths[rounds] = found and found["rounds"]
+    assert lengths == {2: None, 4: 3, 5: 5, 6: 3, 9: 7}
+
+
+def test_pictures_that_need_more_are_left_as_they_are(runs: Path, tmp_path: Path) -> None:
+    study, out = replace(STUDY, figure="convergence"), tmp_path / "out"
+    write_study(study, runs, out)
+    picture = out / "paper" / "table_S.png"
+    before = picture.read_bytes()
+    shutil.rmtree(run_folder(STUDY, next(iter(STUDY.runs())), runs))
+    index = read_index(index_file(study, out))
+    files = write_study(study, runs, out, index)
+    assert files[-1] == picture
+    assert picture.read_bytes() == before
+    assert "![table_S](table_S.png)" in files[1].read_text()
+    picture.unlink()
+    assert [file.name for file in write_study(study, runs, out, index)] == ["table.csv", "table.md"]
+
+
+def test_a_broken_record_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "fedstar").mkdir()
+    file = tmp_path / "fedstar" / "runs.jsonl"
+    file.write_text('{"digest": "a", "seed": 1, "rounds": 2}\n{"digest": "a", "se\n')
+    with pytest.raises(InputError, match=r"line 2 of .*runs.jsonl` to be the record of a run but got '\{\"digest"):
+        read_index(file)
+    with pytest.raises(SystemExit) as caught:
+        main(["reproduce", "fedstar/table2", "--collect", "--recorded", "--out", str(tmp_path)])
+    assert caught.value.code == 2
+    assert "line 2 of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("reproduction/*/runs.jsonl")), ids=lambda file: file.parent.name)
+def test_every_record_is_of_some_study(file: Path) -> None:
+    index = read_index(file)
+    seeds, found = {seed for _, seed, _ in index}, set[tuple[str, int, int]]()
+    for study in map(load_study, (name for name in list_studies() if name.startswith(f"{file.parent.name}/"))):
+        for run in replace(study, seeds=sorted(seeds)).runs():
+            record = recorded(index, study, run)
+            found |= {(record["digest"], run.seed, record["rounds"])} if record else set()
+    assert {key[0] for key in index.keys() - found} <= SUPERSEDED
