@@ -11,12 +11,12 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import NoReturn
 
 import yaml
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from flgraph.errors import InputError, expect
+from flgraph.cli.parser import Refusing
+from flgraph.errors import expect
 from flgraph.flare.settings import read_yaml
 
 _ELSEWHERE = {
@@ -27,9 +27,8 @@ _ELSEWHERE = {
 """What is no matter of a federation's configuration."""
 
 
-class _Parser(ArgumentParser):  # jsonargparse's has no parse_known_args, by intention
-    def error(self, message: str) -> NoReturn:
-        raise InputError("arguments", "those of `flgraph flare`", " ".join(message.split()))
+class _Parser(Refusing, ArgumentParser):  # jsonargparse's has no parse_known_args, by intention
+    """For the commands of a federation."""
 
 
 def main(args: Sequence[str]) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -183,13 +181,7 @@ def _configured(
     refuse_foreign_classes(content, settings.allow)
     own = {"engine": None, "enable_progress_bar": False, **trainer, **settings.trainer}
     content = {**content, "trainer": {**content["trainer"], **own}, "data": dict(data)}
-    stderr = io.StringIO()
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(yaml.safe_dump(content, sort_keys=False))
         file.flush()
-        try:
-            with redirect_stderr(stderr):
-                return _JobCLI(["--config", file.name], settings)
-        except SystemExit as error:  # a job's process must live on to answer
-            sentence = stderr.getvalue().strip().removeprefix("flgraph: error: ").removesuffix(".")
-            raise InputError("configuration", "usable here", f"the error: {sentence}") from error
+        return _JobCLI(["--config", file.name], settings)

@@ -321,7 +321,7 @@ def test_a_configuration_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     """The process lives on: where a command would end, the server hears a sentence."""
     own = settings("north", tmp_path)
     wrong = {**own.data, "init_args": {**own.data["init_args"], "num_graph": 3}}
-    with pytest.raises(InputError, match=r"`data` to have only fields of .* but got `num_graph`"):
+    with pytest.raises(InputError, match=r"`data` to be given only fields of .* but got `num_graph`"):
         host(config(), settings("north", tmp_path, data=wrong))
 
 

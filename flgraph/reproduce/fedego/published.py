@@ -78,8 +78,8 @@ def authors_label_skew(
     y, count = graph.y.numpy()[original], original.size
     expect(count > 0, "data.dataset", "a graph with edges", graph.name)
     labels = np.unique(y)
-    sound = 1 <= major_labels <= labels.size
-    expect(sound, "data.major_labels", f"between 1 and the {labels.size} labels of {graph.name}", major_labels)
+    valid = 1 <= major_labels <= labels.size
+    expect(valid, "data.major_labels", f"between 1 and the {labels.size} labels of {graph.name}", major_labels)
     neighbours: list[list[int]] = [[] for _ in range(count)]
     for source, target in number_of[edges.numpy()].tolist():
         neighbours[source].append(target)
