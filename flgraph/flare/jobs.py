@@ -258,7 +258,7 @@ class Supervisor:
         return self._call(lambda session: session.get_system_info())
 
     def _jobs(self) -> list[dict[str, Any]]:
-        return list(self._call(lambda session: session.list_jobs()) or [])
+        return self._call(lambda session: session.list_jobs()) or []
 
     def _call(self, call: Callable[[Any], Any], timeout: float | None = None) -> Any:
         """Calls the server; logs in again while it is away."""
