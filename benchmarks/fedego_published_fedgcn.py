@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flgraph.data import NodeDataModule
-from flgraph.nn.sparse.csr import SparseLinear, take_rows
+from flgraph.nn.linear import SparseLinear
+from flgraph.nn.sparse.csr import take_rows
 from flgraph.reproduce import load_study
 from flgraph.reproduce.fedego.published import PublishedNodeFederation
 from flgraph.reproduce.settings import resolve

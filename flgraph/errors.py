@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -36,6 +38,15 @@ class EngineError(RuntimeError):
     """A run cannot go on because of something where clients run; it can be resumed from its last whole round."""
 
 
+class ClientError(EngineError):
+    """A client failed, and would fail again."""
+
+    @classmethod
+    def in_turn(cls, client: str, round: int, exchange: str, cause: BaseException) -> ClientError:
+        """Names the client, the round and the exchange."""
+        return cls(f"Client `{client}` failed in round {round} ({exchange}): {type(cause).__name__}: {cause}")
+
+
 def expect(condition: bool, field: str, expected: str, got: Any) -> None:
     """Raises :class:`InputError` unless ``condition`` holds.
 
@@ -55,3 +66,33 @@ def expect(condition: bool, field: str, expected: str, got: Any) -> None:
 def first_line(error: BaseException) -> str:
     """What an error of another library says, fit for the end of a sentence; its type where it says nothing."""
     return str(error).split("\n")[0] or type(error).__name__
+
+
+class RemoteTracebackError(Exception):
+    """The traceback of an error in another process, as its text."""
+
+
+_ERRORS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (InputError, OSError, ClientError, EngineError)}
+"""Errors that arrive in another process as what they were; any other one arrives as a :class:`ClientError`."""
+
+
+def encode_error(error: BaseException) -> dict[str, Any]:
+    """An error as plain values, with its notes and its traceback."""
+    kind = next((name for name, kind in _ERRORS.items() if isinstance(error, kind)), "")
+    args = error.args if kind else (f"{type(error).__name__}: {error}",)
+    return {
+        "kind": kind,
+        "args": [arg if isinstance(arg, int) else str(arg) for arg in args],
+        "notes": getattr(error, "__notes__", []),
+        "trace": "".join(traceback.format_exception(error)),
+    }
+
+
+def decode_error(encoded: Mapping[str, Any]) -> Exception:
+    """The error of another process, as one of this process's; its cause is the traceback if that was sent."""
+    error = _ERRORS.get(encoded["kind"], ClientError)(*encoded["args"])
+    for note in encoded["notes"]:
+        error.add_note(note)
+    if encoded.get("trace"):
+        error.__cause__ = RemoteTracebackError(encoded["trace"])
+    return error

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +24,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from torch_geometric.data import Data
 
+import flgraph
 from flgraph.data import EgoLoader, GraphFederation, NodeGraph
-from flgraph.federation import Aggregator, FederatedTrainer, Payload, Request, Sequential, Turn
+from flgraph.federation import Aggregator, FederatedTrainer, Payload, Request, Sequential, Turn, loop
 from flgraph.runs.history import read_records
 
 # The same examples in every run: what fails for one fails for everybody.
@@ -64,6 +71,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def threads() -> None:
     """At most two threads for torch, so that timings and parallel tests (pytest -n) stay sane on large machines."""
     torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def garbage() -> Iterator[None]:
+    """Runs begin without a collection of garbage: that takes longer than most of these runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "gc", SimpleNamespace(collect=lambda: 0, freeze=gc.freeze, unfreeze=gc.unfreeze))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -367,6 +382,72 @@ def federate(tmp_path: Path) -> Callable[..., FederatedTrainer]:
 def recorder() -> Recorder:
     """An engine that keeps everything that crosses between clients and server."""
     return Recorder()
+
+
+# ------------------------------------------------------------------------------------------------------- processes
+class Run:
+    """One ``flgraph`` process, forked from one that has imported everything (``forking.py``)."""
+
+    def __init__(self, server: subprocess.Popen[str], folder: Path, args: list[str], log: str, file_size: int) -> None:
+        self.stdout, self.stderr = folder / f"{log}stdout.txt", folder / f"{log}stderr.txt"
+        self._server = server
+        out = {"stdout": str(self.stdout), "stderr": str(self.stderr)}
+        self.pid = self._order({"args": args, "folder": str(folder), "file_size": file_size, **out})
+
+    def signal(self, signum: int) -> None:
+        """May be too late, if the process has ended: until :meth:`wait` nobody else can have its number."""
+        self.kill(self.pid, signum)
+
+    def kill(self, pid: int, signum: int) -> None:
+        """A signal to a process that this one started."""
+        with suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+    def pause(self, seconds: float) -> None:
+        """Lets it run."""
+        time.sleep(seconds)
+
+    def wait(self) -> int:
+        """Exit code, negative for a signal."""
+        return self._order({"wait": self.pid})
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Waits until something holds."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"nothing happened: {self.stderr.read_text()}"
+            time.sleep(0.002)
+
+    def _order(self, order: dict[str, Any]) -> int:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(order) + "\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+
+@pytest.fixture(scope="session")
+def forking() -> Iterator[subprocess.Popen[str]]:
+    """The process from which those of :func:`start` are forked."""
+    paths = [Path(flgraph.__file__).parents[1], Path(__file__).parents[1]]  # the package, and what tests give it
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", str(Path(__file__).with_name("forking.py"))]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.fixture
+def start(forking: subprocess.Popen[str], tmp_path: Path) -> Callable[..., Run]:
+    """Begins ``flgraph ARGS`` in a process of its own; in a folder of the test's, unless another one is given."""
+
+    def begin(*args: str, folder: Path = tmp_path, log: str = "", file_size: int = 0) -> Run:
+        return Run(forking, folder, list(args), log, file_size)
+
+    return begin
 
 
 def _same(one: Any, other: Any, where: str) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytorch_lightning as pl
 import yaml
@@ -19,14 +18,14 @@ from rich.console import Console
 import flgraph.callbacks
 import flgraph.data
 import flgraph.models  # noqa: F401
-from flgraph.cli import main as cli
+from flgraph.cli.exits import ENDINGS, FAILED, ending_of
+from flgraph.cli.parser import Refusing, translated
 from flgraph.configs import find_config
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer, ProcessGroup
 from flgraph.federation.display import MetricsTable
-from flgraph.federation.engines.distributed import launcher
-from flgraph.federation.engines.distributed import transport as wire
-from flgraph.federation.engines.distributed.environment import Place
+from flgraph.federation.engines.distributed import launcher, transport
+from flgraph.federation.engines.distributed.environment import ProcessEnvironment
 from flgraph.federation.lightning import flushing_denormals
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.runs.files import writing
@@ -39,17 +38,8 @@ DESCRIPTION = (
 )
 
 
-class Parser(LightningArgumentParser):
-    """Tells what is wrong in one line and exits with code 2; takes options by their full names only."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Called by argparse and jsonargparse for anything they cannot take."""
-        if not self.exit_on_error:  # the parser of one class's arguments; the outer one will say where they stand
-            super().error(message, ex)
-        exit_with(_clear(" ".join(message.split())), 2)
+class Parser(Refusing, LightningArgumentParser):
+    """For commands that take a model, data and a trainer."""
 
 
 class FederatedCLI(LightningCLI):
@@ -102,12 +92,12 @@ class FederatedCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Starts the processes that the engine asks for, if this is not one of them, and ends when they have ended."""
         engine = self._get(self.config, "trainer.engine")
-        if engine is None or Place.here().launched:
+        if engine is None or ProcessEnvironment.here().launched:
             return
         module, _, name = engine.class_path.rpartition(".")
-        kind = getattr(import_module(module), name)
-        if issubclass(kind, ProcessGroup):
-            wanted = kind(**engine.init_args.as_dict()).processes
+        cls = getattr(import_module(module), name)
+        if issubclass(cls, ProcessGroup):
+            wanted = cls(**engine.init_args.as_dict()).processes
             raise SystemExit(launcher.launch([sys.executable, *_as_module(), *self._given], wanted))
 
     def instantiate_classes(self) -> None:
@@ -118,7 +108,7 @@ class FederatedCLI(LightningCLI):
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, InputError):
                 cause = cause.__cause__
-            raise cause or InputError(_clear(" ".join(str(error).split()))) from None
+            raise cause or translated(str(error)) from None
 
     def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:
         """Hands the effective configuration to the trainer, which writes it into the run folder."""
@@ -132,13 +122,13 @@ class FederatedCLI(LightningCLI):
     # -------------------------------------------------------------------------------------------- the subcommands
     def validate(self, ckpt_path: str | None, **kwargs: Any) -> None:
         """Validates the run's newest checkpoint if none is named."""
-        self._tell("val", self.trainer.validate(ckpt_path=ckpt_path or "last", **kwargs))
+        self._print("val", self.trainer.validate(ckpt_path=ckpt_path or "last", **kwargs))
 
     def test(self, ckpt_path: str | None, **kwargs: Any) -> None:
         """Tests the run's newest checkpoint if none is named."""
-        self._tell("test", self.trainer.test(ckpt_path=ckpt_path or "last", **kwargs))
+        self._print("test", self.trainer.test(ckpt_path=ckpt_path or "last", **kwargs))
 
-    def _tell(self, split: str, metrics: Metrics) -> None:
+    def _print(self, split: str, metrics: Metrics) -> None:
         """Prints what was asked for where the trainer is silent (``trainer.enable_progress_bar`` is false)."""
         if self.trainer.writes and self.trainer.console.quiet:
             Console().print(MetricsTable(metrics, f"{split}, round {self.trainer.current_round}"))
@@ -159,63 +149,8 @@ class FederatedCLI(LightningCLI):
         print(f"predictions in {folder}")
 
 
-# What jsonargparse says of something that a class or a field cannot take, and the sentence that is made of it.
-_SENTENCES = [
-    (
-        r"""Parser key "([\w.]+)": .*?class_path 'pytorch_lightning[\w.]*': Option '(\w+)' is not accepted.*""",
-        r"Expected `\1` to be chosen before its fields (by --\1 CLASS or a -c file) but got `\1.\2` first.",
-    ),
-    (
-        r"""Parser key "([\w.]+)": .*?class_path '([\w.]+)': Option '(\w+)' is not accepted.*""",
-        r"Expected `\1` to have only fields of \2 but got `\3`.",
-    ),
-    (
-        r"""Parser key "([\w.]+)": .*?class_path '[\w.]+': Parser key "([\w.]+)": Expected a (.+?)\. Got value: """
-        r"""(.*?)(?: - Expected a <class 'NoneType'>.*)?""",
-        r"Expected `\1.\2` to be \3 but got \4.",
-    ),
-    (
-        r"""Parser key "([\w.]+)": .*?class_path '([\w.]+)': """
-        r"""((?:module '[\w.]+' has no attribute|No module named) '[\w.]+')(?: - .*)?""",
-        r"Expected `\1` to be the name of a class but got '\2' (\3).",
-    ),
-    (
-        r"""Parser key "([\w.]+)": .*?class_path '([\w.]+)': the following arguments are required: (\w+).*""",
-        r"Expected `\1.\3` to be given, as \2 needs it, but got none.",
-    ),
-    (
-        r"""Parser key "([\w.]+)": .*Expected a dot import path string: (\S+).*""",
-        r"Expected `\1` to be the name of a class but got '\2'.",
-    ),
-    (r"""Parser key "([\w.]+)": Expected a (.+?)\. Got value: (.*)""", r"Expected `\1` to be \2 but got \3."),
-]
-_WORDS = [
-    (r"<class '([\w.]+)'>", r"of type \1"),
-    (r"typing\.Literal\[(.*?)\]", r"one of \1"),
-]
-
-
-def _clear(message: str) -> str:
-    for pattern, sentence in _SENTENCES:
-        match = re.fullmatch(pattern, message)
-        if match:
-            message = match.expand(sentence)
-            break
-    for pattern, words in _WORDS:
-        message = re.sub(pattern, words, message)
-    return message
-
-
-def exit_with(message: str, code: int) -> NoReturn:
-    """Prints one line to standard error and exits; of several processes one prints."""
-    wire.exit_code = code
-    if launcher.say(" ".join(message.split()), code) or Place.here().rank > 0:
-        raise SystemExit(code)
-    cli.exit_with(message, code)
-
-
 def _as_module() -> list[str]:
-    """Python's options to run this package again, found in the same place."""
+    """Python's options to run this package again, found where this process found it."""
     return ["-m", "flgraph"] if sys.path[0] in ("", str(Path.cwd())) else ["-P", "-m", "flgraph"]
 
 
@@ -253,11 +188,16 @@ def _names_data(config: str) -> bool:
     return isinstance(content, dict) and "data" in content
 
 
-def run(args: Sequence[str]) -> None:
-    """Runs a subcommand of :class:`FederatedCLI`."""
+def main(args: Sequence[str]) -> None:
+    """Runs a subcommand of :class:`FederatedCLI`; of several processes one says how it ended."""
     try:
         with flushing_denormals():  # before there are further threads, which take it over
             FederatedCLI(with_default_data(with_packaged_configs(args)))
     except SystemExit as error:
-        wire.exit_code = error.code if isinstance(error.code, int) else 1
+        transport.exit_code = error.code if isinstance(error.code, int) else FAILED
+        raise
+    except ENDINGS as error:
+        sentence, transport.exit_code = ending_of(error)
+        if launcher.say(sentence, transport.exit_code) or ProcessEnvironment.here().rank > 0:
+            raise SystemExit(transport.exit_code) from None
         raise

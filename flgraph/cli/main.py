@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
 
-from flgraph.errors import EngineError, InputError
+from flgraph.cli.exits import ENDINGS, ending_of, exit_with
 
 OTHERS = ("flare", "report", "reproduce")
-"""Commands with parsers of their own: they take no model and no data."""
+"""Commands with parsers of their own: they take no model and no data, and need not wait seconds for Lightning."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Entry point of ``flgraph`` and ``python -m flgraph``.
+    """Entry point of ``flgraph`` and ``python -m flgraph``; its exit codes are 0 and those of :mod:`flgraph.cli.exits`.
 
-    Exit codes: 0 done; 1 a client's turn failed, or a process is gone; 2 something the user gave cannot be used; 130
-    interrupted.
+    Args:
+        args: the command line; that of the process when ``None``.
     """
     given = list(sys.argv[1:] if args is None else args)
-    sys.argv = [sys.argv[0]]  # LightningCLI warns of arguments in two places
-    end: Callable[[str, int], NoReturn] = exit_with
+    sys.argv = [sys.argv[0]]  # LightningCLI warns of arguments given twice
+    command = given.pop(0) if given and given[0] in OTHERS else "fit"
     try:
-        if given and given[0] in OTHERS:  # one needs an extra, one locks, and one need not wait seconds for Lightning
-            import_module(f"flgraph.cli.{given[0]}").main(given[1:])
-            return
-        from flgraph.cli import fit
-
-        end = fit.exit_with
-        fit.run(given)
-    except InputError as error:
-        end(str(error), 2)
-    except EngineError as error:
-        end("; ".join([str(error).removesuffix("."), *getattr(error, "__notes__", [])]) + ".", 1)
-    except KeyboardInterrupt:
-        end("interrupted.", 130)
-
-
-def exit_with(message: str, code: int) -> NoReturn:
-    """Prints one line to standard error and exits."""
-    print(f"flgraph: error: {' '.join(message.split())}", file=sys.stderr)
-    raise SystemExit(code)
+        import_module(f"flgraph.cli.{command}").main(given)
+    except ENDINGS as error:
+        exit_with(*ending_of(error))

@@ -1,20 +1,89 @@
-"""The parser of the commands that take no model and no data."""
+"""Parsers of all commands, and sentences for what they cannot take."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+import re
+from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
 
 from flgraph.errors import InputError
 
+_FIELD = r"""Parser key "(?P<field>[\w.]+)": """
+_CLASS = _FIELD + r".*?class_path '(?P<cls>[\w.]+)': "
+_TYPE = r"Expected a (?P<type>.+?)\. Got value: "
+_SENTENCES = [
+    (
+        _FIELD + r".*?class_path 'pytorch_lightning[\w.]*': Option '(?P<option>\w+)' is not accepted.*",
+        ("{field}", "chosen before its fields (by --{field} CLASS or a -c file)", "`{field}.{option}` first"),
+    ),
+    (
+        _CLASS + r"Option '(?P<option>\w+)' is not accepted.*",
+        ("{field}", "given only fields of {cls}", "`{option}`"),
+    ),
+    (
+        _CLASS
+        + r"""Parser key "(?P<inner>[\w.]+)": """
+        + _TYPE
+        + r"(?P<value>.*?)(?: - Expected a of type NoneType.*)?",
+        ("{field}.{inner}", "{type}", "{value}"),
+    ),
+    (
+        _CLASS + r"(?P<why>(?:module '[\w.]+' has no attribute|No module named) '[\w.]+')(?: - .*)?",
+        ("{field}", "the name of a class", "'{cls}' ({why})"),
+    ),
+    (
+        _CLASS + r"the following arguments are required: (?P<option>\w+).*",
+        ("{field}.{option}", "given, as {cls} needs it,", "none"),
+    ),
+    (
+        _FIELD + r".*Expected a dot import path string: (?P<cls>\S+).*",
+        ("{field}", "the name of a class", "'{cls}'"),
+    ),
+    (_FIELD + _TYPE + "(?P<value>.*)", ("{field}", "{type}", "{value}")),
+]
+"""What jsonargparse says of something that a class or a field cannot take, and the parts of the error made of it."""
+_WORDS = [(r"<class '([\w.]+)'>", r"of type \1"), (r"typing\.Literal\[(.*?)\]", r"one of \1")]
 
-class CommandParser(ArgumentParser):
-    """Tells what is wrong by an :class:`~flgraph.errors.InputError`; takes options by their full names only."""
 
-    def __init__(self, prog: str, description: str) -> None:
-        super().__init__(prog=prog, description=description, allow_abbrev=False)
+class UsageError(InputError):
+    """What a parser says in words of its own, such as ``unrecognized arguments: --x``."""
+
+    def __str__(self) -> str:
+        return str(self.got)
+
+
+def translated(message: str) -> InputError:
+    r"""The error that stands for what argparse or jsonargparse says.
+
+    >>> print(translated('Parser key "trainer.rounds": Expected a <class \'int\'>. Got value: x'))
+    Expected `trainer.rounds` to be of type int but got x.
+    """
+    message = " ".join(message.split())
+    for pattern, words in _WORDS:
+        message = re.sub(pattern, words, message)
+    for pattern, parts in _SENTENCES:
+        if found := re.fullmatch(pattern, message):
+            return InputError(*(part.format(**found.groupdict()) for part in parts))
+    return UsageError("command line", "as --help says", message)
+
+
+class Refusing:
+    """For parsers: errors instead of exits, and options by their full names only."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Called for anything that cannot be taken."""
-        raise InputError(" ".join(message.split()))
+        """Called by argparse and jsonargparse for anything they cannot take.
+
+        Raises:
+            InputError: always, where no other parser is around that would say where it stands.
+        """
+        if not getattr(self, "exit_on_error", True):  # the parser of one class's arguments
+            super().error(message, ex)  # type: ignore[misc]
+        raise translated(message)
+
+
+class CommandParser(Refusing, ArgumentParser):
+    """For commands that take no model and no data."""

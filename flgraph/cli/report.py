@@ -20,9 +20,9 @@ def main(args: Sequence[str]) -> None:
         InputError: an argument cannot be used, or a run cannot be read.
     """
     parser = CommandParser(
-        "flgraph report",
-        "Compares runs on one HTML page that needs no other file. Runs that differ only in their seed are one method; "
-        "runs on different data have a section each.",
+        prog="flgraph report",
+        description="Compares runs on one HTML page that needs no other file. Runs that differ only in their seed "
+        "are one method; runs on different data have a section each.",
     )
     parser.add_argument(
         "runs", nargs="+", type=str, metavar="RUN", help="a run folder, or a folder with run folders somewhere below it"

@@ -26,7 +26,7 @@ def main(args: Sequence[str]) -> None:
     Raises:
         InputError: an argument cannot be used, or a run failed.
     """
-    parser = CommandParser("flgraph reproduce", "Reproduces a table or a figure of a paper.")
+    parser = CommandParser(prog="flgraph reproduce", description="Reproduces a table or a figure of a paper.")
     option = parser.add_argument
     option("study", nargs="?", type=str, help="PAPER/TABLE, or a YAML file of the same form")
     option("--list", action="store_true", help="list the studies and exit")

@@ -20,13 +20,13 @@ def label_figure(statistics: Mapping[str, Any], max_clients: int = 40, unit: str
     """
     clients = dict(list(statistics["clients"].items())[:max_clients])
     rows = {name: [float(count) for count in client["train_labels"]] for name, client in clients.items()}
-    told: dict[Any, str] = {name: f"{one['train']} {unit}, EMD {one['emd']:.2f}" for name, one in clients.items()}
+    notes: dict[Any, str] = {name: f"{one['train']} {unit}, EMD {one['emd']:.2f}" for name, one in clients.items()}
     everywhere = statistics.get("global_test", {})
     if any(everywhere.get("labels", ())):
         rows["global test"] = [float(count) for count in everywhere["labels"]]
-        told["global test"] = f"{everywhere['nodes']} {unit}"
+        notes["global test"] = f"{everywhere['nodes']} {unit}"
     figure = share_figure(rows, f"share of {unit}", "classes of every client's training data")
-    for name, words in told.items():
+    for name, words in notes.items():
         figure.axes[0].text(1.01, name, words, va="center", fontsize=8)
     return figure
 

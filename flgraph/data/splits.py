@@ -55,8 +55,8 @@ def check_fractions(fractions: Sequence[float], name: str = "fractions") -> None
         InputError: names the argument.
     """
     shown = list(fractions)
-    sound = len(shown) == 3 and shown[0] > 0 and min(shown) >= 0 and math.isclose(sum(shown), 1.0, abs_tol=1e-6)
-    expect(sound, name, "three numbers of 0 or more that sum to 1, the first of them positive", shown)
+    valid = len(shown) == 3 and shown[0] > 0 and min(shown) >= 0 and math.isclose(sum(shown), 1.0, abs_tol=1e-6)
+    expect(valid, name, "three numbers of 0 or more that sum to 1, the first of them positive,", shown)
 
 
 def fewest_for(fractions: Sequence[float], most: int) -> int:

@@ -14,7 +14,7 @@ from flgraph.errors import expect
 class ClientData(Protocol):
     """What a client must hold; any LightningDataModule with ``num_train_samples`` and ``model_args`` will do.
 
-    It may also have ``prediction_rows``, which tells what ``predict_dataloader`` goes over, a list of values for each
+    It may also have ``prediction_rows``, what ``predict_dataloader`` goes over, a list of values for each
     heading: ``{"node": [7, 9], "split": ["train", "test"]}``. They are written beside the predictions.
     """
 
@@ -50,7 +50,7 @@ class Movable(Protocol):
 class FederatedData(Protocol):
     """What the trainer needs of a federated datamodule.
 
-    One may also have ``statistics``, plain values about how data was dealt that go into ``results.json`` as
+    One may also have ``statistics``, plain values about the partition that go into ``results.json`` as
     ``partition``; ``figures()``, tag to matplotlib figure, which TensorBoard shows; and ``release(name)``, which lets
     go of the data of a client that has moved to another process. Where there are several processes, each asks for the
     data of its own clients only.

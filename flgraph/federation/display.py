@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -119,7 +119,9 @@ class MetricsTable:
 
     def tables(self, width: int) -> Iterator[Table]:
         """The tables that lines of ``width`` characters hold."""
-        widths = [_column_width(*cells) for cells in zip(["client", *self.heads], *self.rows, self.mean, strict=True)]
+        columns_of_cells = zip(["client", *self.heads], *self.rows, self.mean, strict=True)
+        # Blanks to both sides of the longest line, and the rule beside the column.
+        widths = [3 + max(cell_len(line) for cell in cells for line in cell.split("\n")) for cells in columns_of_cells]
         title: str | None = self.title
         columns, used = list[int](), 0
         for column in range(1, len(widths)):
@@ -147,11 +149,6 @@ class MetricsTable:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
-
-
-def _column_width(*cells: str) -> int:
-    """Characters of a column with a blank to both sides and the line beside it."""
-    return 3 + max(cell_len(line) for cell in cells for line in cell.split("\n"))
 
 
 def final_table(final: Mapping[str, Any], best: Mapping[str, Any], monitor: str) -> MetricsTable:
@@ -185,17 +182,22 @@ def final_table(final: Mapping[str, Any], best: Mapping[str, Any], monitor: str)
     return MetricsTable(clients, title, names)
 
 
-def routes_table(rows: Sequence[tuple[str, str, str]]) -> Table:
-    """The routing table."""
-    table = Table("parameter", "shape", "route", title="What may leave a client")
+def routes_table(rows: Iterable[tuple[str, str, str]]) -> Table:
+    """What may leave a client: name, shape and route of each tensor; of scalars and metrics, which have no shape, too.
+
+    Args:
+        rows: see :func:`~flgraph.federation.routes.describe_routes`; an empty shape is shown as a dash.
+    """
+    table = Table("name", "shape", "route", title="What may leave a client")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(escape(cell) or "–" for cell in row))
     return table
 
 
-def routes_markdown(rows: Sequence[tuple[str, str, str]]) -> str:
-    """The routing table for TensorBoard."""
-    return "\n".join(["| parameter | shape | route |", "|---|---|---|", *(f"| {a} | {b} | {c} |" for a, b, c in rows)])
+def routes_markdown(rows: Iterable[tuple[str, str, str]]) -> str:
+    """The same for TensorBoard."""
+    lines = [("name", "shape", "route"), ("---",) * 3, *(tuple(cell or "–" for cell in row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class Turn:
     """
 
     round: int
-    request: Request
+    request: Request = Request.EXCHANGE
     exchange: str = ""
     download: bytes | None = None
     splits: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from flgraph.runs.history import RoundRecord, add_evaluation, append_record, sam
 
 
 class RunLog:
-    """The records of a run's rounds, in every place that keeps them.
+    """Writes a run's rounds to ``history.jsonl`` and to loggers.
 
     Args:
         run_dir: the run folder, ``root/name/version_N``.

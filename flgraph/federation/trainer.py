@@ -18,7 +18,7 @@ from flgraph.federation.client import Client
 from flgraph.federation.data import FederatedData, is_file_name
 from flgraph.federation.display import ExchangeLines, MetricsTable, RoundProgress, quiet_lightning
 from flgraph.federation.engines import Engine, ProcessGroup, Sequential
-from flgraph.federation.engines.distributed.environment import Place
+from flgraph.federation.engines.distributed.environment import ProcessEnvironment
 from flgraph.federation.lightning import refused_by_lightning
 from flgraph.federation.loop import FederatedLoop
 from flgraph.federation.server import Server
@@ -342,10 +342,10 @@ def _check_processes(engine: Engine, processes: int, devices: Any) -> None:
     Raises:
         InputError: they do not go together.
     """
-    place = Place.here()
-    if isinstance(engine, ProcessGroup) or not place.launched or place.world == 1:
+    process = ProcessEnvironment.here()
+    if isinstance(engine, ProcessGroup) or not process.launched or process.world == 1:
         expect(processes == 1, "trainer.devices", "one device, which all clients of a process share,", devices)
         return
     given = f"{type(engine).__name__} with a strategy of {processes} processes"
-    what = f"ProcessGroup, or the strategy to be one of {place.world} processes, as torchrun started,"
-    expect(processes == place.world, "trainer.engine", what, given)
+    what = f"ProcessGroup, or the strategy to be one of {process.world} processes, as torchrun started,"
+    expect(processes == process.world, "trainer.engine", what, given)

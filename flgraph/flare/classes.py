@@ -59,7 +59,7 @@ def refuse_foreign_classes(config: Any, allow: tuple[str, ...]) -> None:
         check.value("model", config["model"], (pl.LightningModule,))
         check.arguments("trainer", config["trainer"], FederatedTrainer)
     except RecursionError as error:  # YAML has mappings that hold themselves
-        raise InputError("Expected `configuration` to be a tree but got one that goes on without end.") from error
+        raise InputError("configuration", "a tree", "one that goes on without end") from error
 
 
 def refuse_foreign_names(config: Any, allow: tuple[str, ...]) -> None:
@@ -94,7 +94,7 @@ class _Check:
         try:
             found = getattr(import_module(module), last)  # unlike the parser's, goes through no attributes of modules
         except (ImportError, AttributeError) as error:
-            raise InputError(f"Expected `class_path` to be the name of a class but got {name!r} ({error}).") from error
+            raise InputError("class_path", "the name of a class", f"{name!r} ({error})") from error
         expect(isinstance(found, type), "class_path", "the name of a class", name)
         own = f"{found.__module__}.{found.__qualname__}"
         sound = name in self.allow or self.allows(own) or own.startswith(f"{module}.")

@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,13 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from flgraph.errors import EngineError, InputError
-from flgraph.federation.engines import ClientError
-from flgraph.flare.run import serve
+from flgraph.errors import ClientError, EngineError, encode_error
+from flgraph.federation.engines.host import Message
+from flgraph.flare.jobs import OUTCOME, RESULTS
+from flgraph.flare.run import open_site, serve
 from flgraph.flare.settings import read_settings
 
 TOPIC, HELLO, BODY = "flgraph", "hello", "body"
-OUTCOME = "outcome.json"
-"""How a job ended, in its workspace: ``state`` is ``done``, ``failed`` or ``again`` (another job may go on)."""
 
 
 class FederationController(Controller):
@@ -54,8 +53,8 @@ class FederationController(Controller):
         ask_every: float = 10.0,
     ) -> None:
         super().__init__()
-        self.config, self.run_name, self.sites = config, name, list(sites)
-        self.deadline, self.min_clients, self.wait, self.ask_every = deadline, min_clients, wait, ask_every
+        self.config, self.run_name, self.sites, self.wait = config, name, list(sites), wait
+        self.options = {"deadline": deadline, "min_clients": min_clients, "ask_every": ask_every}
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Nothing to do."""
@@ -67,26 +66,21 @@ class FederationController(Controller):
         """The run, from greeting to results."""
         workspace = fl_ctx.get_engine().get_workspace()
         folder = Path(workspace.get_run_dir(fl_ctx.get_job_id()))
+        outcome: dict[str, Any] = {"state": "done"}
         try:
-            post = AuxPost(fl_ctx, abort_signal)
+            transport = AuxTransport(fl_ctx, abort_signal)
             self._greet(abort_signal, fl_ctx)
-            sites = {site: self._open(post, site) for site in self.sites}
+            sites = {site: open_site(transport, site, self.config, self.options["deadline"]) for site in self.sites}
             settings = read_settings(Path(workspace.get_root_dir()))
-            times = {"deadline": self.deadline, "min_clients": self.min_clients, "ask_every": self.ask_every}
-            run = serve(self.config, self.run_name, post, sites, settings, times)
-            for file in ("results.json", "history.jsonl", "config.yaml"):
+            run = serve(self.config, self.run_name, transport, sites, settings, self.options)
+            for file in RESULTS:
                 shutil.copy(run / file, folder / file)
-            outcome = {"state": "done", "told": str(run)}
-        except (InputError, ClientError) as error:
-            outcome = {"state": "failed", "told": " ".join([str(error), *getattr(error, "__notes__", [])])}
-        except EngineError as error:
-            outcome = {"state": "again", "told": str(error)}
         except BaseException as error:
-            outcome = {"state": "failed", "told": f"{type(error).__name__}: {error}"}
+            lost = isinstance(error, EngineError) and not isinstance(error, ClientError)
+            outcome = {"state": "lost" if lost else "failed", "error": {**encode_error(error), "trace": ""}}
             self.log_error(fl_ctx, traceback.format_exc())
+            self.system_panic(str(error), fl_ctx)
         (folder / OUTCOME).write_text(json.dumps(outcome))
-        if outcome["state"] != "done":
-            self.system_panic(outcome["told"], fl_ctx)
 
     def _greet(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         task = Task(HELLO, Shareable(), timeout=int(self.wait))
@@ -98,38 +92,28 @@ class FederationController(Controller):
         if missing:
             raise EngineError(f"Sites were not there within {self.wait:g} s: {', '.join(missing)}.")
 
-    def _open(self, post: AuxPost, site: str) -> Mapping[str, Mapping[str, Any]]:
-        reply = post.send(site, {"kind": "open", "config": self.config}, self.deadline)
-        if reply is None:
-            raise EngineError(f"Site `{site}` did not load its data within {self.deadline:g} s.")
-        if "error" in reply:
-            raise InputError(f"Site `{site}`: {reply['error']}")
-        about: dict[str, dict[str, Any]] = json.loads(reply["about"])
-        return about
 
-
-class AuxPost:
+class AuxTransport:
     """Pushes messages to sites as FLARE's auxiliary requests.
 
     Args:
         fl_ctx: FLARE's context of the job.
-        abort_signal: tells that the job is over.
+        abort_signal: set when the job is over.
     """
 
     def __init__(self, fl_ctx: FLContext, abort_signal: Signal) -> None:
         self._engine, self._fl_ctx, self._abort = fl_ctx.get_engine(), fl_ctx, abort_signal
 
-    def send(self, site: str, message: Mapping[str, Any], timeout: float) -> Mapping[str, Any] | None:
-        """See :class:`~flgraph.federation.engines.remote.Post`."""
-        box: list[Mapping[str, Any]] = []
+    def send(self, site: str, message: Message, timeout: float) -> Message | None:
+        """See :class:`~flgraph.federation.engines.remote.SiteTransport`."""
+        answers: list[Message] = []
 
         def ask() -> None:
             request = Shareable()
-            request[BODY] = dict(message)
-            replies = self._engine.send_aux_request([site], TOPIC, request, timeout, self._fl_ctx) or {}
-            reply = replies.get(site)
+            request[BODY] = bytes(message.to_bytes())
+            reply = (self._engine.send_aux_request([site], TOPIC, request, timeout, self._fl_ctx) or {}).get(site)
             if reply is not None and reply.get_return_code() == ReturnCode.OK:
-                box.append(reply[BODY])
+                answers.append(Message.from_bytes(reply[BODY]))
 
         # FLARE's call does not look at the abort signal, and must not keep the job from ending.
         thread = threading.Thread(target=ask, daemon=True)
@@ -138,4 +122,4 @@ class AuxPost:
             thread.join(0.05)
             if self._abort.triggered:
                 raise EngineError("FLARE ended the job.")
-        return box[0] if box else None
+        return answers[0] if answers else None

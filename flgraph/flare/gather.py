@@ -20,7 +20,7 @@ from flgraph.runs.checkpoint import (
     read_manifest,
     state_name,
 )
-from flgraph.runs.site_states import is_whole, saved_at, state_file
+from flgraph.runs.site_states import is_complete, read_locations, state_file
 
 
 def gather(name: str, kits: Path, out: Path) -> Path:
@@ -54,15 +54,15 @@ def gather(name: str, kits: Path, out: Path) -> Path:
         try:
             _copy(run, whole, kits)
         except FileNotFoundError as error:
-            raise InputError(f"Expected `name` to be a run that has stopped but {name} is going on.") from error
-        _settle(whole / "config.yaml", name, out)
+            raise InputError("name", "a run that has stopped", f"{name}, which is going on") from error
+        _change_config(whole / "config.yaml", name, out)
         whole.rename(target)
     return target
 
 
 def _copy(run: Path, target: Path, kits: Path) -> None:
     there = CheckpointStore(run / "checkpoints")
-    checkpoints = {round: there.path(round) for round in there.rounds() if is_whole(there.path(round) / CLIENTS)}
+    checkpoints = {round: there.path(round) for round in there.rounds() if is_complete(there.path(round) / CLIENTS)}
     expect(len(checkpoints) > 0, "name", "a run with a checkpoint for which all sites were there", run)
     shutil.copytree(run, target, ignore=shutil.ignore_patterns("checkpoints"))
     best = there.best()
@@ -78,13 +78,12 @@ def _copy(run: Path, target: Path, kits: Path) -> None:
 def _states(folder: Path, kits: Path) -> dict[str, Path]:
     """File of every client of a checkpoint, in the folder of its site."""
     found = {file.stem: file for file in folder.glob(state_name("*"))}  # of a run that one machine began
-    for pointer in sorted(folder.glob("*.json")):
-        site, label = saved_at(folder, pointer.stem)
-        kit = kits / site
-        expect(kit.is_dir(), "--kits", f"a folder with the kit of site `{site}`", kits)
-        file = state_file(clients_folder(read_settings(kit)), pointer.stem, label)
-        expect(file.is_file(), "--kits", f"with the state of client `{pointer.stem}`, {file}", "none")
-        found[pointer.stem] = file
+    for client, location in read_locations(folder).items():
+        kit = kits / location.site
+        expect(kit.is_dir(), "--kits", f"a folder with the kit of site `{location.site}`", kits)
+        file = state_file(clients_folder(read_settings(kit)), client, location.label)
+        expect(file.is_file(), "--kits", f"with the state of client `{client}`, {file}", "none")
+        found[client] = file
     return found
 
 
@@ -96,7 +95,7 @@ def _writer(states: dict[str, Path]) -> Callable[[Path, Path | None], None]:
     return write
 
 
-def _settle(file: Path, name: str, out: Path) -> None:
+def _change_config(file: Path, name: str, out: Path) -> None:
     """The server's configuration names its own folder, and no data."""
     if not file.is_file():
         return

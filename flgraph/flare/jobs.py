@@ -11,12 +11,18 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NoAnswer
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from flgraph.errors import EngineError, InputError, expect
+from flgraph.errors import ClientError, EngineError, InputError, decode_error, expect
 from flgraph.flare.kits import ADMIN, CLASSES
+
+RESULTS = ("results.json", "history.jsonl", "config.yaml")
+"""What of a run goes to who submitted it."""
+
+OUTCOME = "outcome.json"
+"""How a job ended, in its workspace: ``state`` is ``done``, ``failed`` or ``lost`` (another job may go on)."""
 
 _CALL = 30.0
 """Seconds for a call to the server; FLARE's own have none, and one may hang."""
@@ -66,9 +72,9 @@ class Supervisor:
 
     Args:
         admin: the administrator's kit.
-        sites: that take part, in the order of the federation; all that the server knows when empty.
+        sites: that take part, in the order of the federation; all that are connected when empty.
         attempts: jobs at most.
-        patience: seconds in which a server that does not answer must come back.
+        timeout: seconds in which a server that does not answer must come back.
         report: called with a line for whatever happens.
     """
 
@@ -77,13 +83,13 @@ class Supervisor:
         admin: Path,
         sites: Sequence[str] = (),
         attempts: int = 20,
-        patience: float = 300.0,
+        timeout: float = 300.0,
         report: Callable[[str], None] = print,
     ) -> None:
         expect((admin / "startup").is_dir(), "--admin", "the administrator's start-up kit", admin)
         expect(attempts >= 1, "--attempts", "1 or more", attempts)
         self.admin, self.sites, self.attempts = admin.resolve(), list(sites), attempts
-        self.patience, self.report = patience, report
+        self.timeout, self.report = timeout, report
         self._session: Any = None
         self._calls = ThreadPoolExecutor(4)  # one that hangs must not hold up the others
 
@@ -100,38 +106,44 @@ class Supervisor:
             The folder with ``results.json``.
 
         Raises:
-            InputError: the run failed for a reason that another attempt would not change.
+            InputError: the run failed for a reason of the user's.
+            ClientError: a client failed, or something else that another attempt would not change.
             EngineError: a site is not there, too many jobs were lost, or the server is gone.
         """
         sites = self.sites or sorted(self._connected())
         expect(len(sites) > 0, "--sites", "one or more that are connected to the server", "none")
         self._wait_for_sites(sites, options["wait"])
         for attempt in range(1, self.attempts + 1):
-            number = self._running(name)  # of a supervisor that was stopped: two jobs must not write one run
-            if number is None:
+            job = self._running(name)  # of a supervisor that was stopped: two jobs must not write one run
+            if job is None:
                 with tempfile.TemporaryDirectory() as folder:
-                    number = self._submit(write_job(Path(folder), name, config, sites, options))
-            self.report(f"job {number}, attempt {attempt}, sites {', '.join(sites)}")
-            outcome = self._watch(number, sites, out / name)
-            if outcome["state"] == "done":
+                    job = self.submit(write_job(Path(folder), name, config, sites, options))
+            self.report(f"job {job}, attempt {attempt}, sites {', '.join(sites)}")
+            lost = self._wait_for(job, sites, out / name)
+            if not lost:
                 return out / name
-            if outcome["state"] == "failed":
-                raise InputError(outcome["told"])
-            self.report(f"lost: {outcome['told']}; going on from the last whole round")
+            self.report(f"lost: {lost}; going on from the last whole round")
         raise EngineError(f"{self.attempts} jobs were lost before the run was done.")
 
-    def status(self) -> dict[str, Any]:
-        """Sites that are connected, and jobs, the newest first, as plain values."""
-        info = self._patiently(lambda session: session.get_system_info())
-        jobs = self._patiently(lambda session: session.list_jobs())
-        return {
-            "server": str(info.server_info.status),
-            "sites": {client.name: float(client.last_connect_time) for client in info.client_info},
-            "jobs": [
-                {"id": job["job_id"], "name": job.get("job_name", ""), "status": str(job["status"])}
-                for job in jobs or []
-            ],
-        }
+    def status(self) -> list[str]:
+        """Lines about the server, sites that are connected, and jobs, the newest first."""
+        info = self._info()
+        server = "a job" if str(info.server_info.status) == "started" else "no job"
+        sites = {client.name: time.time() - float(client.last_connect_time) for client in info.client_info}
+        return [
+            f"server: up, {server} is running",
+            *(f"site {site}: last heard {seconds:.0f} s ago" for site, seconds in sites.items()),
+            *(f"job {job['job_id']} {job.get('job_name', '')}: {job['status']}" for job in self._jobs()),
+        ]
+
+    def submit(self, job: Path) -> str:
+        """Submits a job and returns its id."""
+        token = uuid.uuid4().hex  # a call that is repeated because its answer was lost makes no second job
+        return str(self._call(lambda session: session.submit_job(str(job), submit_token=token)))
+
+    def meta(self, job: str) -> dict[str, Any]:
+        """What the server knows of a job."""
+        return dict(self._call(lambda session: session.get_job_meta(job)))
 
     def close(self) -> None:
         """Ends the session."""
@@ -139,123 +151,133 @@ class Supervisor:
         if self._session is not None:
             self._session.api.close()
 
-    # ----------------------------------------------------------------------------------------------------- helpers
-    def _submit(self, job: Path) -> str:
-        token = uuid.uuid4().hex  # a call that is repeated because its answer was lost makes no second job
-        number: str = self._patiently(lambda session: session.submit_job(str(job), submit_token=token))
-        return number
+    # -------------------------------------------------------------------------------------------------------- a job
+    def _wait_for(self, job: str, sites: Sequence[str], out: Path) -> str:
+        """Waits for the end of a job; ends it where a site runs again that the job has lost.
 
-    def _running(self, name: str) -> str | None:
-        """The job of this run that the server is working on."""
-        info = self._patiently(lambda session: session.get_system_info())
-        working = {job.job_id for job in info.job_info}
-        jobs = self._patiently(lambda session: session.list_jobs()) or []
-        return next((job["job_id"] for job in jobs if job.get("job_name") == name and job["job_id"] in working), None)
-
-    def _watch(self, number: str, sites: Sequence[str], out: Path) -> dict[str, str]:
-        """Waits for the end of a job; ends it where a site runs again that the job has lost."""
+        Returns:
+            Why the job was lost; empty if the run is done.
+        """
         since: dict[str, float] = {}  # when a site, or the server's half, was first seen outside of the job
         joined: set[str] = set()
         missing = ""
         while True:
             try:
-                status = str(self._patiently(lambda session: session.get_job_meta(number))["status"])
+                status = str(self.meta(job)["status"])
             except InputError as error:
-                return {"state": "again", "told": str(error)}
+                return str(error)
             if "FINISHED" in status:
-                return self._outcome(number, status, out)
+                return self._take_results(job, status, out)
             if "RUNNING" not in status:  # FLARE starts it when all are there
-                missing = self._tell_missing(sites, missing)
-            if "RUNNING" in status:
-                info = self._patiently(lambda session: session.get_system_info())
-                working = self._working(number)
+                missing = self._report_missing(sites, missing)
+            else:
+                info = self._info()
+                working = self._working(job)
                 joined |= working
-                here = _heard(info)
-                lost = {site for site in joined - working if site in here}
-                if number not in {job.job_id for job in info.job_info}:
+                lost = (joined - working) & _heard(info)
+                if job not in {running.job_id for running in info.job_info}:
                     lost.add("")  # a server that was killed lists its jobs as running for ever
                 since = {name: since.get(name, time.monotonic()) for name in lost}
                 if any(time.monotonic() - when > _GRACE for when in since.values()):
-                    return self._give_up(number, lost, out)
+                    return self._give_up(job, lost, out)
             time.sleep(1.0)
 
-    def _give_up(self, number: str, lost: set[str], out: Path) -> dict[str, str]:
+    def _give_up(self, job: str, lost: set[str], out: Path) -> str:
         if "" in lost:  # or its half of the job is done, and FLARE still waits for a site that is gone
-            with suppress(InputError, EngineError):
-                self._patiently(lambda session: session.abort_job(number), _CALL)
-                self._wait_for_end(number, _CALL)
-                return self._outcome(number, "ended by the supervisor", out)
-            return {"state": "again", "told": "the server was started again"}
-        self._patiently(lambda session: session.abort_job(number))
-        self._wait_for_end(number)
-        return {"state": "again", "told": f"started again outside of the job: {', '.join(sorted(lost))}"}
+            try:
+                self._abort(job, _CALL)
+            except (InputError, EngineError):
+                return "the server was started again"
+            return self._take_results(job, "ended by the supervisor", out)
+        self._abort(job, self.timeout)
+        return f"started again outside of the job: {', '.join(sorted(lost))}"
 
-    def _wait_for_end(self, number: str, patience: float | None = None) -> None:
-        until = time.monotonic() + (patience or self.patience)
-        while "FINISHED" not in str(self._patiently(lambda session: session.get_job_meta(number))["status"]):
+    def _abort(self, job: str, timeout: float) -> None:
+        self._call(lambda session: session.abort_job(job), timeout)
+        until = time.monotonic() + timeout
+        while "FINISHED" not in str(self.meta(job)["status"]):
             if time.monotonic() > until:
-                raise EngineError(f"Job {number} does not end.")
+                raise EngineError(f"Job {job} does not end.")
             time.sleep(1.0)
 
-    def _outcome(self, number: str, status: str, out: Path) -> dict[str, str]:
-        """What the job's server half wrote at its end; FLARE's own status does not tell enough."""
+    def _take_results(self, job: str, status: str, out: Path) -> str:
+        """What the job's server half wrote at its end; FLARE's own status does not say enough. Returns why it was lost.
+
+        Raises:
+            InputError: the job failed because of something that the user gave.
+            ClientError: it failed otherwise.
+        """
         with tempfile.TemporaryDirectory() as folder:
             try:
-                self._patiently(lambda session: session.download_job_result(number, folder))
+                self._call(lambda session: session.download_job_result(job, folder))
             except InputError as error:
-                return {"state": "again", "told": f"{status}, and its results are gone: {error}"}
-            found = sorted(Path(folder).rglob("outcome.json"))
+                return f"{status}, and its results are gone: {error}"
+            found = sorted(Path(folder).rglob(OUTCOME))
             if not found:
-                return {"state": "again", "told": f"the job ended as {status}"}
-            outcome: dict[str, str] = json.loads(found[0].read_text())
-            out.mkdir(parents=True, exist_ok=True)
-            for file in ("results.json", "history.jsonl", "config.yaml"):
-                if (found[0].parent / file).is_file():
+                return f"the job ended as {status}"
+            outcome = json.loads(found[0].read_text())
+            if outcome["state"] == "done":
+                out.mkdir(parents=True, exist_ok=True)
+                for file in RESULTS:
                     shutil.copy(found[0].parent / file, out / file)
-        return outcome
+                return ""
+        cause = decode_error(outcome["error"])
+        if outcome["state"] == "lost":
+            return str(cause)
+        raise cause if isinstance(cause, InputError | ClientError) else ClientError(str(cause))
 
+    def _running(self, name: str) -> str | None:
+        """The job of this run that the server is working on."""
+        working = {job.job_id for job in self._info().job_info}
+        jobs = (job["job_id"] for job in self._jobs() if job.get("job_name") == name)
+        return next((job for job in jobs if job in working), None)
+
+    def _working(self, job: str) -> set[str]:
+        """Sites that run the job."""
+        entries = self._call(lambda session: session.get_client_job_status()) or []
+        return {entry["client_name"] for entry in entries if entry.get("job_id") == job}
+
+    # ---------------------------------------------------------------------------------------------------- the server
     def _wait_for_sites(self, sites: Sequence[str], seconds: float) -> None:
         until, missing = time.monotonic() + seconds, ""
-        while missing := self._tell_missing(sites, missing):
+        while missing := self._report_missing(sites, missing):
             if time.monotonic() > until:
                 raise EngineError(f"Sites were not there within {seconds:g} s: {missing}.")
             time.sleep(1.0)
 
-    def _tell_missing(self, sites: Sequence[str], told: str) -> str:
+    def _report_missing(self, sites: Sequence[str], reported: str) -> str:
         missing = ", ".join(sorted(set(sites) - self._connected()))
-        if missing and missing != told:
+        if missing and missing != reported:
             self.report(f"waiting for {missing}")
         return missing
 
     def _connected(self) -> set[str]:
-        return _heard(self._patiently(lambda session: session.get_system_info()))
+        return _heard(self._info())
 
-    def _working(self, number: str) -> set[str]:
-        """Sites that run the job."""
-        told = self._patiently(lambda session: session.get_client_job_status()) or []
-        return {entry["client_name"] for entry in told if entry.get("job_id") == number}
+    def _info(self) -> Any:
+        return self._call(lambda session: session.get_system_info())
 
-    def _patiently(self, call: Callable[[Any], Any], patience: float | None = None) -> Any:
+    def _jobs(self) -> list[dict[str, Any]]:
+        return list(self._call(lambda session: session.list_jobs()) or [])
+
+    def _call(self, call: Callable[[Any], Any], timeout: float | None = None) -> Any:
         """Calls the server; logs in again while it is away."""
-        patience = patience or self.patience
-        until, told = time.monotonic() + patience, ""
+        timeout = timeout or self.timeout
+        until, why = time.monotonic() + timeout, ""
         while time.monotonic() < until:
             try:
                 if self._session is None:
                     self._session = self._calls.submit(self._log_in).result(_CALL)
-                session = self._session
-                return self._calls.submit(call, session).result(_CALL)
-            except InputError:
-                raise
+                return self._calls.submit(call, self._session).result(_CALL)
             except NoAnswer:
-                told = f"no answer within {_CALL:g} s"
+                why = f"no answer within {_CALL:g} s"
             except Exception as error:
                 if _is_final(error):
-                    raise InputError(f"Expected the server to do what was asked but got: {error}.") from error
-                told = f"{type(error).__name__}: {error}"
+                    raise InputError("request", "one that the server takes", error) from error
+                why = f"{type(error).__name__}: {error}"
             self._session = None
             time.sleep(2.0)
-        raise EngineError(f"The server did not answer for {patience:g} s: {told}.")
+        raise EngineError(f"The server did not answer for {timeout:g} s: {why}.")
 
     def _log_in(self) -> Any:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
@@ -275,12 +297,5 @@ def _is_final(error: Exception) -> bool:
     """Whether asking again would give the same."""
     from nvflare.fuel.flare_api import api_spec
 
-    kinds = (
-        "JobNotFound",
-        "InvalidJobDefinition",
-        "AuthorizationError",
-        "AuthenticationError",
-        "JobNotDone",
-        "JobNotRunning",
-    )
-    return type(error).__name__ in kinds and hasattr(api_spec, type(error).__name__)
+    names = "JobNotFound InvalidJobDefinition AuthorizationError AuthenticationError JobNotDone JobNotRunning"
+    return isinstance(error, tuple(getattr(api_spec, name) for name in names.split()))

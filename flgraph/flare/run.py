@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import json
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,12 @@ import pytorch_lightning as pl
 import yaml
 
 from flgraph.cli.fit import FederatedCLI
-from flgraph.errors import InputError, expect
-from flgraph.federation.engines.remote import Host, Post, Remote
+from flgraph.errors import ClientError, EngineError, InputError, expect
+from flgraph.federation.engines.host import Message, SiteHost, attempt, without_traceback
+from flgraph.federation.engines.remote import Remote, SiteTransport, at_site
 from flgraph.federation.lightning import WHERE
 from flgraph.flare.classes import refuse_foreign_classes, refuse_foreign_names
-from flgraph.flare.settings import SiteSettings, clients_folder, site_seed
+from flgraph.flare.settings import SiteSettings, clients_folder, read_settings, site_seed
 from flgraph.runs.checkpoint import find_checkpoint
 
 
@@ -47,11 +46,43 @@ class SitesData(pl.LightningDataModule):
         Raises:
             InputError: always.
         """
-        raise InputError(f"Expected `client` to be at this place but got `{name}`, whose data its site keeps.")
+        raise InputError("client", "in this process", f"`{name}`, whose data its site keeps")
 
 
-def host(config: str, settings: SiteSettings) -> Host:
-    """A site's half: its clients, made of the job's model and algorithm and its own data.
+class Site:
+    """A site's half of a job: opens it with the clients that are here, then answers for them.
+
+    Args:
+        kit: the site's, whose settings are read when the job opens.
+    """
+
+    def __init__(self, kit: Path) -> None:
+        self.kit = kit
+        self.host: SiteHost | None = None
+        self._opening = threading.Lock()
+
+    def answer(self, request: Message) -> Message:
+        """What to answer to :func:`open_site` or a :class:`~flgraph.federation.engines.remote.Remote` engine."""
+        if request.header["do"] == "open":
+            with self._opening:
+                return without_traceback(attempt(lambda: self._open(request.header["config"])))
+        assert self.host is not None
+        return self.host.answer(request)
+
+    def _open(self, config: str) -> Message:
+        settings = read_settings(self.kit)
+        self.host = host(config, settings)
+        about = {name: client.disclosed for name, client in self.host.clients.items()}
+        # The site's own choices, but for where it computes, go with what a run must share to go on.
+        trainer = {key: value for key, value in settings.trainer.items() if key not in WHERE}
+        if trainer:
+            for own in about.values():
+                own["data"] = {**own["data"], "trainer": trainer}
+        return Message({"about": about})
+
+
+def host(config: str, settings: SiteSettings) -> SiteHost:
+    """A site's clients, made of the job's model and algorithm and the site's own data.
 
     Args:
         config: the job's configuration as YAML, without data.
@@ -60,21 +91,36 @@ def host(config: str, settings: SiteSettings) -> Host:
     Raises:
         InputError: the configuration names a class that the site does not allow, or cannot be used with its data.
     """
-    content = yaml.safe_load(config)
-    refuse_foreign_classes(content, settings.allow)
     expect(bool(settings.data), "data", "in the site's local/flgraph.yaml", "none")
-    quiet = {"engine": None, "enable_progress_bar": False, "logger": False, "enable_checkpointing": False}
-    content["trainer"] = {**content["trainer"], **quiet, "default_root_dir": settings.folder, **settings.trainer}
-    cli = _configured({**content, "data": dict(settings.data)}, settings)
+    quiet = {"logger": False, "enable_checkpointing": False, "default_root_dir": settings.folder}
+    cli = _configured(config, settings, quiet, settings.data)
     seed = site_seed(settings, cli.trainer.seed)
     clients = cli.trainer.host(cli.model, cli.datamodule, settings.clients or None, seed)
-    return Host(clients, clients_folder(settings))
+    return SiteHost(clients, clients_folder(settings))
+
+
+def open_site(transport: SiteTransport, site: str, config: str, deadline: float) -> Mapping[str, Mapping[str, Any]]:
+    """Has a site make its clients for a job; returns what they tell of themselves, by name.
+
+    Raises:
+        InputError: the site refuses the job, or its settings cannot be used.
+        ClientError: it failed otherwise.
+        EngineError: it did not answer in time.
+    """
+    answer = transport.send(site, Message({"do": "open", "config": config}), deadline)
+    if answer is None:
+        raise EngineError(f"Site `{site}` did not load its data within {deadline:g} s.")
+    if answer.error is not None:
+        error = at_site(site, answer.error)
+        raise error if isinstance(error, InputError) else ClientError(str(error))
+    about: dict[str, dict[str, Any]] = answer.header["about"]
+    return about
 
 
 def serve(
     config: str,
     name: str,
-    post: Post,
+    transport: SiteTransport,
     sites: Mapping[str, Mapping[str, Mapping[str, Any]]],
     settings: SiteSettings,
     options: Mapping[str, Any],
@@ -84,7 +130,7 @@ def serve(
     Args:
         config: the job's configuration as YAML, without data.
         name: of the run.
-        post: carries messages to the sites.
+        transport: carries messages to the sites.
         sites: site to what its clients tell of themselves, by name.
         settings: of the server.
         options: further arguments of :class:`~flgraph.federation.engines.remote.Remote`.
@@ -95,29 +141,13 @@ def serve(
     Raises:
         EngineError: clients are gone; the next job goes on from the last whole round.
     """
-    content = yaml.safe_load(config)
-    refuse_foreign_classes(content, settings.allow)
-    engine = Remote(post, sites, **options)
-    own = {"engine": None, "enable_progress_bar": False, "default_root_dir": settings.folder, "name": name}
-    content["trainer"] = {**content["trainer"], **own, **settings.trainer}
+    engine = Remote(transport, sites, **options)
     data = {"class_path": "flgraph.flare.run.SitesData", "init_args": {"names": list(engine.site_of), "title": name}}
-    cli = _configured({**content, "data": data}, settings)
+    cli = _configured(config, settings, {"default_root_dir": settings.folder, "name": name}, data)
     cli.trainer.engine = engine
     cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=_newest(Path(settings.folder) / name))
     assert cli.trainer.run_dir is not None
     return cli.trainer.run_dir
-
-
-def tell(host: Host, settings: SiteSettings) -> str:
-    """What a site's clients tell of themselves, as JSON.
-
-    The site's own ``trainer`` fields, but for those that say where it computes, go with what a run must share to go on.
-    """
-    trainer = {key: value for key, value in settings.trainer.items() if key not in WHERE}
-    told = {name: client.disclosed for name, client in host.clients.items()}
-    if trainer:
-        told = {name: {**about, "data": {**about["data"], "trainer": trainer}} for name, about in told.items()}
-    return json.dumps(told)
 
 
 def _newest(runs: Path) -> str | None:
@@ -142,22 +172,25 @@ class _JobCLI(FederatedCLI):
         super().before_instantiate_classes()
 
 
-def _configured(content: Mapping[str, Any], settings: SiteSettings) -> FederatedCLI:
-    """Model, data and trainer of a configuration.
+def _configured(
+    config: str, settings: SiteSettings, trainer: Mapping[str, Any], data: Mapping[str, Any]
+) -> FederatedCLI:
+    """Model, data and trainer of a job.
 
     Args:
-        content: of the job, with what the site or the server adds.
-        settings: of the one that it is.
+        config: of the job, as YAML.
+        settings: of the site or server that this is; its classes are looked at before anything is imported.
+        trainer: arguments of the trainer that are not the job's choice; ``settings`` may name further ones.
+        data: the data section.
 
     Raises:
         InputError: it cannot be used; with the sentence that the command line would end with.
     """
-    told = io.StringIO()
+    content = yaml.safe_load(config)
+    refuse_foreign_classes(content, settings.allow)
+    own = {"engine": None, "enable_progress_bar": False, **trainer, **settings.trainer}
+    content = {**content, "trainer": {**content["trainer"], **own}, "data": dict(data)}
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(yaml.safe_dump(content, sort_keys=False))
         file.flush()
-        try:
-            with redirect_stderr(told):
-                return _JobCLI(["--config", file.name], settings)
-        except SystemExit as error:  # a job's process must live on to tell
-            raise InputError(told.getvalue().strip().removeprefix("flgraph: error: ")) from error
+        return _JobCLI(["--config", file.name], settings)

@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 
 from flgraph.errors import InputError, expect
-from flgraph.federation.seeding import derive_seed
 
 FILE, SECRET = "flgraph.yaml", "secret"
 ALLOWED = ("flgraph.*", "pytorch_lightning.callbacks.*")
@@ -53,8 +52,8 @@ def read_yaml(file: Path) -> Any:
     try:
         return yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        told = " ".join(str(error).split())
-        raise InputError(f"Expected `{file}` to be a YAML file but got one that cannot be read ({told}).") from error
+        why = " ".join(str(error).split())
+        raise InputError(str(file), "a YAML file", f"one that cannot be read ({why})") from error
 
 
 def read_settings(kit: Path) -> SiteSettings:
@@ -105,6 +104,8 @@ def site_seed(settings: SiteSettings, run: int) -> int:
     Raises:
         InputError: what lies in place of the secret is none.
     """
+    from flgraph.federation.seeding import derive_seed  # with torch, for which `flgraph flare start` need not wait
+
     if settings.seed is not None:
         return settings.seed
     file = Path(settings.folder) / SECRET

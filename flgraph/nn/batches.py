@@ -59,11 +59,6 @@ class EgoBatch(TensorBatch):
         labels = y[ego_graphs]
         return cls(take_rows(x, nodes), index, labels[:, 0], labels, tuple(fanouts))
 
-    @property
-    def num_ego_graphs(self) -> int:
-        """B."""
-        return self.y.numel()
-
 
 @dataclass
 class WholeGraph(TensorBatch):

@@ -109,7 +109,7 @@ class Method:
     @cached_property
     def order(self) -> tuple[int, bool, list[tuple[int, int, str]]]:
         """As the user named them, what shares nothing first."""
-        return min(run.place for run in self.all), not self.shares_nothing, natural(self.label)
+        return min(run.position for run in self.all), not self.shares_nothing, natural(self.label)
 
     @property
     def rounds(self) -> str:
@@ -122,8 +122,8 @@ class Method:
     @property
     def versions(self) -> list[str]:
         """With what its runs were computed, each combination once."""
-        told = {", ".join(f"{k} {shown(v)}" for k, v in run.versions.items() if k != "git") for run in self.all}
-        return sorted(text for text in told if text)
+        texts = {", ".join(f"{k} {shown(v)}" for k, v in run.versions.items() if k != "git") for run in self.all}
+        return sorted(text for text in texts if text)
 
     @property
     def shares_nothing(self) -> bool:
@@ -152,7 +152,7 @@ class Method:
     def gain(self, baseline: Method, client: str | None = None) -> Spread:
         """Final test metric minus the baseline's: of a client, or of the mean over clients.
 
-        Runs of the same seed, on data that was dealt with the same seeds, are paired; if there are none, it is the
+        Runs of the same seed, on data partitioned with the same seeds, are paired; if there are none, it is the
         difference of the means.
         """
 
@@ -162,11 +162,11 @@ class Method:
             return run.protocol("final")[0].get(self.metric.test, math.nan)
 
         def values(method: Method) -> dict[Any, float]:
-            known: dict[Any, list[float]] = {}
+            by_seed: dict[Any, list[float]] = {}
             for run in method.runs:
                 if run.seed is not None:
-                    known.setdefault((run.seed, seeds(run, "data.")), []).append(value(run))
-            return {key: spread(several)[0] for key, several in known.items()}
+                    by_seed.setdefault((run.seed, seeds(run, "data.")), []).append(value(run))
+            return {key: spread(several)[0] for key, several in by_seed.items()}
 
         mine, other = values(self), values(baseline)
         pairs = [mine[key] - other[key] for key in mine if key in other]
@@ -180,10 +180,10 @@ class Method:
         return spread([run.per_round(what) for run in self.runs])
 
     def parameters(self, which: str) -> float:
-        """Parameters of a client's model (``total``, the mean over clients) or those it shares; NaN if not told."""
+        """Parameters of a client's model (``total``, the mean over clients) or those it shares; NaN if not recorded."""
         for run in self.runs:
-            told = mapping(run.results.get("parameters"))  # by client, or by which
-            part = told[which] if which in told else {name: mapping(of).get(which) for name, of in told.items()}
+            given = mapping(run.results.get("parameters"))  # by client, or by which
+            part = given[which] if which in given else {name: mapping(of).get(which) for name, of in given.items()}
             counts = [number(value) for value in (part.values() if isinstance(part, dict) else [part])]
             if counts and all(math.isfinite(count) for count in counts):
                 return math.fsum(counts) / len(counts)
@@ -241,7 +241,7 @@ class Comparison:
 
     @property
     def compared(self) -> list[Method]:
-        """Methods whose gain can be told."""
+        """Methods with a gain over the baseline."""
         return [m for m in self.methods if self.baseline is not None and m is not self.baseline and m.finished]
 
     def differences(self) -> dict[str, list[str]]:
@@ -263,18 +263,18 @@ def compare(runs: Sequence[Run], name: str | None = None) -> tuple[Metric, list[
     Raises:
         InputError: no run has the metric, or any.
     """
-    told = {metric for run in runs for metric in run.metrics}
-    known = sorted({m.partition("/")[2] for m in told if m.startswith(("test/", "val/"))})
-    known += sorted(m for m in told if m.partition("/")[0].endswith("_test"))
+    measured = {metric for run in runs for metric in run.metrics}
+    names = sorted({m.partition("/")[2] for m in measured if m.startswith(("test/", "val/"))})
+    names += sorted(m for m in measured if m.partition("/")[0].endswith("_test"))
     if name is None:
-        usual = [metric for metric in ("accuracy", "global_test/accuracy") if metric in known]
-        name = next(iter(usual + known), "accuracy")
-    if not known:
+        usual = [metric for metric in ("accuracy", "global_test/accuracy") if metric in names]
+        name = next(iter(usual + names), "accuracy")
+    if not names:
         raise InputError("RUN", "the folder of a run that was evaluated, or above one,", f"{len(runs)} without metrics")
-    expect(name in known, "--metric", f"one of {', '.join(known)}", name)
+    expect(name in names, "--metric", f"one of {', '.join(names)}", name)
     modes = {mode for run in runs for metric, mode in [run.monitor] if metric.partition("/")[2] == name}
     metric = Metric(name, modes == {"min"} or lower_is_better(name))
-    # Settings say what data it is; where checksums tell that two kinds of them come to the same, these are one.
+    # Settings say what data it is; where checksums show that different settings give the same data, it is one.
     same = {data_key(run): contents for run in runs if (contents := contents_key(run))}
     by_data = _grouped(runs, lambda run: same.get(data_key(run), data_key(run)))
     return metric, _told_apart([_comparison(here, metric) for here in by_data])

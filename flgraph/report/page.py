@@ -163,7 +163,7 @@ class Section:
         return _value(mean, std, self._digits)
 
     def _better(self, method: Method) -> float:
-        """How many clients gain; NaN if none is known."""
+        """How many clients gain; NaN if there is no number."""
         gains = [mean for mean, _ in self._gains(method) if math.isfinite(mean)]
         return sum(map(self.metric.better, gains)) if gains else math.nan
 

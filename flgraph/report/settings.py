@@ -60,7 +60,7 @@ def data_key(run: Run) -> str:
 
 
 def contents_key(run: Run) -> str:
-    """Checksums of what the clients held; empty if the run does not tell."""
+    """Checksums of what the clients held; empty if the run has none."""
     held = {name: mapping(of).get("content") for name, of in mapping(run.results.get("data")).items()}
     return _key(held) if held and all(held.values()) else ""
 
@@ -68,7 +68,7 @@ def contents_key(run: Run) -> str:
 def method_key(run: Run) -> str:
     """Tells methods apart."""
     flat = {name: value for name, value in run.flat.items() if not _NOT_THE_METHOD.fullmatch(name)}
-    # Without a model among the settings it came from Python, and only the run's name tells it from others.
+    # Without a model among the settings it came from Python, and only the run's name is left to go by.
     return _key(flat if "model" in flat else {**flat, "": run.name})
 
 

@@ -41,8 +41,8 @@ def value_of(results: Mapping[str, Any], protocol: str, metric: str, mean: str) 
     if protocol in ("final", "best_val") or "folder" not in results:
         values = (results.get(protocol) or {}).get(mean, {})
         # Clients that hold nothing back for validation have no best round.
-        told = values and (protocol != "best_val" or any(name.startswith("val/") for name in values))
-        return number(values.get(metric)) if told else None
+        measured = values and (protocol != "best_val" or any(name.startswith("val/") for name in values))
+        return number(values.get(metric)) if measured else None
     if protocol == "best_test":
         return _best_test(results, metric, mean)
     if mean != "mean":  # the others choose a round for every client; their means are unweighted
@@ -55,8 +55,8 @@ def partition_means(results: Mapping[str, Any]) -> dict[str, float]:
     partition = mapping(results.get("partition"))
     clients = [mapping(client) for client in mapping(partition.get("clients")).values()]
     names = clients[0] if clients else {}
-    told = {name: statistics.fmean(number(client.get(name)) for client in clients) for name in names}
-    return {name: number(mean) for name, mean in {**told, **mapping(partition.get("mean"))}.items()}
+    means = {name: statistics.fmean(number(client.get(name)) for client in clients) for name in names}
+    return {name: number(mean) for name, mean in {**means, **mapping(partition.get("mean"))}.items()}
 
 
 def _best_test(results: Mapping[str, Any], metric: str, mean: str) -> float:

@@ -1,4 +1,4 @@
-"""What configuration files and arguments of a run come to, told without Lightning and torch, which load slowly."""
+"""What configuration files and arguments of a run come to, without Lightning and torch, which load slowly."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 from flgraph.errors import InputError
 
 SEALED = "settings_sha256"
-"""Stands for a client's settings where they are not to be known."""
+"""Stands for a client's settings where nobody else may see them."""
 
 _MACHINE = {"trainer.aggregator.server_accelerator"}
 """Settings that say where something is computed: a run may go on on another machine."""
@@ -55,7 +55,7 @@ def check_settings(
     for name in different:
         client, _, last = name.removeprefix("data.").rpartition(".")
         if last == SEALED:
-            got = "other data or other settings of it (its site tells a digest of them only)"
+            got = "other data or other settings of it (its site sends a digest of them only)"
             raise InputError(f"data.{client}", as_before, got)
         raise InputError(name, f"{then.get(name)!r} {as_before}", repr(now.get(name)))
 
@@ -76,9 +76,9 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def default_arguments(kind: type, prefix: str) -> dict[str, Any]:
+def default_arguments(cls: type, prefix: str) -> dict[str, Any]:
     """Plain default values of a class's arguments, ``prefix.NAME`` to value, as :func:`check_settings` takes them."""
-    arguments = inspect.signature(kind).parameters.items()
+    arguments = inspect.signature(cls).parameters.items()
     return plain_values({f"{prefix}.{name}": of.default for name, of in arguments if of.default is not of.empty})
 
 
@@ -91,7 +91,7 @@ def sealed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What another owner may know of a client's data.
 
     Args:
-        settings: what the client tells at home, with ``num_train_samples``; or what this function made of it.
+        settings: what the client says of itself at home, with ``num_train_samples``; or what this function made of it.
 
     Returns:
         ``num_train_samples``, and a digest of all of them, by which data that has changed is noticed; ``trainer``, the
@@ -107,7 +107,7 @@ def sealed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sealed_like(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """``one``, the data of those clients sealed whose data ``other`` has sealed, as sites tell it."""
+    """``one``, the data of those clients sealed whose data ``other`` has sealed, as sites send it."""
     theirs = other.get("data", {})
     data = {name: sealed(of) if SEALED in theirs.get(name, {}) else of for name, of in one.get("data", {}).items()}
     return {**one, "data": data} if data else dict(one)

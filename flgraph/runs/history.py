@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Mapping
@@ -16,7 +17,11 @@ Metrics = dict[str, dict[str, float]]
 """Client to metric to value."""
 
 SAMPLES = "samples"
-"""``GROUP/samples`` tells on how many samples a client measured the other metrics of the group, as ``val/samples``."""
+"""``GROUP/samples``, such as ``val/samples``: on how many samples a client measured the other metrics of the group."""
+
+
+TOTALS = ("seconds", "bytes_up", "bytes_down", "metric_bytes")
+"""Fields of a round that are summed up."""
 
 
 @dataclass
@@ -31,7 +36,7 @@ class RoundRecord:
         metric_bytes: wire bytes with which clients reported metrics.
         clients: who took part.
         metrics: client to metric to value; empty in rounds without evaluation.
-        server: what the algorithm's server half told of the round (:meth:`Aggregator.log_scalars`).
+        server: what the algorithm's server half reports of the round (:meth:`Aggregator.log_scalars`).
     """
 
     round: int
@@ -74,7 +79,7 @@ def weighted_mean_metrics(metrics: Metrics) -> dict[str, float]:
 
 
 def samples_of(metric: str) -> str:
-    """The name under which clients tell on how many samples they measured a metric."""
+    """The name under which clients report on how many samples they measured a metric."""
     return f"{metric.rpartition('/')[0]}/{SAMPLES}"
 
 
@@ -90,6 +95,9 @@ def _columns(metrics: Metrics) -> Metrics:
     return {name: {client: own[name] for client, own in metrics.items() if name in own} for name in names}
 
 
+_STATE = ("rounds", "totals", "last", "best", "final")
+
+
 class History:
     """All rounds so far: totals and the best round in memory, the rounds themselves in ``history.jsonl``.
 
@@ -101,7 +109,7 @@ class History:
     def __init__(self, monitor: str, mode: str) -> None:
         self.monitor, self.mode = monitor, mode
         self.rounds = 0
-        self.totals = {"seconds": 0.0, "bytes_up": 0, "bytes_down": 0, "metric_bytes": 0}
+        self.totals: dict[str, float] = dict.fromkeys(TOTALS, 0)
         self.last: dict[str, Any] = {}
         self.best: dict[str, Any] = {}
         self.final: dict[str, Any] = {}
@@ -128,15 +136,12 @@ class History:
 
     def state(self) -> dict[str, Any]:
         """For checkpoints."""
-        return {
-            "rounds": self.rounds, "totals": self.totals, "last": self.last, "best": self.best, "final": self.final
-        }  # fmt: skip
+        return {name: getattr(self, name) for name in _STATE}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what :meth:`state` returned."""
-        self.rounds, self.totals = state["rounds"], dict(state["totals"])
-        self.last, self.best = dict(state["last"]), dict(state["best"])
-        self.final = dict(state.get("final", {}))
+        for name in _STATE:
+            setattr(self, name, copy.copy(state.get(name, {})))
 
     def results(self) -> dict[str, Any]:
         """The measured part of ``results.json``."""
@@ -164,10 +169,10 @@ def add_evaluation(record: RoundRecord, file: Path) -> None:
     *lines, last = file.read_text().splitlines(keepends=True)
     before = json.loads(last)
     if not before["metrics"]:
-        known = {field.name: before[field.name] for field in fields(RoundRecord)}
-        sums = {key: known[key] + getattr(record, key) for key in ("seconds", "bytes_up", "bytes_down", "metric_bytes")}
-        whole = RoundRecord(**{**known, **sums, "metrics": record.metrics})
-        write_text("".join([*lines, _line(whole)]), file)
+        values = {field.name: before[field.name] for field in fields(RoundRecord)}
+        for key in TOTALS:
+            values[key] += getattr(record, key)
+        write_text("".join([*lines, _line(RoundRecord(**{**values, "metrics": record.metrics}))]), file)
 
 
 def _line(record: RoundRecord) -> str:
@@ -200,7 +205,7 @@ def read_records(file: Path) -> list[dict[str, Any]]:
 
 
 def _round_of(line: str) -> int | None:
-    """The number of the round that a line tells of; 0 if it tells of none, ``None`` if it was cut short."""
+    """The number of the round in a line; 0 if it has none, ``None`` if it was cut short."""
     try:
         record = json.loads(line)
     except ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import torch
 
 from flgraph.errors import InputError, expect
+from flgraph.runs.files import write_text
 
-KINDS = ("probabilities", "embeddings", "scores")
-"""What the columns of ``predict_step`` may be; a model tells it as its ``predicted``, and the first is the default."""
+PREDICTED = ("probabilities", "embeddings", "scores")
+"""What the columns of ``predict_step`` may be: a model's ``predicted``, the first one if it has none."""
 
 
 def write_predictions(
@@ -33,31 +35,32 @@ def write_predictions(
     Raises:
         InputError: the batches are no such tensors, or not as many rows as the data says.
     """
-    expect(predicted in KINDS, "model.predicted", f"one of {', '.join(KINDS)}", predicted)
+    expect(predicted in PREDICTED, "model.predicted", f"one of {', '.join(PREDICTED)}", predicted)
     values = _joined(client, batches).float()
     rows = rows or {"row": list(range(len(values)))}
     for heading, column in rows.items():
         wanted = f"{len(values)} values, one for each row that was predicted,"
         expect(len(column) == len(values), f"{heading} of client {client}'s prediction_rows", wanted, len(column))
     width = range(values.size(1))
-    said, digits = {
+    heads, digits = {
         "probabilities": (["class", *(f"p{number}" for number in width)], ".6f"),
         "embeddings": ([f"e{number}" for number in width], ".6g"),
         "scores": (["score"] if len(width) == 1 else [f"s{number}" for number in width], ".6g"),
     }[predicted]
-    with open(file, "w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow([*rows, *said])
-        for number, value in enumerate(values):
-            chosen = [int(value.argmax())] if predicted == "probabilities" else []
-            numbers = [format(entry, digits) for entry in value.tolist()]
-            writer.writerow([*(column[number] for column in rows.values()), *chosen, *numbers])
+    stream = io.StringIO()
+    writer = csv.writer(stream)
+    writer.writerow([*rows, *heads])
+    for number, value in enumerate(values):
+        chosen = [int(value.argmax())] if predicted == "probabilities" else []
+        numbers = [format(entry, digits) for entry in value.tolist()]
+        writer.writerow([*(column[number] for column in rows.values()), *chosen, *numbers])
+    write_text(stream.getvalue(), file)
 
 
 def _joined(client: str, batches: list[Any]) -> torch.Tensor:
     tables = bool(batches) and all(isinstance(batch, torch.Tensor) and batch.dim() == 2 for batch in batches)
-    kinds = {f"{list(b.shape)}" if isinstance(b, torch.Tensor) else type(b).__name__ for b in batches}
-    got = ", ".join(sorted(kinds)) or "none"
+    given = {f"{list(b.shape)}" if isinstance(b, torch.Tensor) else type(b).__name__ for b in batches}
+    got = ", ".join(sorted(given)) or "none"
     if not tables:
         raise InputError("predict_step", "a method that gives tensors [rows, columns]", got, f"client `{client}`")
     return torch.cat(batches)

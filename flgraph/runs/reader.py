@@ -32,7 +32,7 @@ class Round:
 
     Args:
         number: counts from 1.
-        seconds: wall-clock time; NaN if not told.
+        seconds: wall-clock time; NaN if not recorded.
         up: bytes of all uploads.
         down: bytes of all downloads.
         clients: metrics per client, NaN where the run wrote null; empty in a round without evaluation.
@@ -55,15 +55,15 @@ class Run:
 
     Args:
         folder: where it lies.
-        place: position of the argument it was found by.
-        seed: of the run, where it is known.
+        position: of the argument it was found by.
+        seed: of the run, where it is recorded.
         config: nested settings; empty if none were written.
         rounds: the history; empty if there is none.
         results: ``results.json``; empty if the run has not come to its end.
     """
 
     folder: Path
-    place: int = 0
+    position: int = 0
     seed: int | None = None
     config: dict[str, Any] = field(default_factory=dict)
     rounds: tuple[Round, ...] = ()
@@ -76,7 +76,7 @@ class Run:
 
     @property
     def count_in_results(self) -> int:
-        """Rounds as ``results.json`` tells."""
+        """Rounds according to ``results.json``."""
         count = number(self.results.get("rounds"))
         return int(count) if math.isfinite(count) else 0
 
@@ -87,7 +87,7 @@ class Run:
 
     @property
     def planned(self) -> int | None:
-        """Rounds it was told to do."""
+        """Rounds it was meant to do."""
         count = number(mapping(self.config.get("trainer")).get("rounds", self.config.get("rounds")))
         return int(count) if math.isfinite(count) else None
 
@@ -106,7 +106,7 @@ class Run:
 
     @property
     def versions(self) -> dict[str, Any]:
-        """What computed it; ``git`` is ``None`` if it does not tell."""
+        """What computed it; ``git`` is ``None`` if that is not recorded."""
         return {"git": None, **mapping(self.results.get("versions"))}
 
     @cached_property
@@ -117,10 +117,8 @@ class Run:
     @cached_property
     def clients(self) -> list[str]:
         """Every client that reported a metric."""
-        known = dict.fromkeys(self.protocol("final")[1])
-        for record in self.rounds:
-            known.update(dict.fromkeys(record.clients))
-        return list(known)
+        final = self.protocol("final")[1]
+        return list(dict.fromkeys([*final, *(client for record in self.rounds for client in record.clients)]))
 
     @property
     def metrics(self) -> set[str]:
@@ -144,9 +142,9 @@ class Run:
         evaluated = [record for record in self.rounds if record.mean]
         if name == "best_val":
             metric, mode = self.monitor
-            known = [record for record in evaluated if math.isfinite(record.mean.get(metric, math.nan))]
+            scored = [record for record in evaluated if math.isfinite(record.mean.get(metric, math.nan))]
             sign = -1 if mode == "min" else 1
-            evaluated = [max(known, key=lambda record: sign * record.mean[metric])] if known else []
+            evaluated = [max(scored, key=lambda record: sign * record.mean[metric])] if scored else []
         return (evaluated[-1].mean, evaluated[-1].clients) if evaluated else ({}, {})
 
     def curve(self, metric: str) -> list[float]:
@@ -164,31 +162,31 @@ class Run:
         """Mean per round of ``seconds``, ``up`` or ``down`` (bytes)."""
         if self.finished:
             bytes_ = mapping(self.results.get("bytes_per_round"))
-            told = number(self.results.get("seconds_per_round") if what == "seconds" else bytes_.get(what))
-            if math.isfinite(told):
-                return told
-        known = [value for record in self.rounds if math.isfinite(value := getattr(record, what))]
-        return math.fsum(known) / len(known) if known else math.nan
+            mean = number(self.results.get("seconds_per_round") if what == "seconds" else bytes_.get(what))
+            if math.isfinite(mean):
+                return mean
+        values = [value for record in self.rounds if math.isfinite(value := getattr(record, what))]
+        return math.fsum(values) / len(values) if values else math.nan
 
 
-def find_runs(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Run], list[Path]]:
+def find_runs(paths: Sequence[str | os.PathLike[str]]) -> tuple[list[Run], list[Path]]:
     """Reads every run at or below some folders.
 
     Args:
-        places: run folders, or folders above them.
+        paths: run folders, or folders above them.
 
     Returns:
         The runs, and the folders of those that are left out because they have not finished a round.
 
     Raises:
-        InputError: a place holds no run, or a file in a run cannot be read.
+        InputError: a path holds no run, or a file in a run cannot be read.
     """
     runs: dict[Path, Run] = {}
     waiting: list[Path] = []
-    for position, given in enumerate(places):
-        place = Path(given)
-        expect(place.is_dir(), "RUN", "a run folder or a folder above run folders", str(given))
-        folders = list(_run_folders(place))
+    for position, given in enumerate(paths):
+        path = Path(given)
+        expect(path.is_dir(), "RUN", "a run folder or a folder above run folders", str(given))
+        folders = list(_run_folders(path))
         expect(bool(folders), "RUN", f"a folder with {' or '.join(FILES)} in it or below", str(given))
         for folder in folders:
             if folder.resolve() in runs:
@@ -204,7 +202,7 @@ def find_runs(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Run], list
     return list(runs.values()), waiting
 
 
-def read_run(folder: Path, place: int = 0) -> Run:
+def read_run(folder: Path, position: int = 0) -> Run:
     """Reads one run folder.
 
     Raises:
@@ -217,7 +215,7 @@ def read_run(folder: Path, place: int = 0) -> Run:
     if math.isnan(seed):
         found = re.search(r"seed[-_=]?(\d+)", folder.resolve().parent.name)
         seed = float(found[1]) if found else math.nan
-    return Run(folder, place, None if math.isnan(seed) else int(seed), config, tuple(rounds), results)
+    return Run(folder, position, None if math.isnan(seed) else int(seed), config, tuple(rounds), results)
 
 
 def read_results(file: Path) -> dict[str, Any]:
@@ -252,9 +250,9 @@ def mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _run_folders(place: Path) -> Iterable[Path]:
+def _run_folders(path: Path) -> Iterable[Path]:
     """In natural order: version_2 before version_10."""
-    for here, below, files in os.walk(place):
+    for here, below, files in os.walk(path):
         if any(name in files for name in FILES):
             below.clear()  # checkpoints are not runs
             yield Path(here)

@@ -1,63 +1,50 @@
-"""Checkpoints of clients that are elsewhere: files that tell which site has a state, and under which label."""
+"""Checkpoints of clients at sites: for each client a file ``NAME.json``, which says where its state is."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flgraph.runs.checkpoint import state_name
-from flgraph.runs.files import write_json
+from flgraph.runs.checkpoint import CLIENTS, state_name
+from flgraph.runs.files import write_text
 
 
-def state_file(folder: Path, name: str, label: str) -> Path:
-    """Where a site keeps the state of a client that was saved under a label; ``folder`` is that of its clients."""
-    return folder / name / state_name(label)
+@dataclass(frozen=True)
+class Location:
+    """Where the state of a client is: at which site, and under which label."""
+
+    site: str
+    label: str
 
 
-def saved_at(folder: Path, name: str) -> tuple[str, str]:
-    """Which site has a client's state, and under which label.
-
-    Args:
-        folder: the clients' folder of a checkpoint.
-        name: of the client.
-
-    Raises:
-        FileNotFoundError: the checkpoint does not point anywhere for this client.
-    """
-    pointer = json.loads((folder / _file(name)).read_text())
-    return pointer["site"], pointer["label"]
-
-
-def point(folder: Path, name: str, site: str, label: str) -> None:
+def write_location(folder: Path, client: str, location: Location) -> None:
     """Writes down where a client's state is; ``folder`` is the clients' of a checkpoint."""
-    write_json({"site": site, "label": label}, folder / _file(name))
+    write_text(json.dumps(asdict(location)), folder / f"{client}.json")
+
+
+def read_locations(folder: Path) -> dict[str, Location]:
+    """Where the clients' states of a checkpoint are, as far as they are at sites."""
+    return {file.stem: Location(**json.loads(file.read_text())) for file in sorted(folder.glob("*.json"))}
 
 
 def labels_in_use(checkpoints: Path) -> set[str]:
-    """Labels of all states that the checkpoints of a run point to."""
-    return {saved_at(file.parent, file.stem)[1] for file in checkpoints.glob(f"*/*/{_file('*')}")}
+    """Labels of all states that the checkpoints of a run name."""
+    folders = checkpoints.glob(f"*/{CLIENTS}")
+    return {location.label for folder in folders for location in read_locations(folder).values()}
 
 
-def is_whole(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
     """Whether all sites were there when a checkpoint was written; ``folder`` is that of its clients."""
-    return all(saved_at(folder, file.stem)[1] == checkpoint_label(folder) for file in folder.glob(_file("*")))
+    return all(location.label == checkpoint_label(folder) for location in read_locations(folder).values())
 
 
 def checkpoint_label(folder: Path) -> str:
-    """What the states of a checkpoint are called: run, version and round."""
+    """What the states of a checkpoint are called: run, version and round; ``folder`` is that of its clients."""
     checkpoint, version = folder.parent, folder.parents[2]
     return f"{version.parent.name}.{version.name}.{checkpoint.name.rpartition('-')[2]}"
 
 
-def has_state(folder: Path, name: str) -> bool:
-    """Whether a checkpoint has a client's state, or tells where it is."""
-    return (folder / state_name(name)).is_file() or (folder / _file(name)).is_file()
-
-
-def client_label(folder: Path, name: str) -> str:
-    """What a client's state in a checkpoint is called; as the checkpoint's own where nothing else is told."""
-    return saved_at(folder, name)[1] if (folder / _file(name)).is_file() else checkpoint_label(folder)
-
-
-def _file(name: str) -> str:
-    return f"{name}.json"
+def state_file(folder: Path, client: str, label: str) -> Path:
+    """Where a site keeps a client's state of that label; ``folder`` is that of the site's clients."""
+    return folder / client / state_name(label)

@@ -103,7 +103,7 @@ def test_what_is_sent_stands_for_whole_batches_and_tells_the_classes(
     for name, given in data.given.items():
         module = NodeDataModule(given.graph, given.train, given.train, given.train, batch_size=4, fanouts=FANOUTS)
         data.given[name] = module  # type: ignore[assignment]
-        assert [batch.num_ego_graphs for batch in module.mixup_dataloader()] == [5, 5, 4]
+        assert [batch.y.numel() for batch in module.mixup_dataloader()] == [5, 5, 4]
     federate(FedEgo(), rounds=1, engine=recorder).fit(net(), data)
     for client, upload in recorder.uploads():
         assert upload.scalars.keys() == {"head", "fanouts"}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import random
+import shutil
 import urllib.error
 import zipfile
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,14 +77,48 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tu_files, "download_url", refuse)
 
 
-@pytest.fixture
-def small(tu_root: Path, tmp_path: Path) -> list[str]:
+def small_run(data: Path, runs: Path) -> list[str]:
     """Options of a run that takes no time."""
     return [
-        *("--data.datasets", "[ALPHA, BETA]", "--data.root", str(tu_root)),
-        *("--trainer.default_root_dir", str(tmp_path / "runs"), "--trainer.accelerator", "cpu"),
+        *("--data.datasets", "[ALPHA, BETA]", "--data.root", str(data)),
+        *("--trainer.default_root_dir", str(runs), "--trainer.accelerator", "cpu"),
         *("--trainer.rounds", "2"),
     ]
+
+
+@pytest.fixture
+def small(tu_root: Path, tmp_path: Path) -> list[str]:
+    """Options of a run that takes no time, into ``runs`` of the test's folder."""
+    return small_run(tu_root, tmp_path / "runs")
+
+
+Trained = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def trained_once(tu_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The folder of a method's run of two rounds, trained when first asked for."""
+    runs = tmp_path_factory.mktemp("trained")
+
+    @cache
+    def train(method: str) -> Path:
+        with redirect_stdout(io.StringIO()):
+            cli.main(["fit", "-c", f"configs/method/{method}.yaml", *small_run(tu_root, runs)])
+        return runs / f"{method}-alpha-beta" / "version_0"
+
+    return train
+
+
+@pytest.fixture
+def trained(trained_once: Trained, tmp_path: Path) -> Trained:
+    """A copy of such a run, where a run with the options ``small`` would lie."""
+
+    def copy(method: str) -> Path:
+        done = trained_once(method)
+        target = tmp_path / "runs" / done.parent.name / done.name
+        return Path(shutil.copytree(done, target, symlinks=True))
+
+    return copy
 
 
 class Done(NamedTuple):

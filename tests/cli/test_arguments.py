@@ -222,11 +222,11 @@ def test_configs_are_found_beside_or_in_the_package() -> None:
         (["--trainer.roundz=3"], "unrecognized arguments: --trainer.roundz=3"),
         (["--trainer.fast_dev_run", "true"], "unrecognized arguments: --trainer.fast_dev_run true"),
         (["--ckpt", "last"], "unrecognized arguments: --ckpt last"),
-        (["--model.hiden", "3"], "Expected `model` to have only fields of flgraph.models.GNN but got `hiden`."),
-        (["--data.batchsize", "3"], "Expected `data` to have only fields of flgraph.data.TUFederation"),
+        (["--model.hiden", "3"], "Expected `model` to be given only fields of flgraph.models.GNN but got `hiden`."),
+        (["--data.batchsize", "3"], "Expected `data` to be given only fields of flgraph.data.TUFederation"),
         (
             ["--trainer.aggregator.mu", "3"],
-            "Expected `trainer.aggregator` to have only fields of flgraph.callbacks.Fed",
+            "Expected `trainer.aggregator` to be given only fields of flgraph.callbacks.Fed",
         ),
         (["--model", "Nope"], "Expected `model` to be the name of a class but got 'Nope'."),
         (["--trainer.aggregator", "Nope"], "Expected `trainer.aggregator` to be the name of a class but got 'Nope'."),
@@ -253,7 +253,7 @@ def test_refused_options(call: Call, small: list[str], tmp_path: Path, options: 
         ("trainers:\n  rounds: 3\n", "does not accept option 'trainers"),
         (
             "model:\n  class_path: flgraph.models.GNN\n  init_args:\n    hiden_channels: 3\n",
-            "Expected `model` to have only fields of flgraph.models.GNN but got `hiden_channels`.",
+            "Expected `model` to be given only fields of flgraph.models.GNN but got `hiden_channels`.",
         ),
         (
             "model:\n  class_path: flgraph.models.GIN\n",

@@ -34,14 +34,14 @@ def test_unknown_data_set(call: Call, small: list[str], tu_root: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"graph_labels": None}, "to hold ALPHA_graph_labels.txt but it has no such file"),
-        ({"A": ["1, 2", "2, 100000"]}, "to join nodes 1 to 173 but got [2, 100000]"),
-        ({"A": ["0, 1"]}, "to join nodes 1 to 173 but got [0, 1]"),
-        ({"A": ["1, 173"]}, "to join nodes of one graph but got [1, 173]"),
-        ({"graph_labels": ["0"] * 39}, "to have one line for each of 40 graphs but got 39"),
+        ({"graph_labels": None}, "`ALPHA_graph_labels.txt` to be a file but got none"),
+        ({"A": ["1, 2", "2, 100000"]}, "edges between nodes 1 to 173 but got [2, 100000]"),
+        ({"A": ["0, 1"]}, "edges between nodes 1 to 173 but got [0, 1]"),
+        ({"A": ["1, 173"]}, "edges between nodes of one graph but got [1, 173]"),
+        ({"graph_labels": ["0"] * 39}, "one line for each of 40 graphs but got 39"),
         ({"graph_labels": ["0"] * 39 + ["x"]}, "`ALPHA_graph_labels.txt`"),
         ({"node_attributes": ["0.5"] * 172 + ["nan"]}, "to be finite but got NaN or infinity on line 173"),
-        ({"node_attributes": ["0.5"] * 3}, "to have one line for each of 173 nodes but got 3"),
+        ({"node_attributes": ["0.5"] * 3}, "one line for each of 173 nodes but got 3"),
     ],
     ids=["missing file", "edge beyond", "edge of 0", "edge between", "few labels", "no label", "NaN", "few nodes"],
 )
@@ -68,11 +68,14 @@ def test_malformed_data_set(
             ["--data.shards", "100"],
             "Expected `data.shards` to be at most 40, the number of graphs of ALPHA, but got 100.",
         ),
-        (["--data.shards", "30"], "validation set but got [0.8, 0.1, 0.1] of 2 graphs in client `ALPHA-1`."),
+        (["--data.shards", "30"], "validation set but got [0.8, 0.1, 0.1] of 2 samples in client `ALPHA-1`."),
         (["--data.batch_size", "-1"], "Expected `data.batch_size` to be 1 or more but got -1."),
         (["--data.eval_batch_size", "0"], "Expected `data.eval_batch_size` to be 1 or more but got 0."),
-        (["--data.fractions", "[0.5, 0.1, 0.1]"], "that sum to 1, the first of them positive but got [0.5, 0.1, 0.1]"),
-        (["--data.fractions", "[0.5, 0.5]"], "`data.fractions` to be three numbers but got [0.5, 0.5]."),
+        (["--data.fractions", "[0.5, 0.1, 0.1]"], "sum to 1, the first of them positive, but got [0.5, 0.1, 0.1]"),
+        (
+            ["--data.fractions", "[0.5, 0.5]"],
+            "`data.fractions` to be three numbers of 0 or more that",
+        ),
         (["--data.features", "attributes"], "Expected `features` to be one of auto, labels, degree, mvgrl for ALPHA"),
         (["--data.rwse_dim", "0"], "Expected `data.rwse_dim` to be 1 or more but got 0."),
         (["--trainer.rounds", "0"], "Expected `trainer.rounds` to be a whole number of 1 or more but got 0."),
@@ -111,12 +114,12 @@ def test_malformed_data_set(
         ),
         (
             ["--trainer.aggregator.base", "[nope.*]"],
-            "Expected route pattern `nope.*` to match a tensor of client `ALPHA`",
+            "`nope.*` to be that of a tensor of client `ALPHA`",
         ),
         (["--trainer.aggregator", "FedSage"], "Expected `model.conv` to be 'sage' for FedSage but got 'gin'."),
         (
             ["--trainer.aggregator", "FedStar"],
-            "Expected route pattern `structure.*` to match a tensor of client `ALPHA`",
+            "`structure.*` to be that of a tensor of client `ALPHA`",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -138,24 +141,28 @@ def make_graphs(labels: list[int], **changes: Any) -> list[Data]:
 @pytest.mark.parametrize(
     ("graphs", "options", "told"),
     [
-        (make_graphs([0, 1, 2] * 4), {"num_classes": 2}, "Expected the labels of `two` to be below 2 but got 2."),
-        (make_graphs([0, -1] * 6), {}, "Expected the labels of `two` to be 0 or more but got -1."),
-        ([], {}, "Expected data `two` to hold at least one graph but got none."),
-        (make_graphs([0]), {}, "Expected `fractions` to leave graphs for the training set but got"),
+        (make_graphs([0, 1, 2] * 4), {"num_classes": 2}, "Expected `two.y` to be between 0 and 1 but got 2."),
+        (make_graphs([0, -1] * 6), {}, "Expected `two.y` to be 0 or more but got -1."),
+        ([], {}, "Expected `two` to be one graph or more but got none."),
+        (
+            make_graphs([0]),
+            {},
+            "Expected `data.fractions` to be large enough to leave samples for the training set",
+        ),
         (
             make_graphs([0, 1] * 6, x=torch.full((3, 2), float("nan"))),
             {},
-            "Expected the features of `two` to be finite but graph 1 holds NaN or infinity.",
+            "Expected `two.x` to be finite but got NaN or infinity in graph 1.",
         ),
         (
             make_graphs([0, 1] * 6, edge_index=torch.tensor([[0, 3], [3, 0]])),
             {},
-            "Expected the edges of graph 1 of `two` to join nodes 0 to 2 but got [0, 3].",
+            "Expected `two.edge_index` to be edges between nodes 0 to 2 but got [0, 3] in graph 1.",
         ),
         (
             make_graphs([0, 1] * 6, x=torch.ones(3, 5)),
             {},
-            "Expected all graphs of `two` to have equally many features but got [2, 5].",
+            "Expected `two.x` to be of equally many features in all graphs but got [2, 5].",
         ),
     ],
     ids=["classes", "negative", "empty", "one graph", "NaN", "edges", "widths"],
@@ -189,10 +196,9 @@ def test_name_is_a_file(call: Call, small: list[str], tmp_path: Path) -> None:
 
 # --------------------------------------------------------------------------------------------------------- checkpoints
 @pytest.fixture
-def finished(done: Call, small: list[str], tmp_path: Path) -> Path:
+def finished(trained: Callable[[str], Path]) -> Path:
     """A run of two rounds."""
-    done("fit", *FEDPER, *small, "--trainer.logger", "false")
-    return tmp_path / "runs" / "fedper-alpha-beta" / "version_0"
+    return trained("fedper")
 
 
 @pytest.mark.parametrize("subcommand", ["fit", "validate", "test", "predict"])
@@ -216,7 +222,8 @@ def test_no_checkpoint_there(call: Call, small: list[str], finished: Path) -> No
     ):
         sentence = call("test", *FEDPER, *small, "--ckpt_path", str(path)).sentence
         assert sentence == (
-            f"Expected `ckpt_path` to be last, best, or the folder of a run or checkpoint but {path} is {found}."
+            f"Expected `ckpt_path` to be last, best, or the folder of a run or checkpoint but got {path}, "
+            f"which is {found}."
         )
 
 
@@ -268,8 +275,9 @@ def test_damaged_checkpoint(call: Call, done: Call, small: list[str], finished: 
     assert str(last) in sentence
     assert sentence.endswith(f"; an older checkpoint is there: continue with --ckpt_path {older}.")
     assert len((finished / "history.jsonl").read_text().splitlines()) == 2
-    done("fit", *FEDPER, *small, "--trainer.rounds", "3", "--ckpt_path", str(older))
-    assert (finished / "checkpoints" / "round-00003").is_dir()
+    if damage == "missing":
+        done("fit", *FEDPER, *small, "--trainer.rounds", "3", "--ckpt_path", str(older))
+        assert (finished / "checkpoints" / "round-00003").is_dir()
 
 
 @pytest.mark.parametrize("taken", ["predictions", "predictions/ALPHA.csv"])
@@ -290,4 +298,4 @@ def test_no_older_checkpoint(call: Call, small: list[str], finished: Path) -> No
     shutil.rmtree(checkpoints / "round-00001")
     (last / "manifest.json").write_text("{}")
     sentence = call("test", *FEDPER, *small, "--ckpt_path", str(last)).sentence
-    assert sentence == f"Expected {last / 'manifest.json'} to be a whole manifest but got 'files'."
+    assert sentence == f"Expected `{last / 'manifest.json'}` to be a whole manifest but got 'files'."

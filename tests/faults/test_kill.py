@@ -17,7 +17,7 @@ from flgraph.runs.history import read_records
 
 Start = Callable[..., Any]  # see conftest.py
 
-ROUNDS = 30
+ROUNDS = 24
 
 
 def measured(run: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from flgraph.federation.display import ExchangeLines, MetricsTable, final_table
+from flgraph.federation.display import ExchangeLines, MetricsTable, final_table, routes_markdown, routes_table
 from flgraph.runs.history import Metrics
 
 
@@ -103,3 +103,15 @@ def test_exchanges_before_round_1(every: float, shown: list[str]) -> None:
     for number, exchange in enumerate("abc", start=1):
         tell(exchange, number, 3)
     assert lines.getvalue().splitlines() == [f"before round 1: {one}  0 s" for one in shown]
+
+
+def test_what_may_leave_a_client_has_a_shape_or_a_dash() -> None:
+    lines = [("layer[0].weight", "[3, 2]", "shared"), ("num_samples", "", "scalar")]
+    assert cells(routes_table(lines))[1:] == [["layer[0].weight", "[3, 2]", "shared"], ["num_samples", "–", "scalar"]]
+    printed = io.StringIO()
+    Console(file=printed, width=80).print(routes_table(lines))
+    assert "layer[0].weight" in printed.getvalue()
+    assert routes_markdown(lines).splitlines()[2:] == [
+        "| layer[0].weight | [3, 2] | shared |",
+        "| num_samples | – | scalar |",
+    ]

@@ -15,14 +15,12 @@ from pytorch_lightning.plugins.environments import LightningEnvironment, TorchEl
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from flgraph.callbacks import FedAvg
-from flgraph.errors import InputError
+from flgraph.errors import ClientError, EngineError, InputError, encode_error
 from flgraph.federation import FederatedTrainer, ProcessGroup
-from flgraph.federation.client import Turn
-from flgraph.federation.engines.base import ClientError, EngineError
-from flgraph.federation.engines.distributed.engine import _error, _order, _told, _turns
-from flgraph.federation.engines.distributed.environment import Place, alone, device_of
-from flgraph.federation.engines.distributed.schedule import deal, deal_again, makespan
-from flgraph.federation.engines.distributed.transport import Message
+from flgraph.federation.engines.distributed.environment import ProcessEnvironment, alone, device_of
+from flgraph.federation.engines.distributed.schedule import assign, makespan, reassign
+from flgraph.federation.engines.host import Message, run_request, turns_of
+from flgraph.federation.messages import Request, Turn
 
 TORCHRUN = {
     "RANK": "5",
@@ -47,14 +45,14 @@ def torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 # ----------------------------------------------------------------------------------------------------------- dealing
 def test_dearest_first() -> None:
     """By hand: 5 | 4 | 3, then 3 joins the 3 (6), 2 the 4 (6), 1 the 5 (6)."""
-    owners = deal({"a": 1, "b": 2, "c": 3, "d": 5, "e": 4, "f": 3}, 3)
+    owners = assign({"a": 1, "b": 2, "c": 3, "d": 5, "e": 4, "f": 3}, 3)
     assert owners == {"a": 0, "b": 1, "c": 2, "d": 0, "e": 1, "f": 2}
     assert makespan({"a": 1, "b": 2, "c": 3, "d": 5, "e": 4, "f": 3}, owners) == 6
 
 
 def test_equal_costs_go_in_turns() -> None:
-    assert list(deal(dict.fromkeys("abcdefg", 1.0), 3).values()) == [0, 1, 2, 0, 1, 2, 0]
-    assert list(deal(dict.fromkeys("abc", 0.0), 2).values()) == [0, 1, 0]
+    assert list(assign(dict.fromkeys("abcdefg", 1.0), 3).values()) == [0, 1, 2, 0, 1, 2, 0]
+    assert list(assign(dict.fromkeys("abc", 0.0), 2).values()) == [0, 1, 0]
 
 
 @pytest.mark.parametrize("processes", [2, 3])
@@ -65,22 +63,22 @@ def test_close_to_the_best_dealing(processes: int) -> None:
         costs = {str(n): chance.uniform(0, 1) ** 2 for n in range(7)}
         every = (dict(zip(costs, owners, strict=True)) for owners in product(range(processes), repeat=len(costs)))
         best = min(makespan(costs, owners) for owners in every)
-        assert best <= makespan(costs, deal(costs, processes)) <= best * (4 / 3 - 1 / (3 * processes)) + 1e-12
+        assert best <= makespan(costs, assign(costs, processes)) <= best * (4 / 3 - 1 / (3 * processes)) + 1e-12
 
 
 def test_clients_move_only_if_it_pays() -> None:
     costs = {"a": 1.0, "b": 1.0, "c": 0.1, "d": 0.1}
     lopsided = {"a": 0, "b": 0, "c": 1, "d": 1}
-    assert makespan(costs, deal_again(costs, lopsided, 2)) == pytest.approx(1.1)
+    assert makespan(costs, reassign(costs, lopsided, 2)) == pytest.approx(1.1)
     nearly = {"a": 0, "b": 1, "c": 0, "d": 0}  # 1.2 against 1.1 saves a twelfth
-    assert deal_again(costs, nearly, 2) == nearly
+    assert reassign(costs, nearly, 2) == nearly
 
 
 # ------------------------------------------------------------------------------------------------------------- place
 def test_place() -> None:
-    assert Place.here({}) == Place(0, 1, 0, 1, 0, False)
-    assert Place.here(TORCHRUN) == Place(5, 8, 1, 4, 1, True)
-    assert Place.here({"RANK": "1", "WORLD_SIZE": "2"}) == Place(1, 2, 1, 2, 0, True)
+    assert ProcessEnvironment.here({}) == ProcessEnvironment(0, 1, 0, 1, 0, False)
+    assert ProcessEnvironment.here(TORCHRUN) == ProcessEnvironment(5, 8, 1, 4, 1, True)
+    assert ProcessEnvironment.here({"RANK": "1", "WORLD_SIZE": "2"}) == ProcessEnvironment(1, 2, 1, 2, 0, True)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +94,7 @@ def test_place() -> None:
     ],
 )
 def test_processes_share_gpus(devices: Any, count: int, dealt: list[int] | None) -> None:
-    found = [device_of(Place(rank, 4, rank, 4, 0, True), devices, count) for rank in range(4)]
+    found = [device_of(ProcessEnvironment(rank, 4, rank, 4, 0, True), devices, count) for rank in range(4)]
     assert found == ([None] * 4 if dealt is None else [[device] for device in dealt])
 
 
@@ -135,7 +133,7 @@ def test_trainers_of_a_process_are_alone(strategy: str, monkeypatch: pytest.Monk
         ({"processes": 0}, "`trainer.engine.processes` to be a whole number of 1 or more but got 0"),
         ({"processes": -2}, "`trainer.engine.processes` to be a whole number of 1 or more but got -2"),
         ({"threads": 0}, "`trainer.engine.threads` to be a whole number of 1 or more but got 0"),
-        ({"patience": 0}, "`trainer.engine.patience` to be above 0 but got 0"),
+        ({"timeout": 0}, "`trainer.engine.timeout` to be above 0 but got 0"),
     ],
 )
 def test_numbers_out_of_range(arguments: dict[str, Any], sentence: str) -> None:
@@ -145,7 +143,7 @@ def test_numbers_out_of_range(arguments: dict[str, Any], sentence: str) -> None:
 
 @pytest.mark.usefixtures("torchrun")
 def test_torchrun_decides_the_number() -> None:
-    assert ProcessGroup().place.world == ProcessGroup(8).place.world == 8
+    assert ProcessGroup().process.world == ProcessGroup(8).process.world == 8
     with pytest.raises(InputError, match=r"processes` to be 8, as were started, or left out, but got 4"):
         ProcessGroup(4)
 
@@ -185,32 +183,39 @@ class Predicting(pl.LightningModule):
 
 
 # ---------------------------------------------------------------------------------------------------------- messages
-@pytest.mark.parametrize("pieces", [[], [b""], [b"one", b"", bytes(range(256)) * 40]])
-def test_messages_arrive_as_they_left(pieces: list[bytes]) -> None:
-    header = {"text": "ä", "list": [1, None], "nan": 0.1}
-    arrived = Message.from_block(memoryview(Message(header, pieces).to_block()))
-    assert (arrived.header, arrived.pieces) == (header, pieces)
+@pytest.mark.parametrize("pieces", [{}, {"a": b""}, {"b": b"one", "a": b"", "ä": bytes(range(256)) * 40}])
+def test_messages_arrive_as_they_left(pieces: dict[str, bytes]) -> None:
+    message = Message({"text": "ä", "list": [1, None], "number": 0.1}, pieces)
+    assert Message.from_bytes(message.to_bytes()) == message
+
+
+@pytest.mark.parametrize(
+    "block", [b"", b"x" * 20, Message({"a": 1}, {"b": b"four"}).to_bytes()[:-1], b"\2" + b"\0" * 7 + b"[]"]
+)
+def test_what_is_no_message_is_refused(block: bytes) -> None:
+    with pytest.raises(InputError, match="`message` to be "):
+        Message.from_bytes(block)
 
 
 def test_a_common_download_travels_once() -> None:
     common, own = b"x" * 1000, b"y" * 500
     turns = {
-        "A": Turn(3, "train", common),
-        "B": Turn(3, "train", bytes(common)),
-        "C": Turn(3, "train", own),
-        "D": Turn(3, "evaluate", None, ("val", "test")),
+        "A": Turn(3, exchange="train", download=common),
+        "B": Turn(3, exchange="train", download=bytes(common)),
+        "C": Turn(3, exchange="train", download=own),
+        "D": Turn(3, Request.EVALUATE, splits=("val", "test")),
     }
-    order = _order(turns)
-    assert order.pieces == [common, own]
-    assert _turns(Message.from_block(memoryview(order.to_block()))) == turns
+    request = run_request(turns)
+    assert sorted(request.pieces.values()) == [common, own]
+    assert turns_of(Message.from_bytes(request.to_bytes())) == turns
 
 
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [
-        (InputError("Expected `a` to be b but got c."), InputError, "Expected `a` to be b but got c."),
+        (InputError("a", "b", "c", "d"), InputError, "Expected `a` to be b but got c in d."),
         (
-            ClientError("A", Turn(3, "train"), ValueError("no")),
+            ClientError.in_turn("A", 3, "train", ValueError("no")),
             ClientError,
             r"Client `A` failed in round 3 \(train\): ValueError: no",
         ),
@@ -220,5 +225,9 @@ def test_a_common_download_travels_once() -> None:
     ],
 )
 def test_errors_of_other_processes(error: Exception, kind: type[Exception], text: str) -> None:
+    error.add_note("a note")
+    arrived = Message.from_bytes(Message({"error": encode_error(error)}).to_bytes()).error
+    assert arrived is not None
     with pytest.raises(kind, match=text):
-        raise _error(_told(error))
+        raise arrived
+    assert arrived.__notes__ == ["a note"]

@@ -15,10 +15,11 @@ import torch
 from flgraph.callbacks import EarlyStopping, FedAvg, FedPer
 from flgraph.errors import InputError
 from flgraph.federation import EngineError, FederatedTrainer
-from flgraph.federation.engines.remote import Host, Message, Remote
+from flgraph.federation.engines.host import Message, SiteHost, turns_of
+from flgraph.federation.engines.remote import Remote
 from flgraph.flare.gather import gather
 from flgraph.runs.checkpoint import CheckpointStore, load_file
-from flgraph.runs.site_states import is_whole, state_file
+from flgraph.runs.site_states import is_complete, state_file
 
 PERSONAL = {"base": ["first.*"]}
 
@@ -26,7 +27,7 @@ PERSONAL = {"base": ["first.*"]}
 class Office:
     """Carries messages to sites in this process; ``rule`` says which answers get lost, or requests with them."""
 
-    def __init__(self, hosts: Mapping[str, Host]) -> None:
+    def __init__(self, hosts: Mapping[str, SiteHost]) -> None:
         self.hosts = dict(hosts)
         self.rule: Callable[[str, Message], str] = lambda site, message: "deliver"
         self.sent: list[tuple[str, str]] = []
@@ -34,21 +35,21 @@ class Office:
         self._turn = threading.Lock()  # clients in one process share torch's generator
 
     def send(self, site: str, message: Message, timeout: float) -> Message | None:
-        self.sent.append((site, message["kind"]))
-        for name, turn in message.get("turns", {}).items():
-            self.downloads.setdefault(name, []).append(turn["download"])
+        self.sent.append((site, message.header["do"]))
+        for name, turn in turns_of(message).items() if message.header["do"] == "run" else ():
+            self.downloads.setdefault(name, []).append(turn.download)
         fate = self.rule(site, message)
         if fate == "lose":
             return None
         with self._turn:
-            answer = self.hosts[site].answer(message)
-        return answer if fate == "deliver" else None
+            answer = self.hosts[site].answer(Message.from_bytes(message.to_bytes()))
+        return Message.from_bytes(answer.to_bytes()) if fate == "deliver" else None
 
 
 def round_of(message: Message, *, evaluated: bool = False) -> int:
     """The round that a request is about; 0 for what is of none, and for evaluations unless these are meant."""
-    turns = list(message.get("turns", {}).values())
-    return int(turns[0]["round"]) if turns and (turns[0]["exchange"] == "evaluate") == evaluated else 0
+    turns = list(message.header.get("turns", {}).values())
+    return int(turns[0]["round"]) if turns and (turns[0]["request"] == "evaluate") == evaluated else 0
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def remote(
         hosts = {}
         for site, names in (("one", ["A", "B"]), ("two", ["C"])):
             there = federate(aggregator, enable_checkpointing=False)
-            hosts[site] = Host(there.host(module, data, names), tmp_path / folder / site)
+            hosts[site] = SiteHost(there.host(module, data, names), tmp_path / folder / site)
         office = Office(hosts)
         sites = {
             site: {name: client.disclosed for name, client in host.clients.items()} for site, host in hosts.items()
@@ -91,7 +92,7 @@ def states_at_turns(office: Office, site: str, name: str) -> list[Any]:
     states: list[Any] = []
 
     def rule(to: str, message: Message) -> str:
-        if to == site and message["kind"] == "run":
+        if to == site and message.header["do"] == "run":
             states.append(copy.deepcopy(office.hosts[site].clients[name].state()))
         return "deliver"
 
@@ -157,20 +158,46 @@ def test_a_busy_site_is_left_out(remote: Callable[..., Any]) -> None:
     trainer.fit(*fitted)
     host = office.hosts["two"]
     with host._lock:
-        assert host.answer({"kind": "ping"}) == {"busy": True}
-        office.hosts["one"].answer({"kind": "ping"})
+        assert host.answer(Message({"do": "ping"})) == Message({"busy": True})
+        office.hosts["one"].answer(Message({"do": "ping"}))
         assert sorted(trainer.test()) == ["A", "B"]
     assert sorted(trainer.test()) == ["A", "B", "C"]
 
 
-def exchange_of(message: Message) -> str:
-    """The exchange that a request is about; empty for what is of none."""
-    return next((str(turn["exchange"]) for turn in message.get("turns", {}).values()), "")
+def request_of(message: Message) -> str:
+    """What clients are asked to do; empty where no client is asked."""
+    return next((str(turn["request"]) for turn in message.header.get("turns", {}).values()), "")
 
 
 def label_of_c(checkpoint: Path) -> str:
     """Under which label site ``two`` has the state that a checkpoint of the server stands for."""
     return str(json.loads((checkpoint / "clients" / "C.json").read_text())["label"])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"do": "predict", "client": "A"},
+        {"do": "give", "client": "A"},
+        {"do": "nothing"},
+        {"do": "save", "label": "../a", "needed": [], "bases": {"A": 0}},
+        {"do": "load", "labels": {"A": "../../a"}},
+        {"do": "save", "folder": "/", "previous": None},
+        {"do": "run", "turns": {"A": {}}},
+        {"do": "load", "labels": {"Z": "a"}},
+    ],
+)
+def test_a_site_hands_over_no_states_and_answers_what_it_refuses(
+    remote: Callable[..., Any], header: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Predictions and states stay; and so do tracebacks, in the site's log."""
+    host = remote(rounds=1)[1].hosts["one"]
+    answer = host.answer(Message(header))
+    assert answer.error is not None
+    assert answer.pieces == {}
+    assert "Traceback" not in json.dumps(answer.header)
+    assert "Traceback" in caplog.text
+    assert host.answer(Message({"do": "ping"})) == Message()
 
 
 def test_a_site_may_be_away_at_the_first_checkpoint(remote: Callable[..., Any]) -> None:
@@ -210,9 +237,9 @@ def test_a_run_that_ends_in_its_first_round_goes_on_from_before_it(
     assert history(resumed) == history(whole)
 
 
-@pytest.mark.parametrize("exchange", ["keep", "swap"])
+@pytest.mark.parametrize("request_", ["snapshot", "restore"])
 def test_a_client_that_does_not_hear_of_the_best_round_ends_the_run(
-    remote: Callable[..., Any], assert_same: Callable[..., None], exchange: str
+    remote: Callable[..., Any], assert_same: Callable[..., None], request_: str
 ) -> None:
     """Else it would not go back to the models that are reported; the next job does."""
 
@@ -223,14 +250,14 @@ def test_a_client_that_does_not_hear_of_the_best_round_ends_the_run(
     whole, other, fitted = make("whole")
     whole.fit(*fitted)
     cut, office, fitted = make("cut")
-    number = 2 if exchange == "keep" else 3
+    number = 2 if request_ == "snapshot" else 3
 
     def rule(site: str, message: Message) -> str:
-        lost = site == "two" and exchange_of(message) == exchange and round_of(message) == number
+        lost = site == "two" and request_of(message) == request_ and round_of(message) == number
         return "answer late" if lost else "deliver"
 
     office.rule = rule
-    with pytest.raises(EngineError, match=rf"in time in round {number} \({exchange}\); missing: `C`\."):
+    with pytest.raises(EngineError, match=rf"in time in round {number} \({request_}\); missing: `C`\."):
         cut.fit(*fitted)
     resumed, office, fitted = make("cut")
     resumed.fit(*fitted, ckpt_path="last")
@@ -286,14 +313,16 @@ def test_a_site_that_is_away_keeps_the_state_that_one_process_wrote(
     trainer, _, fitted = remote(rounds=2, name="cut", keep_checkpoints=4)
     federate(FedPer(**PERSONAL), rounds=2, name="cut").fit(*fitted)
     trainer, office, fitted = remote(rounds=4, name="cut", keep_checkpoints=4)
-    office.rule = lambda site, message: "deliver" if site == "one" or message["kind"] in ("about", "load") else "lose"
+    office.rule = lambda site, message: (
+        "deliver" if site == "one" or message.header["do"] in ("about", "load") else "lose"
+    )
     trainer.fit(*fitted, ckpt_path="last")
     store = CheckpointStore(trainer.run_dir / "checkpoints")
     wrote = load_file(store.path(2) / "clients" / "C.ckpt")
     for number in (3, 4):
         assert label_of_c(store.path(number)) == "cut.version_0.00002"
         assert_same(load_file(store.path(number) / "clients" / "C.ckpt"), wrote)
-        assert not is_whole(store.path(number) / "clients")
+        assert not is_complete(store.path(number) / "clients")
     resumed, office, fitted = remote(rounds=5, name="cut")
     began = states_at_turns(office, "two", "C")
     resumed.fit(*fitted, ckpt_path="last")
@@ -366,7 +395,7 @@ def test_nothing_is_left_of_a_gathering_that_failed(
 
     with monkeypatch.context() as patch:
         patch.setattr("flgraph.flare.gather.read_manifest", gone)
-        with pytest.raises(InputError, match="`name` to be a run that has stopped but cut is going on"):
+        with pytest.raises(InputError, match="`name` to be a run that has stopped but got cut, which is going on"):
             gather_from(trainer, tmp_path / "sites", tmp_path / "gathered")
     assert list((tmp_path / "gathered" / "cut").iterdir()) == []
     assert gather("cut", tmp_path / "sites" / "kits", tmp_path / "gathered").is_dir()
@@ -395,7 +424,9 @@ def test_a_failing_client_ends_the_run(remote: Callable[..., Any]) -> None:
     client = office.hosts["two"].clients["C"]
     client.data.x = torch.full_like(client.data.x, 2.0)
     client.module.training_step = lambda *_: 1 / 0
-    with pytest.raises(EngineError, match=r"Client `C` failed in round 1 \(train\): RuntimeError: ZeroDivisionError"):
+    with pytest.raises(
+        EngineError, match=r"Client `C` failed in round 1 \(train\): ZeroDivisionError: division by zero"
+    ):
         trainer.fit(*fitted)
 
 
@@ -410,9 +441,10 @@ def test_what_a_site_tells_of_its_clients(federate: Any, toy_federation: Any, to
     """Names and shapes of what it shares, and how many samples it has; the rest is told where the data is."""
     clients = federate(FedPer(**PERSONAL), enable_checkpointing=False).host(toy_module(), toy_federation(6, 8))
     client = clients["A"]
-    assert {line[2] for line in client.about["routes"]} == {"shared", "personal"}
+    assert {line[2] for line in client.about["routes"]} == {"shared", "personal", "scalar", "metric"}
     told = client.disclosed
-    assert told["routes"] == [line for line in client.about["routes"] if line[0].startswith("first.")]
+    personal = [line[0] for line in client.about["routes"] if line not in told["routes"]]
+    assert personal == ["last.weight", "last.bias"]
     assert told["parameters"] == {"shared": client.num_parameters["shared"]}
     assert set(told["data"]) == {"num_train_samples", "settings_sha256"}
     assert told["data"] != clients["B"].disclosed["data"]
@@ -422,12 +454,16 @@ def test_what_turns_out_to_be_personal_is_not_told(remote: Callable[..., Any]) -
     """Tensors that clients hold in different shapes stay with them, which is known once they have agreed."""
     trainer, office, _ = remote(FedAvg(), rounds=1)
     clients = {name: client for host in office.hosts.values() for name, client in host.clients.items()}
+
+    def shared() -> list[str]:
+        return [name for name, _, kind in trainer.engine.about()["A"]["routes"] if kind == "shared"]
+
     clients["A"].routing.agree(["last.weight"])
-    assert [line[0] for line in trainer.engine.about()["A"]["routes"]] == ["last.weight"]
+    assert shared() == ["last.weight"]
     assert trainer.engine.about()["A"]["parameters"] == {"shared": clients["A"].module.last.weight.numel()}
     office.rule = lambda site, message: "lose"
     clients["A"].routing.agree([])
-    assert [line[0] for line in trainer.engine.about()["A"]["routes"]] == ["last.weight"]  # what it told last
+    assert shared() == ["last.weight"]  # what it told last
 
 
 def test_bad_input(remote: Callable[..., Any], federate: Any, toy_federation: Any, toy_module: Any) -> None:

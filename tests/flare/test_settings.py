@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import stat
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +15,8 @@ import yaml
 from flgraph.cli.flare import configuration, main
 from flgraph.errors import InputError
 from flgraph.federation import EngineError
-from flgraph.federation.engines.remote import Message
 from flgraph.flare.classes import refuse_foreign_classes, refuse_foreign_names
-from flgraph.flare.jobs import Supervisor, _heard
-from flgraph.flare.run import SitesData, host, serve, tell
+from flgraph.flare.run import SitesData, host, serve
 from flgraph.flare.settings import ALLOWED, SiteSettings, read_settings, site_seed
 
 pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args")  # pytest's own are on the command line
@@ -37,64 +33,75 @@ def config(*further: str) -> str:
     return configuration(["-c", str(EXAMPLE / "federation.yaml"), "--trainer.rounds=2", *further])
 
 
-class Handing:
-    """A post that hands bytes over, as FLARE would carry them.
+@pytest.fixture
+def handing(in_memory: Any) -> Callable[..., Any]:
+    """Makes a transport to two sites in a folder, which have arguments for their trainers."""
 
-    One site at a time: a Trainer's precision changes torch's default type, which these two share and real sites do not.
-    """
+    def make(folder: Path, **trainer: Any) -> Any:
+        own = {site: yaml.safe_load((EXAMPLE / f"{site}.yaml").read_text()) for site in ("north", "east")}
+        return in_memory(folder, {site: {**content, "trainer": trainer} for site, content in own.items()})
 
-    def __init__(self, folder: Path, **trainer: Any) -> None:
-        own = {site: settings(site, folder / site, trainer=trainer) for site in ("north", "east")}
-        self.hosts = {site: host(config(), given) for site, given in own.items()}
-        self.sites = {site: json.loads(tell(self.hosts[site], given)) for site, given in own.items()}
-        self.one_at_a_time = threading.Lock()
-
-    def send(self, site: str, message: Message, timeout: float) -> Message:
-        with self.one_at_a_time:
-            return self.hosts[site].answer(message)
+    return make
 
 
-def test_both_halves_together(tmp_path: Path) -> None:
+def test_both_halves_together(handing: Any, tmp_path: Path) -> None:
     """Sites and server as FLARE would run them."""
-    post, server = Handing(tmp_path), SiteSettings(folder=str(tmp_path / "server"))
-    run = serve(config(), "first", post, post.sites, server, {"deadline": 60.0})
+    transport, server = handing(tmp_path), SiteSettings(folder=str(tmp_path / "server"))
+    sites = transport.open(config())
+    run = serve(config(), "first", transport, sites, server, {"deadline": 60.0})
     assert run == tmp_path / "server" / "first" / "version_0"
     results = json.loads((run / "results.json").read_text())
     assert list(results["final"]["clients"]) == ["trees", "rings"]
     assert "data" not in yaml.safe_load(config())
-    further = serve(config("--trainer.rounds=3"), "first", post, post.sites, server, {"deadline": 60.0})
+    further = serve(config("--trainer.rounds=3"), "first", transport, sites, server, {"deadline": 60.0})
     assert further == run  # it went on
     assert json.loads((run / "results.json").read_text())["rounds"] == 3
     with pytest.raises(InputError, match="whose data its site keeps"):
         SitesData(["trees"]).client("trees")
 
 
-def test_sites_go_on_in_the_precision_that_they_began_in(tmp_path: Path) -> None:
-    server, more = SiteSettings(folder=str(tmp_path / "server")), config("--trainer.rounds=3")
+def test_sites_go_on_in_the_precision_that_they_began_in(handing: Any, tmp_path: Path) -> None:
+    server = SiteSettings(folder=str(tmp_path / "server"))
+
+    def run(name: str, rounds: int, **trainer: Any) -> Path:
+        transport, what = handing(tmp_path / name, **trainer), config(f"--trainer.rounds={rounds}")
+        return serve(what, name, transport, transport.open(what), server, {"deadline": 60.0})
+
     for name, began, now, sentence in [
         ("a", {"precision": "bf16-true"}, {}, r"`data\.\w+\.trainer` to be there as in checkpoint"),
         ("b", {}, {"precision": "bf16-true"}, "to be left out as in checkpoint"),
         ("c", {"precision": "64-true"}, {"precision": "bf16-true"}, "precision` to be '64-true' as in checkpoint"),
     ]:
-        post = Handing(tmp_path / name, **began)
-        run = serve(config(), name, post, post.sites, server, {"deadline": 60.0})
-        post = Handing(tmp_path / name, **now)
+        folder = run(name, 2, **began)
         with pytest.raises(InputError, match=sentence):
-            serve(more, name, post, post.sites, server, {"deadline": 60.0})
-        post = Handing(tmp_path / name, **began, accelerator="cpu")  # where a site computes is its own affair
-        assert serve(more, name, post, post.sites, server, {"deadline": 60.0}) == run
+            run(name, 3, **now)
+        assert run(name, 3, **began, accelerator="cpu") == folder  # where a site computes is its own affair
 
 
-def test_too_few_sites_end_a_run(tmp_path: Path) -> None:
-    given = settings("north", tmp_path)
-    own = host(config(), given)
+def test_too_few_sites_end_a_run(handing: Any, tmp_path: Path) -> None:
+    transport = handing(tmp_path)
+    sites = transport.open(config())
+    transport.send = lambda site, message, timeout: None
+    with pytest.raises(EngineError, match="Only 0 of at least 2 clients answered in time; missing: trees, rings"):
+        serve(config(), "x", transport, sites, SiteSettings(folder=str(tmp_path)), {})
+    with pytest.raises(EngineError, match="Site `north` did not load its data within 60 s"):
+        transport.open(config())
 
-    class Post:
-        def send(self, site: str, message: Message, timeout: float) -> None:
-            return None
 
-    with pytest.raises(EngineError, match="Only 0 of at least 1 clients answered in time; missing: trees"):
-        serve(config(), "x", Post(), {"north": json.loads(tell(own, given))}, SiteSettings(folder=str(tmp_path)), {})
+def test_what_a_site_refuses_is_reported(in_memory: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With the sentence that a command would end with, and without a traceback, which the site's log has."""
+    content = yaml.safe_load((EXAMPLE / "north.yaml").read_text())
+    for own, kind, sentence in [
+        ({}, InputError, "`data` to be in the site's local/flgraph.yaml but got 'none' in site `north`."),
+        ({**content, "clients": ["x"]}, InputError, "`clients` to be among those of the data, trees, rings, ladders"),
+        ({**content, "trainer": {"callbacks": "nowhere.Callback"}}, InputError, "`trainer.callbacks` to be"),
+    ]:
+        transport = in_memory(tmp_path, {"north": own})
+        with pytest.raises(kind) as caught:
+            transport.open(config())
+        assert sentence in str(caught.value)
+        assert caught.value.__cause__ is None
+    assert caplog.text.count("Traceback (most recent call last)") >= 3
 
 
 def test_classes_that_a_site_has_not_allowed_are_refused(tmp_path: Path) -> None:
@@ -314,7 +321,7 @@ def test_a_configuration_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     """The process lives on: where a command would end, the server hears a sentence."""
     own = settings("north", tmp_path)
     wrong = {**own.data, "init_args": {**own.data["init_args"], "num_graph": 3}}
-    with pytest.raises(InputError, match=r"`data` to have only fields of .* but got `num_graph`"):
+    with pytest.raises(InputError, match=r"`data` to be given only fields of .* but got `num_graph`"):
         host(config(), settings("north", tmp_path, data=wrong))
 
 
@@ -422,25 +429,3 @@ def test_folders_are_seen_from_the_kit(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "flgraph.yaml").write_text("folder: states")
     assert read_settings(tmp_path).folder == str(tmp_path / "states")
-
-
-def test_a_site_without_heartbeats_counts_as_gone() -> None:
-    """FLARE lists it for ten minutes; the administrator's clock may be another one than the server's."""
-    sites = {"north": 1000.0, "east": 1009.0, "west": 960.0}
-    info = SimpleNamespace(client_info=[SimpleNamespace(name=n, last_connect_time=t) for n, t in sites.items()])
-    assert _heard(info) == {"north", "east"}
-    assert _heard(SimpleNamespace(client_info=[])) == set()
-
-
-def test_sites_that_are_waited_for_are_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "startup").mkdir()
-    told: list[str] = []
-    supervisor = Supervisor(tmp_path, report=told.append)
-    there = iter([{"north"}, {"north"}, {"north", "east"}, {"north", "east", "west"}])
-    monkeypatch.setattr(supervisor, "_connected", lambda: next(there))
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    supervisor._wait_for_sites(["north", "east", "west"], 10.0)
-    assert told == ["waiting for east, west", "waiting for west"]
-    monkeypatch.setattr(supervisor, "_connected", lambda: {"north"})
-    with pytest.raises(EngineError, match=r"Sites were not there within 0 s: east\."):
-        supervisor._wait_for_sites(["north", "east"], 0.0)

@@ -1,12 +1,12 @@
-"""Runs of every method on one, two and three processes, in one launch for each number."""
+"""Runs of every method on one process and on two, in one launch."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
+import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import flgraph
 from flgraph.federation.engines.distributed.launcher import launch
 
 collect_ignore = [
+    "ddp.py",
     "device_program.py",
     "federations.py",
     "methods.py",
@@ -26,7 +27,6 @@ collect_ignore = [
 ]  # found by name once their folder is on the path
 
 HERE = Path(__file__).parent
-PATIENCE = 240
 
 
 @pytest.fixture(scope="session")
@@ -43,33 +43,20 @@ def methods() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def runs(methods: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with all runs: ``one`` process, ``two``, ``three``, and those that went from one to another."""
+    """The folder with all runs: ``one`` process, ``two``, and those that went from one to another.
+
+    Clients move to other processes after the round at which these were cut.
+    """
     root = tmp_path_factory.mktemp("parity")
-    names, rounds, cut = methods.METHODS, methods.ROUNDS, methods.CUT
-    for name in names:
-        methods.run(name, root / "one", rounds)
-        methods.run(name, root / "one-then-three", cut)
-    last = ("--ckpt_path", "last")
-    jobs = [[name, "two", rounds] for name in names] + [[name, "two-then-one", cut] for name in names]
-    code = launch([sys.executable, str(HERE / "program.py"), str(root), json.dumps(jobs)], 2)
-    assert code == 0
-    jobs = [[name, "three", rounds] for name in names] + [[name, "one-then-three", rounds, *last] for name in names]
-    _torchrun(3, str(HERE / "program.py"), str(root), json.dumps(jobs))
-    for name in names:
-        methods.run(name, root / "two-then-one", rounds, *last)
+    jobs: list[tuple[str, str, str | None]] = []
+    for name in methods.METHODS:
+        methods.run(name, root / "one", methods.ROUNDS, *methods.KEEP)
+        jobs.append((name, "two", None))
+    for name in methods.CONTINUED:
+        further = shutil.copytree(root / "one" / name, root / "one-then-two" / name, symlinks=True)
+        jobs.append((name, "one-then-two", methods.cut(further)))
+    assert launch([sys.executable, str(HERE / "program.py"), str(root), json.dumps(jobs)], 2) == 0
+    for name in methods.CONTINUED:
+        further = shutil.copytree(root / "two" / name, root / "two-then-one" / name, symlinks=True)
+        methods.run(name, root / "two-then-one", methods.ROUNDS, ckpt_path=methods.cut(further))
     return root
-
-
-@pytest.fixture(scope="session")
-def torchrun(methods: Any) -> Callable[..., None]:
-    """What the command of that name does, on the loopback interface: number of processes, program, arguments."""
-    return _torchrun
-
-
-def _torchrun(processes: int, *command: str) -> None:
-    options = ["--nproc-per-node", str(processes), "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *options, "--local-addr", "127.0.0.1", *command],
-        check=True,
-        timeout=PATIENCE,
-    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Any
 
 import pytorch_lightning as pl
@@ -92,7 +90,3 @@ def fit(folder: str, processes: int) -> None:
             enable_progress_bar=False,
         )
         trainer.fit(model, Two(processes), ckpt_path=ckpt)
-
-
-if __name__ == "__main__":
-    fit(sys.argv[1], int(os.environ["WORLD_SIZE"]))

@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import federations
 import yaml
 
-from flgraph.cli.main import main
+from flgraph.cli.fit import FederatedCLI
+from flgraph.federation import loop
+from flgraph.federation.lightning import flushing_denormals
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "method"
 
 METHODS = [
-    *("fedavg", "fedstar", "fedego", "fedhgn", "gcflplus_chem", "graphfl", "fedgcn", "fedsageplus", "fclg"),
+    *("fedavg", "fedstar", "fedego", "fedhgn", "gcflplus", "graphfl", "fedgcn", "fedsageplus", "fclg"),
     *("fedstar@bf16-mixed", "fedego@bf16-mixed", "fedhgn@bf16-true"),
 ]
 """Files of methods, some with ``@PRECISION``."""
 
-ROUNDS = 4
+CONTINUED = ("fedstar", "fedego", "fedhgn", "fedsageplus", "fedego@bf16-mixed")
+"""Those of them that are continued with another engine; of all the checkpoints are compared, from which they could."""
+
+ROUNDS = 3
 CUT = 2
 """The round after which runs are continued with another engine; clients move after it, too."""
 
-SMALL = {"hidden_channels": 4, "num_layers": 2, "num_bases": 3}
+KEEP = ("--trainer.keep_checkpoints", str(ROUNDS))
+
+SMALL = {
+    "model": {"hidden_channels": 4, "num_layers": 2, "num_bases": 3},
+    "trainer.aggregator": {"pretrain_epochs": 2, "generator_rounds": 2},
+}
+"""Arguments of models and algorithms that have them."""
 
 
 def arguments(method: str, folder: Path, rounds: int, *further: str) -> list[str]:
     """The command line of a run of ``method`` in ``folder``."""
     where = ("--trainer.default_root_dir", str(folder), "--trainer.name", method, "--trainer.logger", "false")
     data = f"--data=federations.{kind(method).__name__}"  # last: files of some methods name data, too
-    return ["fit", *settings(method, rounds), data, *where, *further]
+    return [*settings(method, rounds), data, *where, *further]
 
 
 def settings(method: str, rounds: int) -> list[str]:
@@ -39,36 +52,54 @@ def settings(method: str, rounds: int) -> list[str]:
     name, _, precision = method.partition("@")
     return [
         *("-c", str(CONFIGS / f"{name}.yaml"), f"--trainer.precision={precision or '32-true'}"),
-        *(f"--model.{name}={value}" for name, value in _sizes(_model(name)).items()),
+        *_sizes(name),
         *("--trainer.local_epochs", "2", "--trainer.client_fraction", "0.8", "--trainer.rounds", str(rounds)),
         *("--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"),
     ]
 
 
+def skip_collections() -> None:
+    """Runs of this process begin without a collection of garbage, which takes longer than most of them."""
+    loop.gc = SimpleNamespace(collect=lambda: 0, freeze=gc.freeze, unfreeze=gc.unfreeze)  # type: ignore[assignment]
+
+
 def kind(method: str) -> type:
     """The data that a method takes."""
-    return federations.KINDS.get(_model(method.partition("@")[0]).rpartition(".")[2], federations.Graphs)
+    return federations.KINDS.get(_class(method.partition("@")[0], "model").rpartition(".")[2], federations.Graphs)
 
 
-def run(method: str, folder: Path, rounds: int, *further: str) -> None:
-    """Runs it in this process."""
-    main(arguments(method, folder, rounds, *further))
+def cut(runs: Path) -> str:
+    """The checkpoint from which a run is continued with another engine; ``runs`` is its folder with versions."""
+    return str(runs / "version_0" / "checkpoints" / f"round-{CUT:05d}")
+
+
+def run(method: str, folder: Path, rounds: int, *further: str, ckpt_path: str | None = None) -> None:
+    """Runs it in this process; what ``flgraph fit`` does, whose parser of four subcommands takes longer than a run."""
+    with flushing_denormals():
+        cli = FederatedCLI(arguments(method, folder, rounds, *further), run=False)
+        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=ckpt_path)
 
 
 def takes(method: str, name: str) -> bool:
     """Whether the method's model has an argument of that name."""
-    return name in _arguments(_model(method))
+    return name in _arguments(_class(method, "model"))
 
 
-def _model(method: str) -> str:
-    return str(yaml.safe_load((CONFIGS / f"{method}.yaml").read_text())["model"]["class_path"])
+def _sizes(method: str) -> list[str]:
+    found = []
+    for field, sizes in SMALL.items():
+        arguments = _arguments(_class(method, field))
+        found += [f"--{field}.{name}={value}" for name, value in sizes.items() if name in arguments]
+    return found
 
 
-def _sizes(model: str) -> dict[str, Any]:
-    known = _arguments(model)
-    return {key: value for key, value in SMALL.items() if key in known}
+def _class(method: str, field: str) -> str:
+    content = yaml.safe_load((CONFIGS / f"{method}.yaml").read_text())
+    for part in field.split("."):
+        content = content[part]
+    return str(content["class_path"])
 
 
-def _arguments(model: str) -> Mapping[str, Any]:
-    module, _, name = model.rpartition(".")
-    return dict(getattr(import_module(module), name)().hparams)
+def _arguments(kind: str) -> Mapping[str, inspect.Parameter]:
+    module, _, name = kind.rpartition(".")
+    return inspect.signature(getattr(import_module(module), name)).parameters

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+import ddp
 import methods
 
+from flgraph.federation.engines.distributed import engine
 
-def work(root: Path, jobs: list[list[str | int]]) -> None:
-    """Jobs are method, folder, number of rounds, and further arguments."""
-    for method, folder, rounds, *further in jobs:
-        methods.run(
-            str(method), root / str(folder), int(rounds), "--trainer.engine", "ProcessGroup", *map(str, further)
-        )
+
+def moved(costs: Mapping[str, float], owners: Mapping[str, int], processes: int) -> dict[str, int]:
+    """Every client goes to the next process, whatever was measured."""
+    return {name: (owner + 1) % processes for name, owner in owners.items()}
+
+
+def work(root: Path, jobs: list[tuple[str, str, str | None]]) -> None:
+    """Jobs are method, folder, and the checkpoint to go on from; then clients span the processes."""
+    engine.reassign = moved
+    methods.skip_collections()
+    for method, folder, ckpt_path in jobs:
+        further = ("--trainer.engine", "ProcessGroup", *methods.KEEP)
+        methods.run(method, root / folder, methods.ROUNDS, *further, ckpt_path=ckpt_path)
+    ddp.fit(str(root / "ddp-two"), int(os.environ["WORLD_SIZE"]))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-PATIENCE = 400
 METHODS = [
     *("fedavg", "fedstar", "gcflplus_chem", "fedego", "graphfl", "fedprox_adaptive", "dfedgnn", "fedgcn"),
     *("fedsageplus", "fedhgn", "fedhgn_gat", "fclg", "infograph_fedavg", "mvgrl_fedavg"),
@@ -28,7 +27,7 @@ def root(methods: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with all runs; in a process of their own, as a device stays registered."""
     folder = tmp_path_factory.mktemp("device")
     program = [sys.executable, str(HERE / "device_program.py"), str(folder), json.dumps(METHODS)]
-    subprocess.run(program, check=True, timeout=PATIENCE)
+    subprocess.run(program, check=True, timeout=400)
     return folder
 
 

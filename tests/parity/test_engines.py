@@ -14,13 +14,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 try:
-    from methods import METHODS
+    from methods import CONTINUED, METHODS, cut
 finally:
     sys.path.pop(0)
 
+WAYS = [(name, "two") for name in METHODS]
+WAYS += [(name, where) for name in CONTINUED for where in ("two-then-one", "one-then-two")]
 
-@pytest.mark.parametrize("where", ["two", "three", "two-then-one", "one-then-three"])
-@pytest.mark.parametrize("method", METHODS)
+
+@pytest.mark.parametrize(("method", "where"), WAYS)
 def test_same_bits(
     method: str, where: str, runs: Path, measured: Callable[[Path], dict[str, Any]], assert_same: Callable[..., None]
 ) -> None:
@@ -31,11 +33,17 @@ def test_same_bits(
     assert_same(other, one)
 
 
-def test_ddp_inside_of_clients(torchrun: Callable[..., None], methods: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_same_checkpoints(method: str, runs: Path, assert_same: Callable[..., None]) -> None:
+    one, two = (Path(cut(runs / where / method)) for where in ("one", "two"))
+    for file in sorted((one / "clients").iterdir()):
+        assert_same(torch.load(two / "clients" / file.name), torch.load(file))
+
+
+def test_ddp_inside_of_clients(runs: Path) -> None:
     """Two processes with half of every batch each train as one with all of it; one of them writes, and resumes."""
-    torchrun(2, str(Path(__file__).with_name("ddp.py")), str(tmp_path / "two"))
-    import_module("ddp").fit(str(tmp_path / "one"), 1)
-    folders = [tmp_path / where / "run" for where in ("one", "two")]
+    import_module("ddp").fit(str(runs / "ddp-one"), 1)
+    folders = [runs / where / "run" for where in ("ddp-one", "ddp-two")]
     assert [sorted(path.name for path in folder.iterdir()) for folder in folders] == [["version_0"], ["version_0"]]
     one, two = (json.loads((folder / "version_0" / "results.json").read_text()) for folder in folders)
     assert one["rounds"] == two["rounds"] == 3

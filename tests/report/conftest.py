@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from flgraph.cli import main as cli
+from flgraph.report import page
 
 MakeRun = Callable[..., Path]
 Report = Callable[..., str]
@@ -146,6 +147,12 @@ def report(tmp_path: Path) -> Report:
         return out.read_text()
 
     return write
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves charts empty, for tests that look at texts and tables: to write them as SVG takes the most time."""
+    monkeypatch.setattr(page, "to_svg", lambda figure, name, description: "<svg></svg>")
 
 
 @pytest.fixture

@@ -62,6 +62,7 @@ def rows(page: str) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_summary(study: Path, report: Any) -> None:
     page = report(study)
     assert rows(page) == {
@@ -142,6 +143,7 @@ def test_records_of_the_server(make_run: Any, report: Any, tmp_path: Path) -> No
     assert "Server: names" not in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_parameters(make_run: Any, report: Any, tmp_path: Path) -> None:
     make_run("a", [{"A": 0.5}], parameters={"total": {"A": 1200, "B": 1300}, "shared": 700})
     page = report(tmp_path)
@@ -158,6 +160,7 @@ def test_many_clients_are_distributions(make_run: Any, report: Any, tmp_path: Pa
     assert rows(page)["FedAvg"][6] == "40 of 40"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_sections(study: Path, make_run: Any, report: Any) -> None:
     make_run("FedAvg", [{"C": 0.5}], data={"datasets": ["C"]})
     page = report(study)
@@ -167,17 +170,20 @@ def test_sections(study: Path, make_run: Any, report: Any) -> None:
     assert set(reader.links) <= set(reader.ids)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_settings_that_differ(study: Path, report: Any) -> None:
     part = report(study).split("Settings that differ</h3>")[1].split("</table>")[0]
     assert re.findall(r"<tr><td><code>(.*?)</code>", part) == ["trainer.aggregator"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_another_metric(study: Path, report: Any) -> None:
     page = report(study, "--metric", "loss")
     assert rows(page)["Local"][2] == "0.3333 ± 0.0000"
     assert "(%)" not in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_without_a_round_are_told(study: Path, make_run: Any, report: Any) -> None:
     make_run("late", [], finished=False)
     assert re.search(r"Left out, because no round is done yet: <code>.*late/version_0</code>", report(study))
@@ -250,6 +256,7 @@ def test_clusters_are_told_and_not_drawn(make_run: Any, report: Any) -> None:
     assert "<code>cluster/…</code>" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_gains_are_over_the_local_run_that_most_methods_share_a_model_with(make_run: Any, report: Any) -> None:
     rounds = [{"A": 0.5, "B": 0.5}]
     for name, aggregator, other in (("a", "Local", True), ("b", "Local", False), ("c", "FedAvg", False)):
@@ -261,6 +268,7 @@ def test_gains_are_over_the_local_run_that_most_methods_share_a_model_with(make_
     assert "gain over b" in report(run.parents[1])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_data_is_the_same_if_the_clients_hold_the_same(make_run: Any, report: Any) -> None:
     """Two classes of data that give the same graphs are one section; an unfinished run joins those of its settings."""
     rounds = [{"A": 0.5, "B": 0.5}]
@@ -273,6 +281,7 @@ def test_data_is_the_same_if_the_clients_hold_the_same(make_run: Any, report: An
     assert report(run.parents[1]).count("<h3>Summary</h3>") == 2
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_another_test_split_may_be_compared(make_run: Any, report: Any, refused: Any) -> None:
     run = make_run("a-seed1", [{"A": 0.5, "B": 0.5}])
     for file in ("results.json", "history.jsonl"):

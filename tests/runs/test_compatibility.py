@@ -84,7 +84,7 @@ def test_sealed_settings_equal_those_that_they_stand_for(tmp_path: Path) -> None
     )
     other = {"data": {"A": {**settings, "num_nodes": (2, 5)}}}
     with pytest.raises(
-        InputError, match=r"`data\.A` to be as in checkpoint .* \(its site tells a digest of them only\)"
+        InputError, match=r"`data\.A` to be as in checkpoint .* \(its site sends a digest of them only\)"
     ):
         check_settings(there, other, {}, tmp_path)
     with pytest.raises(InputError, match=r"`data\.A\.trainer` to be there as in checkpoint"):

@@ -28,7 +28,7 @@ class GraphLoader:
         batch_size: graphs per batch; the last may be smaller.
         shuffle: whether to draw a new order for each pass.
         min_batch: a last batch of fewer graphs becomes part of the one before.
-        stage: under what name metrics of a test go, where not by the loader's place among others.
+        stage: under what name metrics of a test go, where not by the loader's position in the list.
     """
 
     def __init__(

@@ -106,7 +106,7 @@ class FlatGraphs:
             InputError: a graph lacks ``x``, ``edge_index`` or ``y``, or holds values that cannot be used.
         """
         graphs = list(dataset)
-        require(len(graphs) > 0, name, "at least one graph", "none")
+        require(len(graphs) > 0, name, "one graph or more", "none")
         columns: list[tuple[Tensor, Tensor, Tensor]] = []
         for number, graph in enumerate(graphs):
             try:
@@ -128,7 +128,7 @@ class FlatGraphs:
 
     def _validate(self) -> None:
         name, count = self.name, self.y.numel()
-        require(len(self) > 0, name, "at least one graph", "none")
+        require(len(self) > 0, name, "one graph or more", "none")
         expect_offsets(self.node_ptr, f"{name}.node_ptr", count, self.x.size(0))
         expect_offsets(self.edge_ptr, f"{name}.edge_ptr", count, self.edge_index.size(-1))
         edges_of(self.edge_index, f"{name}.edge_index")

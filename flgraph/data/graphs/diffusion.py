@@ -68,8 +68,8 @@ class Diffusion:
         expect(0 < self.alpha <= 1, "diffusion.alpha", "above 0 and at most 1", self.alpha)
         expect(0 < self.time < float("inf"), "diffusion.time", "a positive, finite number", self.time)
         expect(0 <= self.self_loop < float("inf"), "diffusion.self_loop", "a finite number, 0 or more", self.self_loop)
-        sound = self.eps is None or 0 < self.eps < float("inf")
-        expect(sound, "diffusion.eps", "a positive, finite number or null", self.eps)
+        valid = self.eps is None or 0 < self.eps < float("inf")
+        expect(valid, "diffusion.eps", "a positive, finite number or null", self.eps)
         for name, count in (("avg_degree", self.avg_degree), ("top_k", self.top_k)):
             expect(count >= 1, f"diffusion.{name}", "1 or more", count)
 
@@ -160,7 +160,7 @@ def _compute(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor, how: Diffus
         found.append((index[graph], column.int(), *weights))
     graph = torch.cat([part[0] for part in found])
     order = graph.argsort(stable=True)
-    col, weight, back = (torch.cat([part[place] for part in found])[order] for place in (1, 2, 3))
+    col, weight, back = (torch.cat([part[column] for part in found])[order] for column in (1, 2, 3))
     return WeightedEdges(row_length, col, weight, back, offsets(counts))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
+from torch_geometric.utils import index_to_mask
 
 from flgraph.data.cache import content_key
 from flgraph.data.checks import (
@@ -193,9 +194,7 @@ class HeteroGraph:
             data[relation].edge_index = edges
         data[self.target].y = self.y
         for part, index in (("train", self.train), ("val", self.val), ("test", self.test)):
-            mask = torch.zeros(self.y.numel(), dtype=torch.bool, device=self.y.device)
-            mask[index] = True
-            data[self.target][f"{part}_mask"] = mask
+            data[self.target][f"{part}_mask"] = index_to_mask(index, self.y.numel())
         return data
 
     def _validate(self) -> None:
@@ -334,8 +333,7 @@ class HeteroGraph:
         name = name or self.name
         kept = edges.nonzero()[:, 0] if edges.dtype == torch.bool else edges.unique()
         edge_index, relation = self.edge_index[:, kept], self.relation[kept]
-        used = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.y.device)
-        used[edge_index.flatten()] = True
+        used = index_to_mask(edge_index.flatten(), self.num_nodes)
         ptr = offsets(used.long())[self.node_ptr]
         counts, edge_counts = ptr.diff(), torch.bincount(relation, minlength=len(self.edge_types))
         alive = [kind for kind, count in zip(self.node_types, counts.tolist(), strict=True) if count]
@@ -383,10 +381,8 @@ def sort_by_relation(edges: Tensor, relation: Tensor, num_relations: int, num_no
 
 def _numbers(given: Tensor | None, count: int, field: str) -> Tensor:
     """Ascending node numbers of a mask ``[count]`` or of numbers."""
-    if given is None:
-        return torch.empty(0, dtype=torch.long)
-    if given.dtype != torch.bool:
-        return given.long().sort().values
+    if given is None or given.dtype != torch.bool:
+        return torch.empty(0, dtype=torch.long) if given is None else given.long().sort().values
     expect(given.shape == (count,), field, f"a mask of shape [{count}]", list(given.shape))
     return given.nonzero()[:, 0]
 
@@ -395,7 +391,7 @@ def _check_names(node_types: Mapping[Any, Any], edge_types: Mapping[Any, Any], n
     for kind in node_types:
         expect(isinstance(kind, str), f"{name}.node_types", "strings", kind)
     for kind in edge_types:
-        sound = isinstance(kind, tuple) and len(kind) == 3 and all(isinstance(part, str) for part in kind)
-        expect(sound, f"{name}.edge_types", "(source type, name, target type), three strings,", kind)
+        valid = isinstance(kind, tuple) and len(kind) == 3 and all(isinstance(part, str) for part in kind)
+        expect(valid, f"{name}.edge_types", "(source type, name, target type), three strings,", kind)
         for end in (kind[0], kind[2]):
             expect(end in node_types, f"{name}.edge_types", f"between node types {', '.join(node_types)}", end)

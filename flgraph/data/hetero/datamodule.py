@@ -17,7 +17,7 @@ from flgraph.data.hetero.container import HeteroGraph
 from flgraph.data.hetero.links import HeteroLinkDataModule
 from flgraph.data.hetero.partition import HeteroPartition, random_edge_types, random_edges, with_validation
 from flgraph.data.hetero.readers import read_hetero
-from flgraph.data.hetero.schema import canonical, model_sizes, with_reverse, without_reverse
+from flgraph.data.hetero.schema import canonical, model_sizes, without_reverse
 from flgraph.data.splits import split_of
 from flgraph.data.statistics import hetero_statistics
 from flgraph.errors import expect
@@ -262,8 +262,3 @@ class HeteroFederation(Federation[HeteroClientData]):
         wanted = f"{count}, the number of clients in {manifest},"
         expect(count == self.num_clients, "data.num_clients", wanted, self.num_clients)
         return partition
-
-    def whole(self) -> HeteroDataModule:
-        """The whole graph as one client's data, for centralised training."""
-        graph = self.read()
-        return HeteroDataModule(with_reverse(graph) if self.reverse else graph, self.tie_names)

@@ -21,26 +21,13 @@ from flgraph.data.federation import Federation
 from flgraph.data.figures import label_figure
 from flgraph.data.nodes.batching import EgoLoader, hop_offsets
 from flgraph.data.nodes.container import NodeGraph
-from flgraph.data.nodes.partition import (
-    LocalOf,
-    NodePartition,
-    dirichlet,
-    label_skew,
-    louvain,
-    metis,
-)
+from flgraph.data.nodes.partition import LocalOf, NodePartition, dirichlet, label_skew, louvain, metis
 from flgraph.data.nodes.readers import read_nodes
 from flgraph.data.splits import check_splits, split_of
 from flgraph.data.statistics import partition_statistics
 from flgraph.errors import expect
 
 Partition = Literal["label_skew", "louvain", "metis", "dirichlet"]
-PARTITIONERS: dict[str, Callable[..., NodePartition]] = {
-    "label_skew": label_skew,
-    "louvain": louvain,
-    "metis": metis,
-    "dirichlet": dirichlet,
-}
 
 
 class NodeDataModule(pl.LightningDataModule):
@@ -257,7 +244,12 @@ class NodeFederation(Federation[NodeDataModule]):
     """
 
     client_class: ClassVar[type[NodeDataModule]] = NodeDataModule
-    partitioners: ClassVar[dict[str, Callable[..., NodePartition]]] = PARTITIONERS
+    partitioners: ClassVar[dict[str, Callable[..., NodePartition]]] = {
+        "label_skew": label_skew,
+        "louvain": louvain,
+        "metis": metis,
+        "dirichlet": dirichlet,
+    }
 
     def __init__(
         self,
@@ -307,7 +299,7 @@ class NodeFederation(Federation[NodeDataModule]):
             "exclusive_test": exclusive_test,
             "num_train": num_train,
             "num_query": num_query,
-            "fractions": list(fractions),
+            "fractions": tuple(fractions),
             "alpha": alpha,
             "seed": partition_seed,
         }
@@ -316,7 +308,7 @@ class NodeFederation(Federation[NodeDataModule]):
         self.partition_args = {key: value for key, value in given.items() if key in taken}
         # They are no mistake: a configuration may set them.
         defaults = inspect.signature(NodeFederation).parameters
-        ignored = [key for key in given.keys() - taken if _plain(given[key]) != _plain(defaults[key].default)]
+        ignored = [key for key in given.keys() - taken if given[key] != defaults[key].default]
         if ignored:
             effect = ", ".join(key for key in given if key in ignored)
             rank_zero_warn(f"`data.partition: {partition}` takes no {effect}, which have no effect.")
@@ -340,8 +332,8 @@ class NodeFederation(Federation[NodeDataModule]):
         partition = self.make_partition(graph)
         rest = partition.global_test
         everywhere = graph.subgraph(rest, f"{graph.name}, global test") if rest.numel() else None
-        args = {"partition_seed" if key == "seed" else key: value for key, value in self.partition_args.items()}
-        settings = {"partition": self.partition, **args, "normalize": self.normalize}
+        how = {key: list(arg) if isinstance(arg, tuple) else arg for key, arg in self.partition_args.items()}
+        settings = {"partition": self.partition, "partition_seed": how.pop("seed"), "normalize": self.normalize, **how}
         clients = {}
         for name, own in zip(self._names, partition.clients, strict=True):
             # Nodes are ascending, so the position of a number among them is its number in the client's graph.
@@ -380,16 +372,11 @@ def _moved(graph: NodeGraph, device: torch.device | str) -> NodeGraph:
     return there[str(device)]
 
 
-def _plain(value: Any) -> Any:
-    """As configurations write it: lists for tuples."""
-    return list(value) if isinstance(value, tuple) else value
-
-
 def _client_names(given: Sequence[str] | None, count: int) -> list[str]:
     if given is None:
         return [f"client-{number}" for number in range(1, count + 1)]
-    sound = not isinstance(given, str) and all(isinstance(name, str) and name for name in given)
-    expect(sound, "data.client_names", "a list of names", given)
+    valid = not isinstance(given, str) and all(isinstance(name, str) and name for name in given)
+    expect(valid, "data.client_names", "a list of names", given)
     known = len(set(given)) == len(given) == count
     expect(known, "data.client_names", f"{count} names, one for each client, all different,", list(given))
     return list(given)

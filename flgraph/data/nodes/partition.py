@@ -111,8 +111,8 @@ def label_skew(
     expect(num_query >= 0, "data.num_query", "0 or more", num_query)
     expect(local_of in get_args(LocalOf), "data.local_of", f"one of {', '.join(get_args(LocalOf))}", local_of)
     present = graph.y.unique().numel()
-    sound = 1 <= major_labels <= present
-    expect(sound, "data.major_labels", f"between 1 and the {present} labels of {graph.name}", major_labels)
+    valid = 1 <= major_labels <= present
+    expect(valid, "data.major_labels", f"between 1 and the {present} labels of {graph.name}", major_labels)
     generator = torch.Generator().manual_seed(seed)
     global_test, pool = _draw_global(graph, global_fraction, generator)
     size = _round(local_fraction * (graph.num_nodes if local_of == "graph" else pool.numel()))

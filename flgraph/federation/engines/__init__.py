@@ -1,7 +1,7 @@
 """Engines: where clients run."""
 
-from flgraph.errors import EngineError
-from flgraph.federation.engines.base import ClientError, Engine
+from flgraph.errors import ClientError, EngineError
+from flgraph.federation.engines.base import Engine
 from flgraph.federation.engines.distributed.engine import ProcessGroup
 from flgraph.federation.engines.sequential import Sequential
 

@@ -8,18 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from flgraph.errors import EngineError
 from flgraph.federation.client import Client
 from flgraph.federation.messages import Predictions, Turn
-
-
-class ClientError(EngineError):
-    """A client's turn failed; names the client, the round and the exchange, and keeps the cause."""
-
-    def __init__(self, client: str, turn: Turn, cause: BaseException) -> None:
-        super().__init__(
-            f"Client `{client}` failed in round {turn.round} ({turn.name}): {type(cause).__name__}: {cause}"
-        )
 
 
 class Engine(ABC):
@@ -49,7 +39,7 @@ class Engine(ABC):
         return nullcontext()
 
     def first_here(self) -> AbstractContextManager[bool]:
-        """Lets one process per machine go first, the others after it; tells whether this is that one."""
+        """Lets one process per machine go first, the others after it; yields whether this is that one."""
         return nullcontext(True)
 
     def lightning(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +62,7 @@ class Engine(ABC):
         """Answers the leading process until it ends the session.
 
         Args:
-            prepare: calls :meth:`setup`, where the leading process does so, too; its errors are told there.
+            prepare: calls :meth:`setup`, where the leading process does so, too; its errors are raised there.
         """
         raise NotImplementedError("only engines of several processes have some that serve")
 
@@ -108,4 +98,4 @@ class Engine(ABC):
 
     @abstractmethod
     def about(self) -> dict[str, dict[str, Any]]:
-        """What clients tell of themselves, by name: :attr:`Client.about`, or another owner :attr:`Client.disclosed`."""
+        """By name :attr:`Client.about`; of clients of another owner :attr:`Client.disclosed`."""

@@ -78,8 +78,8 @@ def authors_label_skew(
     y, count = graph.y.numpy()[original], original.size
     expect(count > 0, "data.dataset", "a graph with edges", graph.name)
     labels = np.unique(y)
-    sound = 1 <= major_labels <= labels.size
-    expect(sound, "data.major_labels", f"between 1 and the {labels.size} labels of {graph.name}", major_labels)
+    valid = 1 <= major_labels <= labels.size
+    expect(valid, "data.major_labels", f"between 1 and the {labels.size} labels of {graph.name}", major_labels)
     neighbours: list[list[int]] = [[] for _ in range(count)]
     for source, target in number_of[edges.numpy()].tolist():
         neighbours[source].append(target)
@@ -292,12 +292,8 @@ class PublishedFedEgo(FedEgo):
         expect(edges in ("largest", "all"), "aggregator.edges", "largest or all", edges)
         expect(soft_labels in ("all", "training"), "aggregator.soft_labels", "training or all", soft_labels)
         expect(install_at in ("start", "end"), "aggregator.install_at", "start or end", install_at)
-        self.edges, self.soft_labels, self.install_at, self.initial_weights = (
-            edges,
-            soft_labels,
-            install_at,
-            initial_weights,
-        )
+        self.edges, self.soft_labels, self.install_at = edges, soft_labels, install_at
+        self.initial_weights = initial_weights
         self._waiting: Mapping[str, Tensor] = {}  # reduction layers for the next round
 
     def collect(self, uploads: Mapping[str, Payload]) -> MashedEgoGraphs:

@@ -152,7 +152,7 @@ def toy(**changes: object) -> Data:
 @pytest.mark.parametrize(
     ("dataset", "sentence"),
     [
-        ([], "Expected `toy` to be at least one graph but got none"),
+        ([], "Expected `toy` to be one graph or more but got none"),
         ([toy(), toy(x=None)], "Expected `toy.x` to be a tensor but got None in graph 1"),
         ([toy(y=None)], "Expected `toy.y` to be a tensor but got None in graph 0"),
         ([toy(y=torch.tensor([0, 1]))], "Expected `toy.y` to be one class but got 2 values in graph 0"),

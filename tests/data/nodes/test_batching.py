@@ -142,7 +142,7 @@ def test_batch_holds_each_node_once(sparse: bool) -> None:
     assert torch.equal(dense[batch.index], whole[egos])
     assert torch.equal(batch.labels, g.y[egos])
     assert torch.equal(batch.y, g.y[:9])
-    assert (batch.num_ego_graphs, batch.fanouts) == (9, (3, 2))
+    assert (batch.y.numel(), batch.fanouts) == (9, (3, 2))
     there = batch.to("meta")
     assert {part.device.type for part in (there.x, there.index, there.y, there.labels)} == {"meta"}
 
@@ -160,7 +160,7 @@ def test_loader_visits_all_centers_in_order() -> None:
     loader = EgoLoader(g, index, 16)
     batches = list(loader)
     assert len(loader) == len(batches) == 3
-    assert [batch.num_ego_graphs for batch in batches] == [16, 16, 9]
+    assert [batch.y.numel() for batch in batches] == [16, 16, 9]
     assert [node for batch in batches for node in centers(g, batch)] == index.tolist()
 
 

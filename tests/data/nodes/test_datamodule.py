@@ -53,7 +53,7 @@ class Words(pl.LightningModule):
     def _log(self, batch: EgoBatch, split: str) -> Tensor:
         logits = (batch.x.to_dense() @ self.weight)[batch.index[:, 0]]
         hits = (logits.argmax(dim=1) == batch.y).float().mean()
-        self.log(f"{split}/accuracy", hits, batch_size=batch.num_ego_graphs, add_dataloader_idx=False, on_epoch=True)
+        self.log(f"{split}/accuracy", hits, batch_size=batch.y.numel(), add_dataloader_idx=False, on_epoch=True)
         return F.cross_entropy(logits, batch.y)
 
     def training_step(self, batch: EgoBatch, batch_idx: int) -> Tensor:

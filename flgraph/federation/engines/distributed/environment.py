@@ -10,25 +10,13 @@ from typing import Any
 
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-_LAUNCHED = (
-    "RANK",
-    "LOCAL_RANK",
-    "GROUP_RANK",
-    "NODE_RANK",
-    "ROLE_RANK",
-    "ROLE_NAME",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_WORLD_SIZE",
-    "ROLE_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
-"""Variables that torchrun sets, together with those that begin with TORCHELASTIC."""
+_LAUNCHED = {f"{whose}{what}" for what in ("RANK", "WORLD_SIZE") for whose in ("", "LOCAL_", "GROUP_", "ROLE_")}
+_LAUNCHED |= {"NODE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"}
+"""Variables that torchrun sets, together with those that begin with TORCHELASTIC_."""
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessEnvironment:
     """A process among those that run the same program.
 
     Args:
@@ -48,8 +36,8 @@ class Place:
     launched: bool = False
 
     @classmethod
-    def here(cls, environment: Mapping[str, str] = os.environ) -> Place:
-        """As the environment tells; a single process where it tells nothing."""
+    def here(cls, environment: Mapping[str, str] = os.environ) -> ProcessEnvironment:
+        """As the environment variables say; a single process where there are none."""
         if "RANK" not in environment or "WORLD_SIZE" not in environment:
             return cls()
         rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
@@ -70,28 +58,24 @@ def alone() -> Iterator[None]:
     It would otherwise take the federation's processes for those of one distributed Trainer: choose torchrun's cluster
     environment, use its ports, and leave out what only rank 0 does.
     """
-    hidden = {name: value for name, value in os.environ.items() if name in _LAUNCHED or _elastic(name)}
-    told: Any = rank_zero_only  # a function with an attribute
-    rank = told.rank
+    hidden = {key: value for key, value in os.environ.items() if key in _LAUNCHED or key.startswith("TORCHELASTIC_")}
+    lightning: Any = rank_zero_only  # a function with an attribute
+    rank = lightning.rank
     for name in hidden:
         del os.environ[name]
-    told.rank = 0
+    lightning.rank = 0
     try:
         yield
     finally:
         os.environ.update(hidden)
-        told.rank = rank
+        lightning.rank = rank
 
 
-def _elastic(name: str) -> bool:
-    return name.startswith("TORCHELASTIC_")
-
-
-def device_of(place: Place, devices: int | str | Sequence[int], count: int) -> list[int] | None:
-    """The GPU of a process: those that may be used are dealt in turns, so that processes can share one.
+def device_of(process: ProcessEnvironment, devices: int | str | Sequence[int], count: int) -> list[int] | None:
+    """The GPU of a process: those that may be used are assigned in turns, so that processes can share one.
 
     Args:
-        place: the process.
+        process: the process.
         devices: as given to Lightning: a list of GPUs, or how many; 1 and ``"auto"`` stand for all.
         count: how many GPUs the machine has.
 
@@ -109,4 +93,4 @@ def device_of(place: Place, devices: int | str | Sequence[int], count: int) -> l
         usable = list(range(min(int(text), count)))
     else:
         return None
-    return [usable[place.local_rank % len(usable)]] if usable else None
+    return [usable[process.local_rank % len(usable)]] if usable else None

@@ -8,10 +8,10 @@ WORTH = 0.1
 """Clients move if that saves more than this share of a round."""
 
 
-def deal(costs: Mapping[str, float], processes: int) -> dict[str, int]:
-    """Deals clients to processes, dearest first, each to the one that has least to do (LPT; Graham, 1969).
+def assign(costs: Mapping[str, float], processes: int) -> dict[str, int]:
+    """Assigns clients to processes, longest processing time first, each to the one with least to do (Graham, 1969).
 
-    The process with most to do then has at most 4/3 of what the best possible dealing would leave it. Clients of the
+    The process with most to do then has at most 4/3 of what the best possible schedule would leave it. Clients of the
     same cost go in turns, in their order.
 
     Args:
@@ -38,8 +38,8 @@ def makespan(costs: Mapping[str, float], owners: Mapping[str, int]) -> float:
     return max(loads.values(), default=0.0)
 
 
-def deal_again(costs: Mapping[str, float], owners: Mapping[str, int], processes: int) -> dict[str, int]:
-    """A better dealing by measured costs, if it saves more than :data:`WORTH` of a round; else the same one."""
-    better = deal(costs, processes)
+def reassign(costs: Mapping[str, float], owners: Mapping[str, int], processes: int) -> dict[str, int]:
+    """A better schedule by measured costs, if it saves more than :data:`WORTH` of a round; else the same one."""
+    better = assign(costs, processes)
     saves = makespan(costs, owners) - makespan(costs, better) > WORTH * makespan(costs, owners)
     return better if saves else dict(owners)

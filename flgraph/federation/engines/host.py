@@ -1,0 +1,341 @@
+"""Clients in one place, and the requests that they answer there: of a process group's leader, or of a server."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from flgraph.errors import ClientError, EngineError, InputError, decode_error, encode_error, expect
+from flgraph.federation.client import Client
+from flgraph.federation.messages import Predictions, Turn
+from flgraph.runs.checkpoint import (
+    link_or_copy,
+    load_bytes,
+    load_file,
+    save_file,
+    state_bytes,
+    state_name,
+)
+from flgraph.runs.site_states import state_file
+
+_log = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------------------------------------------------------ messages
+@dataclass(frozen=True)
+class Message:
+    """A request or an answer: a header that JSON can hold, and bytes by name.
+
+    As bytes it is one block: 8 bytes of the head's length, the head (header, and size of each piece), the pieces.
+    """
+
+    header: dict[str, Any] = field(default_factory=dict)
+    pieces: dict[str, bytes] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytearray:
+        """What travels."""
+        sizes = {name: len(piece) for name, piece in self.pieces.items()}
+        head = json.dumps({"header": self.header, "sizes": sizes}).encode()
+        block = bytearray(len(head).to_bytes(8, "little"))
+        block += head
+        for piece in self.pieces.values():
+            block += piece
+        return block
+
+    @classmethod
+    def from_bytes(cls, block: bytes | bytearray | memoryview) -> Message:
+        """Reads what :meth:`to_bytes` wrote.
+
+        Raises:
+            InputError: ``block`` is something else.
+        """
+        view = memoryview(block)
+        start = 8 + int.from_bytes(view[:8], "little")
+        try:
+            head = json.loads(bytes(view[8:start]))
+            pieces = {}
+            for name, size in head["sizes"].items():
+                pieces[name] = bytes(view[start : start + size])
+                start += size
+            expect(start == len(view), "message", f"{start} bytes", len(view))
+            return cls(dict(head["header"]), pieces)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise InputError("message", "a header and bytes by name", f"{len(view)} bytes: {error}") from error
+
+    @property
+    def error(self) -> Exception | None:
+        """The error that this answer stands for, if it does."""
+        return decode_error(self.header["error"]) if "error" in self.header else None
+
+
+def attempt(work: Callable[[], Message]) -> Message:
+    """What ``work`` returns, or the answer that stands for its error."""
+    try:
+        return work()
+    except Exception as error:  # whoever asked must hear of it, whatever it is
+        return Message({"error": encode_error(error)})
+
+
+def run_request(turns: Mapping[str, Turn], **further: Any) -> Message:
+    """The request to run turns, by client; bytes that several of them have in common travel once."""
+    pieces: dict[bytes, str] = {}
+
+    def plain(value: Any) -> Any:
+        return {"piece": pieces.setdefault(value, str(len(pieces)))} if isinstance(value, bytes) else value
+
+    asked = {
+        name: {item.name: plain(getattr(turn, item.name)) for item in fields(Turn)} for name, turn in turns.items()
+    }
+    return Message({"do": "run", "turns": asked, **further}, {number: piece for piece, number in pieces.items()})
+
+
+def turns_of(request: Message) -> dict[str, Turn]:
+    """The turns of a :func:`run_request`."""
+    enums = {item.name: type(item.default) for item in fields(Turn) if isinstance(item.default, Enum)}
+
+    def value(name: str, plain: Any) -> Any:
+        if isinstance(plain, dict):
+            return request.pieces[plain["piece"]]
+        if name in enums:
+            return enums[name](plain)
+        return tuple(plain) if isinstance(plain, list) else plain
+
+    return {
+        client: Turn(**{name: value(name, plain) for name, plain in asked.items()})
+        for client, asked in request.header["turns"].items()
+    }
+
+
+# --------------------------------------------------------------------------------------------------------------- hosts
+class Host:
+    """Holds clients of one owner, and answers requests for them.
+
+    Args:
+        clients: by name.
+        build: makes a client that moves here.
+        release: lets go of what was loaded for a client that moves elsewhere.
+        during: entered for the time of each turn, with the end of a sentence that says which it is.
+    """
+
+    def __init__(
+        self,
+        clients: Mapping[str, Client],
+        build: Callable[[str], Client] | None = None,
+        release: Callable[[str], None] | None = None,
+        during: Callable[[str], AbstractContextManager[None]] = lambda turn: nullcontext(),
+    ) -> None:
+        self.clients = dict(clients)
+        self._build, self._release, self._during = build, release, during
+
+    def answer(self, request: Message) -> Message:
+        """What to answer; an error is an answer, too."""
+        return attempt(lambda: self._answer(request))
+
+    def _answer(self, request: Message) -> Message:
+        header = request.header
+        match header["do"]:
+            case "run":
+                return self._run(request)
+            case "about":
+                return Message({"about": self.about()})
+            case "save":
+                self.save(Path(header["folder"]), header["previous"] and Path(header["previous"]))
+            case "load":
+                self.load(Path(header["folder"]))
+            case "predict":
+                return Message(pieces={"predictions": state_bytes(vars(self.predict(header["client"])))})
+            case "give":
+                return Message(pieces={"state": self._give(header["client"])})
+            case "take":
+                self._take(header["client"], request.pieces["state"])
+            case other:
+                raise InputError("do", "run, about, save, load, predict, give or take", other)
+        return Message()
+
+    def _run(self, request: Message) -> Message:
+        """Uploads by client, and the failure that cut them short, if there was one."""
+        uploads: dict[str, bytes] = {}
+        seconds: dict[str, float] = {}
+        for name, turn in turns_of(request).items():
+            began = time.perf_counter()
+            try:
+                with self._during(f"in round {turn.round} ({turn.name}) of client `{name}`"):
+                    uploads[name] = self._numbered_turn(name, turn, request.header)
+            except Exception as error:
+                return Message({"seconds": seconds, "failed": name, "error": encode_error(error)}, uploads)
+            seconds[name] = time.perf_counter() - began
+        return Message({"seconds": seconds}, uploads)
+
+    def _numbered_turn(self, name: str, turn: Turn, header: Mapping[str, Any]) -> bytes:
+        return self.turn(name, turn)
+
+    def turn(self, name: str, turn: Turn) -> bytes:
+        """A client's upload.
+
+        Raises:
+            ClientError: the turn failed.
+            InputError: because of something that the user gave.
+        """
+        try:
+            return self.clients[name].turn(turn)
+        except InputError:
+            raise
+        except Exception as error:
+            raise ClientError.in_turn(name, turn.round, turn.name, error) from error
+
+    def about(self) -> dict[str, dict[str, Any]]:
+        """What clients tell of themselves, by name."""
+        return {name: client.about for name, client in self.clients.items()}
+
+    def predict(self, name: str) -> Predictions:
+        """A client's predictions."""
+        return self.clients[name].predict()
+
+    def save(self, folder: Path, previous: Path | None) -> None:
+        """See :meth:`Engine.save`."""
+        for name, client in self.clients.items():
+            file = folder / state_name(name)
+            if previous is None or client.changed or not link_or_copy(previous / file.name, file):
+                save_file(client.state(), file)
+            client.changed = False
+
+    def load(self, folder: Path) -> None:
+        """See :meth:`Engine.load`.
+
+        Raises:
+            InputError: a client's state is not there, or broken.
+        """
+        for name, client in self.clients.items():
+            file = folder / state_name(name)
+            there = "a checkpoint with the state of every client (`flgraph flare gather` fetches those of sites)"
+            expect(file.is_file(), "ckpt_path", there, f"none of `{name}` in {folder}")
+            client.load_state(load_file(file))
+            client.changed = False
+
+    def _give(self, name: str) -> bytes:
+        """The state of a client that moves elsewhere."""
+        state = state_bytes(self.clients.pop(name).state())
+        if self._release is not None:
+            self._release(name)
+        return state
+
+    def _take(self, name: str, state: bytes) -> None:
+        """Makes a client that was elsewhere."""
+        assert self._build is not None
+        client = self._build(name)
+        client.load_state(load_bytes(state, f"state of client `{name}`"))
+        self.clients[name] = client
+
+
+class SiteHost(Host):
+    """Holds the clients of a site, and answers a server of another owner, whose requests may come twice or never.
+
+    Every turn has a number, and names that of the turn it builds on. The state before a turn is kept until the server's
+    next request says that it knows of the turn; where the server does not, the client goes back.
+
+    States of clients, their predictions, tracebacks of errors and times never leave the site.
+
+    Args:
+        clients: by name.
+        folder: where their states are saved, for as long as the site exists; those that some checkpoint of the server
+            needs, and no others.
+    """
+
+    def __init__(self, clients: Mapping[str, Client], folder: Path) -> None:
+        super().__init__(clients)
+        self.folder = folder
+        self._number = dict.fromkeys(self.clients, 0)
+        self._before: dict[str, tuple[int, bytes]] = {}
+        self._lock = threading.Lock()
+
+    def answer(self, request: Message) -> Message:
+        """What to answer; says that it is busy while an earlier request is being worked on."""
+        if not self._lock.acquire(blocking=False):
+            return Message({"busy": True})
+        try:
+            return without_traceback(super().answer(request))
+        finally:
+            self._lock.release()
+
+    def _answer(self, request: Message) -> Message:
+        header = request.header
+        match header["do"]:
+            case "ping":
+                pass
+            case "about":  # of the models; of the data all was said at the beginning
+                about = {name: client.disclosed for name, client in self.clients.items()}
+                return Message({"about": {n: {k: v for k, v in a.items() if k != "data"} for n, a in about.items()}})
+            case "run":
+                answer = self._run(request)
+                del answer.header["seconds"]
+                return answer
+            case "save":
+                self._save_as(header["label"], header["bases"], header["needed"])
+            case "load":
+                self._load_labels(header["labels"], request.pieces)
+            case other:
+                raise InputError("do", "ping, about, run, save or load", other)
+        return Message()
+
+    def _numbered_turn(self, name: str, turn: Turn, header: Mapping[str, Any]) -> bytes:
+        base = header["bases"][name]
+        self._go_to(name, base)
+        self._before[name] = (base, state_bytes(self.clients[name].state()))
+        upload = self.turn(name, turn)
+        self._number[name] = header["numbers"][name]
+        return upload
+
+    def _go_to(self, name: str, base: int) -> None:
+        """Undoes the last turn if the server does not know of it."""
+        if self._number[name] == base:
+            return
+        number, state = self._before.get(name, (-1, b""))
+        if number != base:
+            raise EngineError(f"Client `{name}` has no state of turn {base}; it is at turn {self._number[name]}.")
+        self.clients[name].load_state(load_bytes(state, f"the state of client `{name}`"))
+        self._number[name] = base
+
+    def _save_as(self, label: str, bases: Mapping[str, int], needed: Sequence[str]) -> None:
+        """Saves clients as they were after the turns ``bases``; removes states of the same run not ``needed``."""
+        for name, base in bases.items():
+            self._go_to(name, base)
+            file = self._file(name, label)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_file(self.clients[name].state(), file)
+            for old in file.parent.glob(f"{label.partition('.')[0]}.*.ckpt"):
+                if old.stem not in needed:
+                    old.unlink()
+
+    def _load_labels(self, labels: Mapping[str, str], states: Mapping[str, bytes]) -> None:
+        """Puts clients into states that were saved here, or are given."""
+        files = {name: self._file(name, label) for name, label in labels.items()}
+        for name, file in files.items():
+            expect(
+                file.is_file(), "ckpt_path", f"a checkpoint whose state of client `{name}` is at its site", labels[name]
+            )
+        found = {name: load_file(file) for name, file in files.items()}
+        found |= {name: load_bytes(state, f"the state of client `{name}`") for name, state in states.items()}
+        for name, state in found.items():
+            self.clients[name].load_state(state)
+            self._number[name] = 0
+            self._before.pop(name, None)
+
+    def _file(self, name: str, label: str) -> Path:
+        expect(name in self.clients, "client", "one of this site's", name)
+        expect("/" not in label and label not in ("", ".", ".."), "label", "a file name", label)
+        return state_file(self.folder, name, label)
+
+
+def without_traceback(answer: Message) -> Message:
+    """The answer as it may leave a site: the traceback of an error goes into the site's log instead."""
+    if "error" in answer.header:
+        _log.error(answer.header["error"].pop("trace"))
+    return answer
