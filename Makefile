@@ -12,7 +12,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check -qq
 TORCH := $(shell grep '^torch==' constraints.txt)
 SETUPTOOLS := $(shell grep '^setuptools==' constraints.txt)
 
-.PHONY: help install demo test lint format clean
+.PHONY: help install demo test check lint format clean
 
 help: ## List these verbs
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -26,6 +26,12 @@ demo: .venv/.installed ## Train a first federation
 test: export OMP_NUM_THREADS ?= 1
 test: lint ## Check style and types, then run the tests and the docstrings' examples (PYTEST_ARGS="-k fedavg")
 	@.venv/bin/pytest ./tests --pyargs flgraph --doctest-modules $(PYTEST_ARGS)
+
+# Folders whose tests start no process and train little.
+check: export OMP_NUM_THREADS ?= 1
+check: lint ## Check style and types, then run the quick tests only, for work in progress
+	@.venv/bin/pytest tests/data tests/nn tests/models tests/federation tests/runs tests/report tests/callbacks \
+		-m "not slow" $(PYTEST_ARGS)
 
 lint: .venv/.installed ## Check style and types
 	@.venv/bin/ruff check --quiet
