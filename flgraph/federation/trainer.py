@@ -162,7 +162,8 @@ class FederatedTrainer(FederatedLoop):
 
     def _begin_lightning(self, lightning: dict[str, Any], **further: Any) -> None:
         """Lightning's own constructor; ``lightning`` holds its fields as the user gave them."""
-        silent = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+        parts = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+        silent: dict[str, Any] = dict.fromkeys(parts, False)
         with quiet_lightning(), self.engine.alone():
             try:
                 super().__init__(**self._client_args, **further, **silent)
