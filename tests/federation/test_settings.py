@@ -146,7 +146,7 @@ def stop(patience: int = 5, **kwargs: Any) -> EarlyStopping:
         (
             {"aggregator": FedAvg(combine=Trimmed())},
             {"aggregator": FedAvg(combine=Untrimmed())},
-            r"`trainer\.aggregator\.combine\.class` to be 'Trimmed'",
+            r"`trainer\.aggregator\.combine` to be 'Trimmed'",
         ),
         (
             {"aggregator": DFedGNN(nx.Graph([("A", "B")]))},
