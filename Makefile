@@ -25,7 +25,7 @@ demo: .venv/.installed ## Train a first federation
 # One thread per process: the tests of two workers with two threads each take several times as long on two cores.
 check test: export OMP_NUM_THREADS ?= 1
 check: lint ## While at work: style, types, and the tests that start no process and train for moments
-	@.venv/bin/pytest ./tests -m 'not long' $(PYTEST_ARGS)
+	@.venv/bin/pytest ./tests -m 'not slow' $(PYTEST_ARGS)
 
 test: lint ## Check style and types, then run the tests and the docstrings' examples (PYTEST_ARGS="-k fedavg")
 	@.venv/bin/pytest ./tests --pyargs flgraph --doctest-modules $(PYTEST_ARGS)

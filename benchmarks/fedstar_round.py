@@ -33,7 +33,7 @@ from flgraph.data import GraphDataModule, GraphFederation, GraphLoader, TUFedera
 from flgraph.federation import FederatedCallback, FederatedTrainer
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.template import client_module
-from flgraph.models.classifier import epoch_metrics
+from flgraph.models.classifier import shared_metrics
 from flgraph.runs.results import versions
 
 Metrics = dict[str, dict[str, float]]
@@ -273,7 +273,7 @@ class BareClient:
             outputs.append(logits)
             labels.append(batch.y)
         counts = torch.tensor([part.numel() for part in labels])
-        metrics = epoch_metrics(self.module.num_classes, losses[0].device)
+        metrics = shared_metrics(self.module.num_classes, losses[0].device)
         metrics.reset()
         metrics.update(
             value=torch.stack(losses).repeat_interleave(counts), preds=torch.cat(outputs), target=torch.cat(labels)

@@ -45,19 +45,19 @@ PASSING = {
 }
 
 
-LONG = ("flare", "parity", "reproduce", "faults", "golden", "examples", "cli", "callbacks")
-LONG += ("test_process_group", "test_remote", "test_resume")
+SLOW = ("flare", "parity", "reproduce", "faults", "golden", "examples", "cli", "callbacks")
+SLOW += ("test_process_group", "test_remote", "test_resume")
 """Folders and files whose tests start processes or train for long; `make check` leaves them out."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks long tests; they come first, so that no worker is left with them (make passes --no-loadscope-reorder)."""
+    """Marks slow tests; they come first, so that no worker is left with them (make passes --no-loadscope-reorder)."""
     order = {}
     for item in items:
-        found = [LONG.index(name) for name in (item.path.parent.name, item.path.stem) if name in LONG]
-        order[item] = min(found, default=len(LONG))
+        found = [SLOW.index(name) for name in (item.path.parent.name, item.path.stem) if name in SLOW]
+        order[item] = min(found, default=len(SLOW))
         if found:
-            item.add_marker("long")
+            item.add_marker("slow")
     items.sort(key=order.__getitem__)
 
 

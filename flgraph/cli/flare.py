@@ -7,6 +7,7 @@ import os
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -15,11 +16,8 @@ import yaml
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from flgraph.cli.parser import Refusing
-from flgraph.errors import InputError, expect
+from flgraph.errors import expect
 from flgraph.flare.settings import read_yaml
-
-_FEDERATION = "arguments of `flgraph fit`, without data, that say what to run: -c FILE, --trainer.rounds 10, ..."
-
 
 _ELSEWHERE = {
     "data": "which sites have",
@@ -38,58 +36,71 @@ def main(args: Sequence[str]) -> None:
 
     Raises:
         InputError: an argument cannot be used, FLARE is not installed, or the run failed.
-        EngineError: the server or its jobs are gone.
+        EngineError: the server or its jobs are gone, or a client failed.
     """
-    commands: dict[str, tuple[Callable[[], ArgumentParser], Callable[[Namespace, Sequence[str]], None]]] = {
-        "provision": (_provision_parser, _provision),
-        "start": (_start_parser, _start),
-        "submit": (_submit_parser, _submit),
-        "status": (_status_parser, _status),
-        "gather": (_gather_parser, _gather),
-    }
+    parser, commands = _parser()
     if not args or args[0] in ("-h", "--help"):
-        print(f"usage: flgraph flare {{{','.join(commands)}}} ...")
-        print("\nA federation between organisations; see docs/deployment.md.")
+        parser.print_help()
         return
     expect(args[0] in commands, "flare", f"followed by one of {', '.join(commands)}", args[0])
-    if find_spec("nvflare") is None:
-        raise InputError("flare", "used where NVIDIA FLARE is installed (`pip install 'flgraph[flare]'`)", "no nvflare")
-    make, run = commands[args[0]]
-    parser = make()
-    if args[0] == "submit":  # what is not its own is of the run
-        run(*parser.parse_known_args(list(args[1:])))
-    else:
-        run(parser.parse_args(list(args[1:])), ())
+    expect(
+        find_spec("nvflare") is not None, "flare", "installed (`pip install 'flgraph[flare]'`)", "no package nvflare"
+    )
+    given, rest = parser.parse_known_args(list(args))
+    if rest and args[0] != "submit":  # where what is not its own is of the run
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    commands[args[0]](given, rest)
 
 
-def _parser(name: str, description: str) -> ArgumentParser:
-    return _Parser(prog=f"flgraph flare {name}", description=description)
+def _parser() -> tuple[ArgumentParser, dict[str, Callable[[Namespace, Sequence[str]], None]]]:
+    """The parser, and what the subcommands run."""
+    description = "A federation between organisations; see docs/deployment.md."
+    parser = _Parser(prog="flgraph flare", description=description, allow_abbrev=False)
+    parsers = parser.add_subparsers(metavar="COMMAND")
+    commands: dict[str, Callable[[Namespace, Sequence[str]], None]] = {}
 
+    def command(run: Callable[[Namespace, Sequence[str]], None], what: str) -> Callable[..., object]:
+        name = run.__name__.strip("_")
+        commands[name] = run
+        return parsers.add_parser(name, help=what, description=what, allow_abbrev=False).add_argument
 
-# ----------------------------------------------------------------------------------------------------------- provision
-def _provision_parser() -> ArgumentParser:
-    parser = _parser("provision", "Makes start-up kits for a server, its sites and an administrator.")
-    parser.add_argument("--sites", type=str, required=True, help="comma-separated names of the organisations")
-    parser.add_argument("--server", type=str, default="localhost", help="host name of the server, as sites see it")
-    parser.add_argument("--port", type=PositiveInt, default=8002, help="of the server")
-    parser.add_argument("--out", type=Path, default=Path("kits"), help="where kits go")
-    parser.add_argument("--data", type=Path, help="folder with a SITE.yaml for some sites, to become their settings")
-    return parser
+    add = command(_provision, "Makes start-up kits for a server, its sites and an administrator.")
+    add("--sites", required=True, help="comma-separated names of the organisations")
+    add("--server", default="localhost", help="host name of the server, as sites see it")
+    add("--port", type=PositiveInt, default=8002, help="of the server")
+    add("--out", type=Path, default=Path("kits"), help="where kits go")
+    add("--data", type=Path, help="folder with a SITE.yaml for some sites, to become their settings")
+
+    add = command(_start, "Runs the server or the site of a kit until it is stopped.")
+    add("kit", type=Path, help="its folder")
+
+    run = "arguments of `flgraph fit`, without data, that say what to run: -c FILE, --trainer.rounds 10, ..."
+    add = command(_submit, f"Runs a federation and waits for its results. Takes {run}")
+    add("--admin", type=Path, default=Path("kits/admin"), help="the administrator's kit")
+    add("--sites", help="comma-separated; all that are connected if not given")
+    add("--name", help="of the run; the same name goes on where an earlier run was stopped")
+    add("--out", type=Path, default=Path("runs/flare"), help="where results go, OUT/NAME")
+    add("--deadline", type=PositiveFloat, default=600.0, help="seconds a site has for an exchange")
+    add("--min_clients", type=PositiveInt, default=1, help="clients that must answer in time")
+    add("--wait", type=PositiveFloat, default=120.0, help="seconds in which all sites must be there")
+    add("--ask_every", type=PositiveFloat, default=10.0, help="seconds between questions to a late site")
+    add("--attempts", type=PositiveInt, default=20, help="jobs at most, where jobs are lost")
+
+    add = command(_status, "Says which sites are connected and what jobs there are.")
+    add("--admin", type=Path, default=Path("kits/admin"), help="the administrator's kit")
+
+    add = command(_gather, "Copies a run with the states of its clients, where the kits of all sites are here.")
+    add("name", help="of the run")
+    add("--kits", type=Path, default=Path("kits"), help="folder with the kits of server and sites")
+    add("--out", type=Path, default=Path("runs"), help="where the run goes, OUT/NAME")
+    return parser, commands
 
 
 def _provision(given: Namespace, _: Sequence[str]) -> None:
     from flgraph.flare.kits import provision
 
-    sites = [part.strip() for part in given.sites.split(",") if part.strip()]
-    *kits, authority = provision(sites, given.server, given.port, given.out, given.data)
+    *kits, authority = provision(_names(given.sites), given.server, given.port, given.out, given.data)
     print(f"kits to hand out: {', '.join(map(str, kits))}\nkeep to yourself: {authority}, which holds the root key")
-
-
-# --------------------------------------------------------------------------------------------------------------- start
-def _start_parser() -> ArgumentParser:
-    parser = _parser("start", "Runs the server or the site of a kit until it is stopped.")
-    parser.add_argument("kit", type=Path, help="its folder")
-    return parser
 
 
 def _start(given: Namespace, _: Sequence[str]) -> None:
@@ -98,32 +109,14 @@ def _start(given: Namespace, _: Sequence[str]) -> None:
     raise SystemExit(start(given.kit))
 
 
-# -------------------------------------------------------------------------------------------------------------- submit
-def _submit_parser() -> ArgumentParser:
-    parser = _parser("submit", f"Runs a federation and waits for its results. Takes {_FEDERATION}")
-    parser.add_argument("--admin", type=Path, default=Path("kits/admin"), help="the administrator's kit")
-    parser.add_argument("--sites", type=str, help="comma-separated; all that are connected if not given")
-    parser.add_argument("--name", type=str, help="of the run; the same name goes on where an earlier run was stopped")
-    parser.add_argument("--out", type=Path, default=Path("runs/flare"), help="where results go, OUT/NAME")
-    parser.add_argument("--deadline", type=PositiveFloat, default=600.0, help="seconds a site has for an exchange")
-    parser.add_argument("--min_clients", type=PositiveInt, default=1, help="clients that must answer in time")
-    parser.add_argument("--wait", type=PositiveFloat, default=120.0, help="seconds in which all sites must be there")
-    parser.add_argument(
-        "--ask_every", type=PositiveFloat, default=10.0, help="seconds between questions to a late site"
-    )
-    parser.add_argument("--attempts", type=PositiveInt, default=20, help="jobs at most, where jobs are lost")
-    return parser
-
-
 def _submit(given: Namespace, rest: Sequence[str]) -> None:
     from flgraph.flare.jobs import Supervisor
 
     name = given.name or time.strftime("run-%Y%m%d-%H%M%S")
     plain = all(letter.isalnum() or letter in "-_" for letter in name)
     expect(plain, "--name", "letters, digits, - and _", name)
-    sites = [part.strip() for part in (given.sites or "").split(",") if part.strip()]
     options = {name: getattr(given, name) for name in ("deadline", "min_clients", "wait", "ask_every")}
-    supervisor = Supervisor(given.admin, sites, given.attempts, report=lambda line: print(line, flush=True))
+    supervisor = Supervisor(given.admin, _names(given.sites or ""), given.attempts, report=partial(print, flush=True))
     try:
         folder = supervisor.run(name, configuration(rest), given.out, options)
     finally:
@@ -134,12 +127,34 @@ def _submit(given: Namespace, rest: Sequence[str]) -> None:
     os._exit(0)  # FLARE's session leaves threads that never end
 
 
+def _status(given: Namespace, _: Sequence[str]) -> None:
+    from flgraph.flare.jobs import Supervisor
+
+    supervisor = Supervisor(given.admin, timeout=60.0)
+    try:
+        print("\n".join(supervisor.status()), flush=True)
+    finally:
+        supervisor.close()
+    os._exit(0)  # as above
+
+
+def _gather(given: Namespace, _: Sequence[str]) -> None:
+    from flgraph.flare.gather import gather
+
+    folder = gather(given.name, given.kits, given.out)
+    print(f"continue it with: flgraph fit -c {folder / 'config.yaml'} -c DATA.yaml --ckpt_path last")
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def configuration(args: Sequence[str], report: Callable[[str], None] = print) -> str:
     """What ``flgraph fit`` would run with these arguments, as YAML without what is a matter of sites and server.
 
     Args:
         args: arguments of ``flgraph fit``.
-        report: is told which files have a data section, which is left out.
+        report: called with a line for each file with a data section, which is left out.
 
     Raises:
         InputError: an argument cannot be used, or names data or an engine.
@@ -149,16 +164,16 @@ def configuration(args: Sequence[str], report: Callable[[str], None] = print) ->
     for field, instead in _ELSEWHERE.items():
         named = [arg for arg in args if arg.partition("=")[0] == f"--{field}" or arg.startswith(f"--{field}.")]
         expect(not named, "arguments", f"those of `flgraph fit` without {field}, {instead},", named)
-    whole = with_packaged_configs(args)
-    for place, (flag, given) in enumerate(pairwise(whole), start=1):
+    words = with_packaged_configs(args)
+    for position, (flag, given) in enumerate(pairwise(words), start=1):
         if flag in ("-c", "--config") and Path(given).is_file():
-            whole[place] = _without_places(Path(given), report)
-    cli = FederatedCLI([*whole, "--data=flgraph.flare.run.SitesData"], run=False)
+            words[position] = _without_data(Path(given), report)
+    cli = FederatedCLI([*words, "--data=flgraph.flare.run.SitesData"], run=False)
     content = yaml.safe_load(cli.trainer.config_text)
     return yaml.safe_dump({key: content[key] for key in ("seed_everything", "model", "trainer")}, sort_keys=False)
 
 
-def _without_places(file: Path, report: Callable[[str], None]) -> str:
+def _without_data(file: Path, report: Callable[[str], None]) -> str:
     """A configuration file without data, engine and checkpoint, which a run's own ``config.yaml`` has."""
     content = read_yaml(file)
     if not isinstance(content, dict):
@@ -169,42 +184,3 @@ def _without_places(file: Path, report: Callable[[str], None]) -> str:
     if isinstance(kept.get("trainer"), dict):
         kept["trainer"] = {key: value for key, value in kept["trainer"].items() if key != "engine"}
     return str(yaml.safe_dump(kept, sort_keys=False))
-
-
-# -------------------------------------------------------------------------------------------------------------- status
-def _status_parser() -> ArgumentParser:
-    parser = _parser("status", "Tells which sites are connected and what jobs there are.")
-    parser.add_argument("--admin", type=Path, default=Path("kits/admin"), help="the administrator's kit")
-    return parser
-
-
-def _status(given: Namespace, _: Sequence[str]) -> None:
-    from flgraph.flare.jobs import Supervisor
-
-    supervisor = Supervisor(given.admin, timeout=60.0)
-    try:
-        told = supervisor.status()
-    finally:
-        supervisor.close()
-    print("server: up, a job is running" if told["server"] == "started" else "server: up, no job is running")
-    for site, when in told["sites"].items():
-        print(f"site {site}: last heard {time.time() - when:.0f} s ago")
-    for job in told["jobs"]:
-        print(f"job {job['id']} {job['name']}: {job['status']}", flush=True)
-    os._exit(0)  # as above
-
-
-# -------------------------------------------------------------------------------------------------------------- gather
-def _gather_parser() -> ArgumentParser:
-    parser = _parser("gather", "Copies a run with the states of its clients, where the kits of all sites are here.")
-    parser.add_argument("name", type=str, help="of the run")
-    parser.add_argument("--kits", type=Path, default=Path("kits"), help="folder with the kits of server and sites")
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="where the run goes, OUT/NAME")
-    return parser
-
-
-def _gather(given: Namespace, _: Sequence[str]) -> None:
-    from flgraph.flare.gather import gather
-
-    folder = gather(given.name, given.kits, given.out)
-    print(f"continue it with: flgraph fit -c {folder / 'config.yaml'} -c DATA.yaml --ckpt_path last")

@@ -126,18 +126,18 @@ def pack(value: Any) -> Payload:
     """
     tensors: dict[str, Tensor] = {}
 
-    def plain(part: Any, place: str) -> Any:
+    def plain(part: Any, where: str) -> Any:
         if isinstance(part, Tensor):
             tensors[str(len(tensors))] = part
             return {_TENSOR: str(len(tensors) - 1)}
         if isinstance(part, Mapping):
             for key in part:  # JSON would make names of numbers
-                expect(isinstance(key, str), place, "a dictionary with names as keys", f"the key {key!r}")
-            return {key: plain(inner, f"{place}.{key}") for key, inner in part.items()}
+                expect(isinstance(key, str), where, "a dictionary with names as keys", f"the key {key!r}")
+            return {key: plain(inner, f"{where}.{key}") for key, inner in part.items()}
         if isinstance(part, list | tuple):
-            return [plain(inner, f"{place}[{number}]") for number, inner in enumerate(part)]
+            return [plain(inner, f"{where}[{number}]") for number, inner in enumerate(part)]
         plain_value = part is None or isinstance(part, Scalar)
-        expect(plain_value, place, "a tensor, a plain value, or dictionaries and lists of these", type(part).__name__)
+        expect(plain_value, where, "a tensor, a plain value, or dictionaries and lists of these", type(part).__name__)
         return part
 
     return Payload(tensors, {_TENSOR: json.dumps(plain(value, "state"))})

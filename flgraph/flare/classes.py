@@ -8,6 +8,7 @@ import re
 import sys
 from collections import OrderedDict, abc, deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import is_dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -217,12 +218,10 @@ def _is_text(given: str, kinds: tuple[Any, ...]) -> bool:
 def _hides_class(text: str) -> bool:
     """Whether text would name a class if it were parsed once more, as the parser does for some types."""
     for load in (json.loads, yaml.safe_load):  # neither takes all that the other one does
-        try:
+        with suppress(yaml.YAMLError, ValueError):
             content = load(text)
-        except (yaml.YAMLError, ValueError):
-            continue
-        if content != text and _has_class(content):
-            return True
+            if content != text and _has_class(content):
+                return True
     return False
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -72,7 +71,13 @@ def _copy(run: Path, target: Path, kits: Path) -> None:
     for round, checkpoint in checkpoints.items():
         settings = read_manifest(checkpoint)["settings"]
         server = (checkpoint / SERVER).read_bytes()
-        store.save(round, server, _writer(_states(checkpoint / CLIENTS, kits)), settings, best_round)
+        states = _states(checkpoint / CLIENTS, kits)
+
+        def write(folder: Path, _: Path | None, states: dict[str, Path] = states) -> None:
+            for client, file in states.items():
+                link_or_copy(file, folder / state_name(client))
+
+        store.save(round, server, write, settings, best_round)
 
 
 def _states(folder: Path, kits: Path) -> dict[str, Path]:
@@ -85,14 +90,6 @@ def _states(folder: Path, kits: Path) -> dict[str, Path]:
         expect(file.is_file(), "--kits", f"with the state of client `{client}`, {file}", "none")
         found[client] = file
     return found
-
-
-def _writer(states: dict[str, Path]) -> Callable[[Path, Path | None], None]:
-    def write(folder: Path, previous: Path | None) -> None:
-        for client, file in states.items():
-            link_or_copy(file, folder / state_name(client))
-
-    return write
 
 
 def _change_config(file: Path, name: str, out: Path) -> None:

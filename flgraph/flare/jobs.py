@@ -125,17 +125,16 @@ class Supervisor:
             self.report(f"lost: {lost}; going on from the last whole round")
         raise EngineError(f"{self.attempts} jobs were lost before the run was done.")
 
-    def status(self) -> dict[str, Any]:
-        """Sites that are connected, and jobs, the newest first, as plain values."""
+    def status(self) -> list[str]:
+        """Lines about the server, sites that are connected, and jobs, the newest first."""
         info = self._info()
-        return {
-            "server": str(info.server_info.status),
-            "sites": {client.name: float(client.last_connect_time) for client in info.client_info},
-            "jobs": [
-                {"id": job["job_id"], "name": job.get("job_name", ""), "status": str(job["status"])}
-                for job in self._jobs()
-            ],
-        }
+        server = "a job" if str(info.server_info.status) == "started" else "no job"
+        sites = {client.name: time.time() - float(client.last_connect_time) for client in info.client_info}
+        return [
+            f"server: up, {server} is running",
+            *(f"site {site}: last heard {seconds:.0f} s ago" for site, seconds in sites.items()),
+            *(f"job {job['job_id']} {job.get('job_name', '')}: {job['status']}" for job in self._jobs()),
+        ]
 
     def submit(self, job: Path) -> str:
         """Submits a job and returns its id."""
@@ -259,7 +258,7 @@ class Supervisor:
         return self._call(lambda session: session.get_system_info())
 
     def _jobs(self) -> list[dict[str, Any]]:
-        return list(self._call(lambda session: session.list_jobs()) or [])
+        return self._call(lambda session: session.list_jobs()) or []
 
     def _call(self, call: Callable[[Any], Any], timeout: float | None = None) -> Any:
         """Calls the server; logs in again while it is away."""

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,27 +67,20 @@ def provision(sites: Sequence[str], server: str, port: int, out: Path, data: Pat
     there = out.exists()
     expect(not there or not any(out.iterdir()), "--out", "a folder that does not exist yet, or is empty", out)
     try:
-        return _kits(sites, server, port, out, given)
+        made = _provision(sites, server, port, out / "authority")
+        for source, name in [(server, "server"), *((site, site) for site in sites), (ADMIN, "admin")]:
+            shutil.move(made / source, out / name)
+            if name != "admin":
+                _restrict(out / name)
+        for site in sites:
+            content = given[site].read_bytes() if site in given else _SITE.encode()
+            (out / site / "local" / FILE).write_bytes(content)
     except BaseException:  # a part of it would be in the way of the next attempt
         shutil.rmtree(out, ignore_errors=True)
         if there:
             out.mkdir(exist_ok=True)
         raise
-
-
-def _kits(sites: Sequence[str], server: str, port: int, out: Path, given: Mapping[str, Path]) -> list[Path]:
-    made = _provision(sites, server, port, out / "authority")
-    kits = []
-    for source, name in [(server, "server"), *((site, site) for site in sites), (ADMIN, "admin")]:
-        kit = out / name
-        shutil.move(made / source, kit)
-        if name != "admin":
-            _restrict(kit)
-        kits.append(kit)
-    for site in sites:
-        settings = given[site].read_bytes() if site in given else _SITE.encode()
-        (out / site / "local" / FILE).write_bytes(settings)
-    return [*kits, out / "authority"]
+    return [out / name for name in ("server", *sites, "admin", "authority")]
 
 
 def start(kit: Path) -> int:

@@ -33,19 +33,10 @@ class SitesData(pl.LightningDataModule):
 
     def __init__(self, names: Sequence[str] = (), title: str = "sites") -> None:
         super().__init__()
-        self.names, self.name = list(names), title
-
-    @property
-    def clients(self) -> list[str]:
-        """Names of the clients."""
-        return self.names
+        self.clients, self.name = list(names), title
 
     def client(self, name: str) -> Any:
-        """Not here.
-
-        Raises:
-            InputError: always.
-        """
+        """Raises InputError: it is not here."""
         raise InputError("client", "in this process", f"`{name}`, whose data its site keeps")
 
 

@@ -131,4 +131,4 @@ class LinkBatch(TensorBatch):
 def _moved(part: Any, device: torch.device | str) -> Any:
     if isinstance(part, tuple):
         return tuple(_moved(member, device) for member in part)
-    return part.to(device) if hasattr(part, "to") else part
+    return part.to(device) if isinstance(part, Tensor | Adjacency | Relations) else part

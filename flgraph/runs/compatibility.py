@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
@@ -74,12 +73,6 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
-
-
-def default_arguments(cls: type, prefix: str) -> dict[str, Any]:
-    """Plain default values of a class's arguments, ``prefix.NAME`` to value, as :func:`check_settings` takes them."""
-    arguments = inspect.signature(cls).parameters.items()
-    return plain_values({f"{prefix}.{name}": of.default for name, of in arguments if of.default is not of.empty})
 
 
 def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:

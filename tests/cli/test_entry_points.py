@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import flgraph
-from flgraph import federation
 from flgraph.cli import main as cli
 
 Flgraph = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -79,11 +78,3 @@ def test_commands_that_train_nothing_start_at_once(process: Flgraph) -> None:
     modules = ("cli.main", "cli.report", "cli.reproduce", "cli.flare", "flare.jobs", "flare.gather")
     done = process(sys.executable, "-P", "-c", code, *modules)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_names_that_are_imported_when_asked_for() -> None:
-    assert set(federation.__all__) <= set(dir(federation))
-    assert all(hasattr(federation, name) for name in federation.__all__)
-    assert sorted(name for names in federation._HOMES.values() for name in names) == sorted(federation.__all__)
-    with pytest.raises(AttributeError, match=r"'flgraph\.federation' has no attribute 'Nothing'"):
-        federation.Nothing  # noqa: B018

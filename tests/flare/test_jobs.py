@@ -29,6 +29,9 @@ class Flare:
         self.jobs: list[Job] = []
         self.api = SimpleNamespace(close=lambda: None)
 
+    def clock(self) -> float:
+        return self.now
+
     def sleep(self, seconds: float) -> None:
         self.now += seconds
         self.heard = dict.fromkeys(self.heard, self.now)
@@ -110,7 +113,7 @@ def supervise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     def make(*scripts: Callable[[Job], None], **options: Any) -> tuple[Supervisor, Flare, list[str]]:
         (tmp_path / "startup").mkdir(exist_ok=True)
         flare, reported = Flare(*scripts), list[str]()
-        monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: flare.now, sleep=flare.sleep))
+        monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=flare.clock, time=flare.clock, sleep=flare.sleep))
         supervisor = Supervisor(tmp_path, ["north", "west"], report=reported.append, **options)
         monkeypatch.setattr(supervisor, "_log_in", lambda: flare)
         return supervisor, flare, reported
@@ -123,9 +126,12 @@ def test_results_are_handed_over(supervise: Any, tmp_path: Path) -> None:
     assert supervisor.run("run", "", tmp_path / "out", OPTIONS) == tmp_path / "out" / "run"
     assert {path.name for path in (tmp_path / "out" / "run").iterdir()} == set(RESULTS)
     assert reported == ["job 0, attempt 1, sites north, west"]
-    status = supervisor.status()
-    assert (status["server"], list(status["sites"])) == ("started", ["north", "west"])
-    assert status["jobs"] == [{"id": "0", "name": "run", "status": "FINISHED:COMPLETED"}]
+    assert supervisor.status() == [
+        "server: up, a job is running",
+        "site north: last heard 0 s ago",
+        "site west: last heard 0 s ago",
+        "job 0 run: FINISHED:COMPLETED",
+    ]
 
 
 def test_a_site_that_was_started_again_loses_the_job(supervise: Any, tmp_path: Path) -> None:
@@ -230,7 +236,7 @@ def test_a_server_that_does_not_answer_is_waited_for(supervise: Any, monkeypatch
         return flare
 
     monkeypatch.setattr(supervisor, "_log_in", lambda: away(100.0))
-    assert list(supervisor.status()["sites"]) == ["north", "west"]
+    assert len(supervisor.status()) == 3
     supervisor._session = None
     monkeypatch.setattr(supervisor, "_log_in", lambda: away(1000.0))
     with pytest.raises(EngineError, match="The server did not answer for 300 s: ConnectionError: away"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flgraph.errors import InputError
-from flgraph.runs.compatibility import check_settings, default_arguments, flatten, sealed
+from flgraph.runs.compatibility import check_settings, flatten, sealed
 
 SETTINGS = {"seed": 0, "trainer": {"local_epochs": 1}}
 
@@ -56,14 +56,6 @@ def test_classes_are_named_by_what_they_are_chosen_for(tmp_path: Path) -> None:
     assert flatten(one) == {"model": "A", "model.lr": 0.1}
     with pytest.raises(InputError, match=r"`model` to be 'A' as in checkpoint .* but got 'B'"):
         check_settings(one, other, {}, tmp_path)
-
-
-def test_default_arguments_are_plain_values() -> None:
-    class Algorithm:
-        def __init__(self, mu: float, base: tuple[str, ...] = ("a",), made: Any = Path, mode: str = "max") -> None:
-            """Takes arguments."""
-
-    assert default_arguments(Algorithm, "x.y") == {"x.y.base": ("a",), "x.y.mode": "max"}
 
 
 def test_sealed_settings_equal_those_that_they_stand_for(tmp_path: Path) -> None:

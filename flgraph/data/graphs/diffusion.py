@@ -15,6 +15,7 @@ from flgraph.data.graphs.container import FlatGraphs
 from flgraph.data.graphs.weighted import WeightedEdges
 from flgraph.errors import expect
 from flgraph.nn.sparse.adjacency import gather_ranges, offsets
+from flgraph.nn.sparse.norm import inverse_sqrt
 
 DiffusionKind = Literal["ppr", "heat"]
 Sparsify = Literal["threshold", "topk", "none"]
@@ -100,7 +101,7 @@ def diffusion_matrix(adj: Tensor, how: Diffusion) -> Tensor:
     n = adj.size(-1)
     one = torch.eye(n, dtype=adj.dtype, device=adj.device)
     looped = adj + how.self_loop * one
-    scale = looped.sum(-2).rsqrt().nan_to_num(posinf=0.0)
+    scale = inverse_sqrt(looped.sum(-2))
     transition = scale.unsqueeze(-1) * looped * scale.unsqueeze(-2)
     if how.kind == "ppr":
         matrix = how.alpha * torch.linalg.inv(one - (1 - how.alpha) * transition)

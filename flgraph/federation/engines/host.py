@@ -8,22 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields
-from enum import Enum
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flgraph.errors import ClientError, EngineError, InputError, decode_error, encode_error, expect
 from flgraph.federation.client import Client
-from flgraph.federation.messages import Predictions, Turn
-from flgraph.runs.checkpoint import (
-    link_or_copy,
-    load_bytes,
-    load_file,
-    save_file,
-    state_bytes,
-    state_name,
-)
+from flgraph.federation.messages import Predictions, Request, Turn
+from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, save_file, state_bytes, state_name
 from flgraph.runs.site_states import state_file
 
 _log = logging.getLogger(__name__)
@@ -44,11 +36,7 @@ class Message:
         """What travels."""
         sizes = {name: len(piece) for name, piece in self.pieces.items()}
         head = json.dumps({"header": self.header, "sizes": sizes}).encode()
-        block = bytearray(len(head).to_bytes(8, "little"))
-        block += head
-        for piece in self.pieces.values():
-            block += piece
-        return block
+        return bytearray().join([len(head).to_bytes(8, "little"), head, *self.pieces.values()])
 
     @classmethod
     def from_bytes(cls, block: bytes | bytearray | memoryview) -> Message:
@@ -91,27 +79,20 @@ def run_request(turns: Mapping[str, Turn], **further: Any) -> Message:
     def plain(value: Any) -> Any:
         return {"piece": pieces.setdefault(value, str(len(pieces)))} if isinstance(value, bytes) else value
 
-    asked = {
-        name: {item.name: plain(getattr(turn, item.name)) for item in fields(Turn)} for name, turn in turns.items()
-    }
+    asked = {name: {key: plain(value) for key, value in vars(turn).items()} for name, turn in turns.items()}
     return Message({"do": "run", "turns": asked, **further}, {number: piece for piece, number in pieces.items()})
 
 
 def turns_of(request: Message) -> dict[str, Turn]:
     """The turns of a :func:`run_request`."""
-    enums = {item.name: type(item.default) for item in fields(Turn) if isinstance(item.default, Enum)}
 
-    def value(name: str, plain: Any) -> Any:
+    def value(plain: Any) -> Any:
         if isinstance(plain, dict):
             return request.pieces[plain["piece"]]
-        if name in enums:
-            return enums[name](plain)
         return tuple(plain) if isinstance(plain, list) else plain
 
-    return {
-        client: Turn(**{name: value(name, plain) for name, plain in asked.items()})
-        for client, asked in request.header["turns"].items()
-    }
+    asked = {name: {key: value(plain) for key, plain in own.items()} for name, own in request.header["turns"].items()}
+    return {name: Turn(**{**own, "request": Request(own["request"])}) for name, own in asked.items()}
 
 
 # --------------------------------------------------------------------------------------------------------------- hosts
@@ -152,10 +133,15 @@ class Host:
                 self.load(Path(header["folder"]))
             case "predict":
                 return Message(pieces={"predictions": state_bytes(vars(self.predict(header["client"])))})
-            case "give":
-                return Message(pieces={"state": self._give(header["client"])})
+            case "give":  # to another process
+                state = state_bytes(self.clients.pop(header["client"]).state())
+                if self._release is not None:
+                    self._release(header["client"])
+                return Message(pieces={"state": state})
             case "take":
-                self._take(header["client"], request.pieces["state"])
+                assert self._build is not None
+                client = self.clients[header["client"]] = self._build(header["client"])
+                client.load_state(load_bytes(request.pieces["state"], f"state of client `{header['client']}`"))
             case other:
                 raise InputError("do", "run, about, save, load, predict, give or take", other)
         return Message()
@@ -168,14 +154,11 @@ class Host:
             began = time.perf_counter()
             try:
                 with self._during(f"in round {turn.round} ({turn.name}) of client `{name}`"):
-                    uploads[name] = self._numbered_turn(name, turn, request.header)
+                    uploads[name] = self.turn(name, turn)
             except Exception as error:
                 return Message({"seconds": seconds, "failed": name, "error": encode_error(error)}, uploads)
             seconds[name] = time.perf_counter() - began
         return Message({"seconds": seconds}, uploads)
-
-    def _numbered_turn(self, name: str, turn: Turn, header: Mapping[str, Any]) -> bytes:
-        return self.turn(name, turn)
 
     def turn(self, name: str, turn: Turn) -> bytes:
         """A client's upload.
@@ -208,31 +191,13 @@ class Host:
             client.changed = False
 
     def load(self, folder: Path) -> None:
-        """See :meth:`Engine.load`.
-
-        Raises:
-            InputError: a client's state is not there, or broken.
-        """
+        """See :meth:`Engine.load`; raises InputError if a client's state is not there, or broken."""
         for name, client in self.clients.items():
             file = folder / state_name(name)
             there = "a checkpoint with the state of every client (`flgraph flare gather` fetches those of sites)"
             expect(file.is_file(), "ckpt_path", there, f"none of `{name}` in {folder}")
             client.load_state(load_file(file))
             client.changed = False
-
-    def _give(self, name: str) -> bytes:
-        """The state of a client that moves elsewhere."""
-        state = state_bytes(self.clients.pop(name).state())
-        if self._release is not None:
-            self._release(name)
-        return state
-
-    def _take(self, name: str, state: bytes) -> None:
-        """Makes a client that was elsewhere."""
-        assert self._build is not None
-        client = self._build(name)
-        client.load_state(load_bytes(state, f"state of client `{name}`"))
-        self.clients[name] = client
 
 
 class SiteHost(Host):
@@ -254,6 +219,7 @@ class SiteHost(Host):
         self.folder = folder
         self._number = dict.fromkeys(self.clients, 0)
         self._before: dict[str, tuple[int, bytes]] = {}
+        self._bases, self._numbers = dict[str, int](), dict[str, int]()  # of the request that is worked on
         self._lock = threading.Lock()
 
     def answer(self, request: Message) -> Message:
@@ -274,6 +240,7 @@ class SiteHost(Host):
                 about = {name: client.disclosed for name, client in self.clients.items()}
                 return Message({"about": {n: {k: v for k, v in a.items() if k != "data"} for n, a in about.items()}})
             case "run":
+                self._bases, self._numbers = header["bases"], header["numbers"]
                 answer = self._run(request)
                 del answer.header["seconds"]
                 return answer
@@ -285,12 +252,11 @@ class SiteHost(Host):
                 raise InputError("do", "ping, about, run, save or load", other)
         return Message()
 
-    def _numbered_turn(self, name: str, turn: Turn, header: Mapping[str, Any]) -> bytes:
-        base = header["bases"][name]
-        self._go_to(name, base)
-        self._before[name] = (base, state_bytes(self.clients[name].state()))
-        upload = self.turn(name, turn)
-        self._number[name] = header["numbers"][name]
+    def turn(self, name: str, turn: Turn) -> bytes:
+        self._go_to(name, self._bases[name])
+        self._before[name] = (self._bases[name], state_bytes(self.clients[name].state()))
+        upload = super().turn(name, turn)
+        self._number[name] = self._numbers[name]
         return upload
 
     def _go_to(self, name: str, base: int) -> None:
@@ -316,13 +282,11 @@ class SiteHost(Host):
 
     def _load_labels(self, labels: Mapping[str, str], states: Mapping[str, bytes]) -> None:
         """Puts clients into states that were saved here, or are given."""
-        files = {name: self._file(name, label) for name, label in labels.items()}
-        for name, file in files.items():
-            expect(
-                file.is_file(), "ckpt_path", f"a checkpoint whose state of client `{name}` is at its site", labels[name]
-            )
-        found = {name: load_file(file) for name, file in files.items()}
-        found |= {name: load_bytes(state, f"the state of client `{name}`") for name, state in states.items()}
+        found = {name: load_bytes(state, f"the state of client `{name}`") for name, state in states.items()}
+        for name, label in labels.items():
+            file, there = self._file(name, label), f"a checkpoint whose state of client `{name}` is at its site"
+            expect(file.is_file(), "ckpt_path", there, label)
+            found[name] = load_file(file)
         for name, state in found.items():
             self.clients[name].load_state(state)
             self._number[name] = 0

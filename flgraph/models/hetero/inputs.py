@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -43,30 +42,30 @@ class HeteroInputs(torch.nn.Module):
         fits = len(self.num_features) == len(self.num_nodes) and all(width >= 0 for width in self.num_features)
         expect(fits, "model.num_features", f"{len(self.num_nodes)} numbers of 0 or more", list(self.num_features))
 
-    def _make_inputs(self, channels: int) -> None:
-        """Makes the embedding and the maps, once both sizes are given."""
+    @property
+    def _node_types(self) -> list[tuple[int, int]]:
+        """Number of nodes of each type, and columns of their features."""
         assert not isinstance(self.num_nodes, int)
         assert not isinstance(self.num_features, int)
-        embedded = sum(count for count, width in zip(self.num_nodes, self.num_features, strict=True) if not width)
+        return list(zip(self.num_nodes, self.num_features, strict=True))
+
+    def _make_inputs(self, channels: int) -> None:
+        """Makes the embedding and the maps, once both sizes are given."""
+        embedded = sum(count for count, width in self._node_types if not width)
         self.embedding = torch.nn.Embedding(embedded, channels)
         self.inputs = torch.nn.ModuleDict(
-            {str(t): torch.nn.Linear(width, channels) for t, width in enumerate(self.num_features) if width}
+            {str(t): torch.nn.Linear(width, channels) for t, (_, width) in enumerate(self._node_types) if width}
         )
 
     def _embed(self, x: Sequence[Tensor | None]) -> Tensor:
         """What the first layer gets, ``[N, channels]``, type after type."""
-        assert not isinstance(self.num_nodes, int)
-        assert not isinstance(self.num_features, int)
         if not len(self.inputs):
             return self.embedding.weight
-        sizes = [0 if width else count for count, width in zip(self.num_nodes, self.num_features, strict=True)]
-        ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
+        embedded = iter(self.embedding.weight.split([count for count, width in self._node_types if not width]))
         parts = []
-        for t, ((start, end), count, width) in enumerate(
-            zip(pairwise(ends), self.num_nodes, self.num_features, strict=True)
-        ):
+        for t, (count, width) in enumerate(self._node_types):
             if not width:
-                parts.append(self.embedding.weight[start:end])
+                parts.append(next(embedded))
                 continue
             features = x[t] if t < len(x) else None
             shape = None if features is None else list(features.shape)
@@ -80,13 +79,13 @@ class HeteroInputs(torch.nn.Module):
         Raises:
             InputError: they are not.
         """
-        assert not isinstance(self.num_nodes, int)
-        nodes, found = sum(self.num_nodes), [relations.num_targets, relations.num_rows]
+        nodes = sum(count for count, _ in self._node_types)
+        found = [relations.num_targets, relations.num_rows]
         wanted = f"between {nodes} nodes, of {self.num_relations} {rows},"
         expect(found == [nodes, self.num_relations], "batch.relations", wanted, found)
 
     def _types_of_nodes(self) -> Tensor:
         """The type of each node ``[N]``."""
-        assert not isinstance(self.num_nodes, int)
-        counts = torch.tensor(self.num_nodes, device=self.embedding.weight.device)
-        return torch.repeat_interleave(counts, output_size=sum(self.num_nodes))
+        counts = [count for count, _ in self._node_types]
+        numbers = torch.tensor(counts, device=self.embedding.weight.device)
+        return torch.repeat_interleave(numbers, output_size=sum(counts))

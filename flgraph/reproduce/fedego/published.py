@@ -290,7 +290,7 @@ class PublishedFedEgo(FedEgo):
     ) -> None:
         super().__init__(**kwargs)
         expect(edges in ("largest", "all"), "aggregator.edges", "largest or all", edges)
-        expect(soft_labels in ("all", "training"), "aggregator.soft_labels", "all or training", soft_labels)
+        expect(soft_labels in ("all", "training"), "aggregator.soft_labels", "training or all", soft_labels)
         expect(install_at in ("start", "end"), "aggregator.install_at", "start or end", install_at)
         self.edges, self.soft_labels, self.install_at = edges, soft_labels, install_at
         self.initial_weights = initial_weights

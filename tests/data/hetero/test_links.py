@@ -171,11 +171,11 @@ def test_clients_with_other_schemas_learn(
     results = trainer.fit(LinkPredictor(hidden_channels=16, num_bases=4, encoder=encoder), data)
     assert results["final"]["weighted_mean"]["test/auc"] > 0.7  # 0.5 by chance, which a third of client b's links are
     assert results["final"]["weighted_mean"]["test/mrr"] > 0.45  # 0.27 by chance
-    kinds = {key for _, upload in recorder.uploads() for key in upload.tensors if key.startswith("rows.")}
+    kinds = {key for _, upload in recorder.uploads() for key in upload.tensors if key.startswith("rows/")}
     layers = (
-        {"rows.convs.1"} if encoder == "rgcn" else {f"rows.convs.{n}.{k}" for n in (0, 1) for k in ("nodes", "edges")}
+        {"rows/convs.1"} if encoder == "rgcn" else {f"rows/convs.{n}.{k}" for n in (0, 1) for k in ("nodes", "edges")}
     )
-    assert kinds == layers | {"rows.decoder"}
+    assert kinds == layers | {"rows/decoder"}
     modules = [client.module for client in recorder.clients.values()]
     assert torch.equal(modules[0].decoder.bases, modules[1].decoder.bases)
 

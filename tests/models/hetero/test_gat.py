@@ -115,13 +115,13 @@ def test_fedhgn_shares_bases_and_aligns_types_of_both_kinds(
     trainer.fit(HeteroGAT(hidden_channels=8, num_bases=3, heads=2), HeteroClients(graphs))
     for name, upload in recorder.uploads():
         relations = len(graphs[name].edge_types)
-        rows = {key: list(tensor.shape) for key, tensor in upload.tensors.items() if key.startswith("rows.")}
-        layers = [f"rows.convs.{layer}" for layer in (0, 1)]
+        rows = {key: list(tensor.shape) for key, tensor in upload.tensors.items() if key.startswith("rows/")}
+        layers = [f"rows/convs.{layer}" for layer in (0, 1)]
         assert rows == {f"{at}.nodes": [3, 3] for at in layers} | {f"{at}.edges": [relations, 3] for at in layers}
         assert not any("inputs" in key or "embedding" in key for key in upload.tensors)
     received = {name: payload for name, turn, payload in recorder.downloads() if turn.round == 2}
-    assert list(received["x"].tensors["rows.convs.1.nodes"].shape) == [6, 3]
-    assert list(received["x"].tensors["rows.convs.1.edges"].shape) == [10, 3]
+    assert list(received["x"].tensors["rows/convs.1.nodes"].shape) == [6, 3]
+    assert list(received["x"].tensors["rows/convs.1.edges"].shape) == [10, 3]
     words = {word for kind in KINDS for word in kind} | {"rev_"}
     for _, turn, answer in recorder.crossed:
         for word in words - {"of", "at"}:  # too short to be told from chance in random bytes

@@ -14,6 +14,7 @@ from pytorch_lightning.plugins.environments import LightningEnvironment
 from flgraph.errors import EngineError, expect
 from flgraph.federation.client import Client
 from flgraph.federation.engines.distributed.environment import ProcessEnvironment, alone, device_of
+from flgraph.federation.engines.distributed.heartbeat import Heartbeat
 from flgraph.federation.engines.distributed.schedule import assign, reassign
 from flgraph.federation.engines.distributed.transport import Transport
 from flgraph.federation.engines.host import Host, Message, attempt, run_request
@@ -134,11 +135,12 @@ class ProcessGroup(Sequential):
 
     @contextmanager
     def first_here(self) -> Iterator[bool]:
-        if self._transport is None:
-            yield True
-            return
-        with self._transport.first_here() as first:
-            yield first
+        heartbeat, key = self._heartbeat, f"first/{self.process.machine}"
+        if heartbeat is not None and self.process.local_rank > 0:
+            heartbeat.wait_for(key)
+        yield heartbeat is None or self.process.local_rank == 0
+        if heartbeat is not None and self.process.local_rank == 0:
+            heartbeat.set(key)
 
     def _name(self, rank: int) -> str:
         names = [name for name, owner in self.owners.items() if owner == rank]
@@ -153,8 +155,11 @@ class ProcessGroup(Sequential):
         return f" in round {self._round} ({self._exchange})" if self._exchange else ""
 
     def _during(self, turn: str) -> AbstractContextManager[None]:
-        heartbeat = self._transport and self._transport.heartbeat
-        return heartbeat.during(turn) if heartbeat else nullcontext()
+        return nullcontext() if self._heartbeat is None else self._heartbeat.during(turn)
+
+    @property
+    def _heartbeat(self) -> Heartbeat | None:
+        return None if self._transport is None else self._transport.heartbeat
 
     # ------------------------------------------------------------------------------------------ what the leader calls
     def setup(

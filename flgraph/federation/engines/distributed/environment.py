@@ -10,20 +10,8 @@ from typing import Any
 
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-_LAUNCHED = (
-    "RANK",
-    "LOCAL_RANK",
-    "GROUP_RANK",
-    "NODE_RANK",
-    "ROLE_RANK",
-    "ROLE_NAME",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_WORLD_SIZE",
-    "ROLE_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
+_LAUNCHED = {f"{whose}{what}" for what in ("RANK", "WORLD_SIZE") for whose in ("", "LOCAL_", "GROUP_", "ROLE_")}
+_LAUNCHED |= {"NODE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"}
 """Variables that torchrun sets, together with those that begin with TORCHELASTIC_."""
 
 

@@ -10,9 +10,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -43,7 +41,7 @@ def launch(command: Sequence[str], processes: int | None) -> int:
     """
     processes = processes or torch.cuda.device_count() or num_cores()
     with tempfile.TemporaryDirectory(prefix="flgraph-launch-") as folder, _restored():
-        os.environ[LAST_WORDS] = folder
+        os.environ |= {LAST_WORDS: folder, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_GRACE)}
         logging.disable(logging.CRITICAL)  # what the launcher has to say is said below
         try:
             elastic_launch(_config(processes, folder), command[0])(*command[1:])
@@ -82,8 +80,6 @@ def say(sentence: str, code: int) -> bool:
 
 
 def _config(processes: int, folder: str) -> LaunchConfig:
-    further: dict[str, Any] = {"shutdown_timeout": _GRACE}
-    known = {field.name for field in fields(LaunchConfig)}
     return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -95,7 +91,6 @@ def _config(processes: int, folder: str) -> LaunchConfig:
         max_restarts=0,
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=folder),
-        **{name: value for name, value in further.items() if name in known},
     )
 
 

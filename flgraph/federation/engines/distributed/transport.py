@@ -93,18 +93,6 @@ class Transport:
             self.heartbeat.stop()
             self.heartbeat = None
 
-    @contextmanager
-    def first_here(self) -> Iterator[bool]:
-        """One process per machine enters before the others."""
-        assert self.heartbeat is not None
-        key = f"first/{self.process.machine}"
-        first = self.process.local_rank == 0
-        if not first:
-            self.heartbeat.wait_for(key)
-        yield first
-        if first:
-            self.heartbeat.set(key)
-
     # ------------------------------------------------------------------------------------------------------ messages
     def send(self, messages: Mapping[int, Message]) -> None:
         """Begins to send messages to processes, and returns at once."""
