@@ -403,8 +403,8 @@ def test_tables_list_all_that_may_leave(
     table = text.tensor_proto.string_val[0].decode()
     for row in (
         "| gradient/* | gradient | extra tensor |",
-        "| num_samples |  | scalar |",
-        "| what the model logs |  | metric |",
+        "| num_samples | – | scalar |",
+        "| what the model logs | – | metric |",
     ):
         assert row in table
     printed = capsys.readouterr().out
