@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import gc
-import inspect
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import federations
 import yaml
 
 from flgraph.cli.fit import FederatedCLI
 from flgraph.federation import loop
+from flgraph.federation.callback import defaults
 from flgraph.federation.lightning import flushing_denormals
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "method"
@@ -100,6 +101,7 @@ def _class(method: str, field: str) -> str:
     return str(content["class_path"])
 
 
-def _arguments(kind: str) -> Mapping[str, inspect.Parameter]:
+def _arguments(kind: str) -> Mapping[str, Any]:
+    """Arguments that a class takes, with those that it hands on to its base classes."""
     module, _, name = kind.rpartition(".")
-    return inspect.signature(getattr(import_module(module), name)).parameters
+    return defaults(getattr(import_module(module), name))
