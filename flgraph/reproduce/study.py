@@ -83,6 +83,7 @@ class Study:
         protocols: further protocols that its tables show, ``best_client``.
         notes: what a reader should know, a sentence each.
         values: name to what stands for ``{name}`` in arguments: text; or setting to text; or setting to seed to text.
+            They may name values that come after them.
             ``other`` stands for settings and seeds that are not named. Values may hold the names of later ones.
         source: the file that it is from, where it is no packaged one; set by :func:`load_study`.
         cut_short: whether its rounds are others than it was written with; set by :meth:`cut`.
@@ -142,7 +143,7 @@ class Study:
         """The run of one cell.
 
         Raises:
-            InputError: a value is not given for this setting and seed.
+            InputError: a value is not given for this setting and seed, or comes after one that names it.
         """
         line = f"{self.settings[setting]} {self.methods[method]}"
         for name, value in {**self.values, "setting": setting, "seed": seed}.items():
@@ -153,6 +154,8 @@ class Study:
                     value is not None, f"values.{name}", f"given for {setting} with seed {seed}", self.values.get(name)
                 )
                 line = line.replace(f"{{{name}}}", str(value))
+        left = [name for name in self.values if f"{{{name}}}" in line]
+        expect(not left, "values", "in an order in which each comes before those that it names", left)
         return Run(setting, method, seed, tuple(_words(line)))
 
     def cut(
