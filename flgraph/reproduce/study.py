@@ -83,7 +83,6 @@ class Study:
         protocols: further protocols that its tables show, ``best_client``.
         notes: what a reader should know, a sentence each.
         values: name to what stands for ``{name}`` in arguments: text; or setting to text; or setting to seed to text.
-            They may name values that come after them.
             ``other`` stands for settings and seeds that are not named. Values may hold the names of later ones.
         source: the file that it is from, where it is no packaged one; set by :func:`load_study`.
         cut_short: whether its rounds are others than it was written with; set by :meth:`cut`.
