@@ -265,7 +265,7 @@ def test_resumed_equals_uninterrupted(
     ("make", "settings", "message"),
     [
         (PublishedFedEgo, {"edges": "some"}, "`aggregator.edges` to be largest or all but got 'some'"),
-        (PublishedFedEgo, {"soft_labels": "some"}, "`aggregator.soft_labels` to be all or training but got 'some'"),
+        (PublishedFedEgo, {"soft_labels": "some"}, "`aggregator.soft_labels` to be training or all but got 'some'"),
         (PublishedFedEgo, {"install_at": "never"}, "`aggregator.install_at` to be start or end but got 'never'"),
         (PublishedGraphFL, {"first_order": False}, "`aggregator.first_order` to be true for an adaptation by training"),
     ],
