@@ -339,7 +339,8 @@ class FederatedLoop(pl.Trainer):
 
     def _explain(self, error: BaseException) -> None:
         """Keeps the traceback, which the command line leaves out, and says how to go on."""
-        if not self.writes or self.run_dir is None or not self.run_dir.is_dir():
+        begun = self.run_dir is not None and self.run_dir.parent != Path(self.default_root_dir)  # else of all versions
+        if not self.writes or self.run_dir is None or not begun or not self.run_dir.is_dir():
             return
         file = self.run_dir / "error.txt"
         write_text("".join(traceback.format_exception(error)), file)

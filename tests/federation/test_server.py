@@ -495,3 +495,19 @@ def test_an_error_in_the_server_half_leaves_its_traceback(fit: Fit, tmp_path: An
     (error,) = tmp_path.glob("runs/*/version_0/error.txt")
     assert 'raise RuntimeError("no memory left")' in error.read_text()
     assert caught.value.__notes__ == [f"its traceback is in {error}", "continue with --ckpt_path last"]
+
+
+def test_an_error_before_the_run_has_a_folder_leaves_earlier_runs_alone(fit: Fit, tmp_path: Any) -> None:
+    class Broken(FedAvg):
+        broken = False
+
+        def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
+            if self.broken:
+                raise RuntimeError("no start")
+            super().start(initial, clients)
+
+    fit(Broken(), enable_checkpointing=True)
+    Broken.broken = True
+    with pytest.raises(RuntimeError, match="no start"):
+        fit(Broken(), enable_checkpointing=True)
+    assert list(tmp_path.rglob("error.txt")) == []
