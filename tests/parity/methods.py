@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,6 +99,8 @@ def _class(method: str, field: str) -> str:
     return str(content["class_path"])
 
 
-def _arguments(kind: str) -> Mapping[str, inspect.Parameter]:
+def _arguments(kind: str) -> set[str]:
+    """Of a class and its bases, to which it hands further ones on."""
     module, _, name = kind.rpartition(".")
-    return inspect.signature(getattr(import_module(module), name)).parameters
+    bases = getattr(import_module(module), name).__mro__
+    return {name for base in bases if "__init__" in vars(base) for name in inspect.signature(base).parameters}

@@ -17,8 +17,8 @@ import torch
 
 HERE = Path(__file__).parent
 METHODS = [
-    *("fedavg", "fedstar", "gcflplus_chem", "fedego", "graphfl", "fedprox_adaptive", "dfedgnn", "fedgcn"),
-    *("fedsageplus", "fedhgn", "fedhgn_gat", "fclg", "infograph_fedavg", "mvgrl_fedavg"),
+    *("fedavg", "fedstar", "gcflplus", "fedego", "graphfl", "fedprox_adaptive", "dfedgnn", "fedgcn"),
+    *("fedsageplus", "fedhgn", "fedhgn_gat", "fclg", "infograph", "mvgrl"),
 ]
 
 

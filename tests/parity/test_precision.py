@@ -18,7 +18,7 @@ DTYPES = {"bf16-true": torch.bfloat16, "64-true": torch.float64, "bf16-mixed": t
     "method",
     [
         *("fedstar", "fedego", "fedgcn", "fedsageplus", "graphfl", "fedhgn", "fedhgn_gat", "fclg"),
-        *("infograph_fedavg", "mvgrl_fedavg"),
+        *("infograph", "mvgrl"),
     ],
 )
 def test_one_round(method: str, precision: str, methods: Any, tmp_path: Path) -> None:
