@@ -12,7 +12,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check -qq
 TORCH := $(shell grep '^torch==' constraints.txt)
 SETUPTOOLS := $(shell grep '^setuptools==' constraints.txt)
 
-.PHONY: help install demo test check lint format clean
+.PHONY: help install demo check test lint format clean
 
 help: ## List these verbs
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -23,15 +23,12 @@ demo: .venv/.installed ## Train a first federation
 	@$(DEMO_CMD)
 
 # One thread per process: the tests of two workers with two threads each take several times as long on two cores.
-test: export OMP_NUM_THREADS ?= 1
+check test: export OMP_NUM_THREADS ?= 1
+check: lint ## While at work: style, types, and the tests that start no process and train for moments
+	@.venv/bin/pytest ./tests -m 'not slow' $(PYTEST_ARGS)
+
 test: lint ## Check style and types, then run the tests and the docstrings' examples (PYTEST_ARGS="-k fedavg")
 	@.venv/bin/pytest ./tests --pyargs flgraph --doctest-modules $(PYTEST_ARGS)
-
-# Folders whose tests start no process and train little.
-check: export OMP_NUM_THREADS ?= 1
-check: lint ## Check style and types, then run the quick tests only, for work in progress
-	@.venv/bin/pytest tests/data tests/nn tests/models tests/federation tests/runs tests/report tests/callbacks \
-		-m "not slow" $(PYTEST_ARGS)
 
 lint: .venv/.installed ## Check style and types
 	@.venv/bin/ruff check --quiet
@@ -42,8 +39,8 @@ format: .venv/.installed ## Format, and mend what ruff can mend
 	@.venv/bin/ruff check --quiet --fix-only
 	@.venv/bin/ruff format --quiet
 
-clean: ## Remove .venv, builds and caches; runs/ stays
-	@rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ## Remove .venv and caches; runs/ stays
+	@rm -rf .venv *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and exactly: a range would let pip take a newer build with gigabytes of CUDA libraries.

@@ -18,6 +18,7 @@ from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.server_model import ServerModel, relative_distance, server_trainer
 from flgraph.models.nodes.fedego import EgoHead, MashedEgoGraphs
 from flgraph.models.nodes.fedego import FedEgo as FedEgoNet
+from flgraph.nn.batches import EgoBatch
 
 _EGO_GRAPHS = "ego_graphs"
 
@@ -208,7 +209,7 @@ class FedEgo(Aggregator):
         scalars = {"head": head, "fanouts": json.dumps(mashed[0].fanouts)}
         return Payload({**client.shared_tensors(), _EGO_GRAPHS: ego_graphs}, scalars)
 
-    def mash(self, module: FedEgoNet, batch: Any) -> MashedEgoGraphs:
+    def mash(self, module: FedEgoNet, batch: EgoBatch) -> MashedEgoGraphs:
         """One mashed ego-graph of a batch of ego-graphs around training nodes (Eq. 6-8)."""
         return module.mash(batch, self.mixup)
 

@@ -45,14 +45,20 @@ PASSING = {
 }
 
 
-LONG = ("flare", "parity", "reproduce", "faults", "golden", "examples")
-"""Folders whose tests take long, most of them because they start processes."""
+SLOW = ("flare", "parity", "reproduce", "faults", "golden", "examples", "cli", "callbacks")
+SLOW += ("test_process_group", "test_remote", "test_resume")
+"""Folders and files whose tests start processes or train for long; `make check` leaves them out."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests come first, so that no worker is left with them at the end (make passes --no-loadscope-reorder)."""
-    places = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path.parent.name, len(LONG)))
+    """Marks slow tests; they come first, so that no worker is left with them (make passes --no-loadscope-reorder)."""
+    order = {}
+    for item in items:
+        found = [SLOW.index(name) for name in (item.path.parent.name, item.path.stem) if name in SLOW]
+        order[item] = min(found, default=len(SLOW))
+        if found:
+            item.add_marker("slow")
+    items.sort(key=order.__getitem__)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -127,7 +127,7 @@ class RoutingTable:
                 if same and all(any(fnmatchcase(name, pattern) for pattern in first) for name in same):
                     continue  # made personal by who runs it, not overlooked by who wrote it
                 found = "routes before it that cover the same" if same else _some(tensors) or "a model without any"
-                raise InputError(f"route `{route.pattern}", f"that of a tensor of client `{client}`", found)
+                raise InputError(f"route {route.pattern}", f"that of a tensor of client `{client}`", found)
         self._ties = _tied(tensors)
         self.agree(self.names(RouteKind.SHARED))
 
@@ -213,9 +213,7 @@ def agree(
     for route in routes:
         made_personal = any(fnmatchcase(route.pattern, pattern) for pattern in first)
         if route.may_lack and not made_personal and not any(fnmatchcase(name, route.pattern) for name in names):
-            raise InputError(
-                f"route `{route.pattern}", "that of a shared tensor of some client", _some(names) or "none"
-            )
+            raise InputError(f"route {route.pattern}", "that of a shared tensor of some client", _some(names) or "none")
     for name in names:
         route = next(route for route in routes if fnmatchcase(name, route.pattern))
         owners = [client for client, signature in signatures.items() if name in signature]

@@ -132,20 +132,7 @@ class FederatedTrainer(FederatedLoop):
         expect(accumulate_grad_batches >= 1, "trainer.accumulate_grad_batches", "1 or more", accumulate_grad_batches)
         clips = gradient_clip_val is None or gradient_clip_val >= 0
         expect(clips, "trainer.gradient_clip_val", "0 or more", gradient_clip_val)
-        with quiet_lightning(), self.engine.alone():
-            try:
-                super().__init__(
-                    **self._client_args,
-                    max_epochs=rounds,
-                    default_root_dir=default_root_dir,
-                    logger=False,
-                    callbacks=callbacks,
-                    enable_checkpointing=False,
-                    enable_progress_bar=False,
-                    enable_model_summary=False,
-                )
-            except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
-                raise refused_by_lightning(lightning, error) from error
+        self._begin_lightning(lightning, max_epochs=rounds, default_root_dir=default_root_dir, callbacks=callbacks)
         _check_processes(self.engine, self.world_size, devices)
         self.aggregator = aggregator
         self.rounds, self.local_epochs, self.client_fraction = rounds, local_epochs, client_fraction
@@ -172,6 +159,16 @@ class FederatedTrainer(FederatedLoop):
         self._fitted: tuple[Model, FederatedData] | None = None
         self._holds_fitted = False  # or else the clients are those of a later test, or of a fit that was not begun
         self._ended = False
+
+    def _begin_lightning(self, lightning: dict[str, Any], **further: Any) -> None:
+        """Lightning's own constructor; ``lightning`` holds its fields as the user gave them."""
+        parts = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+        silent: dict[str, Any] = dict.fromkeys(parts, False)
+        with quiet_lightning(), self.engine.alone():
+            try:
+                super().__init__(**self._client_args, **further, **silent)
+            except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
+                raise refused_by_lightning(lightning, error) from error
 
     @property
     def federated_data(self) -> FederatedData | None:

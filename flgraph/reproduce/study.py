@@ -142,7 +142,7 @@ class Study:
         """The run of one cell.
 
         Raises:
-            InputError: a value is not given for this setting and seed.
+            InputError: a value is not given for this setting and seed, or comes after one that names it.
         """
         line = f"{self.settings[setting]} {self.methods[method]}"
         for name, value in {**self.values, "setting": setting, "seed": seed}.items():
@@ -153,6 +153,8 @@ class Study:
                     value is not None, f"values.{name}", f"given for {setting} with seed {seed}", self.values.get(name)
                 )
                 line = line.replace(f"{{{name}}}", str(value))
+        left = [name for name in self.values if f"{{{name}}}" in line]
+        expect(not left, "values", "in an order in which each comes before those that it names", left)
         return Run(setting, method, seed, tuple(_words(line)))
 
     def cut(

@@ -114,12 +114,12 @@ def test_malformed_data_set(
         ),
         (
             ["--trainer.aggregator.base", "[nope.*]"],
-            "`nope.*` to be that of a tensor of client `ALPHA`",
+            "`route nope.*` to be that of a tensor of client `ALPHA`",
         ),
         (["--trainer.aggregator", "FedSage"], "Expected `model.conv` to be 'sage' for FedSage but got 'gin'."),
         (
             ["--trainer.aggregator", "FedStar"],
-            "`structure.*` to be that of a tensor of client `ALPHA`",
+            "`route structure.*` to be that of a tensor of client `ALPHA`",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

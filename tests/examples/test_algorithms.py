@@ -108,7 +108,7 @@ def test_trimmed_mean_leaves_the_ends_out(algorithms: Any) -> None:
 
 
 def test_fedbn_from_the_command_line(tmp_path: Path) -> None:
-    files = [f"-c=configs/{name}.yaml" for name in ("quickstart", "method/infograph_fedavg")]
+    files = [f"-c=configs/{name}.yaml" for name in ("quickstart", "method/infograph")]
     options = {"trainer.rounds": 2, "model.norm": "batch", "model.hidden_channels": 4, "trainer.local_epochs": 1}
     args = [*files, f"-c={EXAMPLES / 'fedbn.yaml'}", *(f"--{key}={value}" for key, value in options.items())]
     quiet = ["--trainer.logger=false", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]

@@ -178,7 +178,7 @@ def test_half_written_folder_is_no_checkpoint(tmp_path: Path) -> None:
     assert checkpoints(run).rounds() == []
     assert checkpoints(run).last() is None
     for path in ("last", "best"):
-        with pytest.raises(ValueError, match="there is none"):
+        with pytest.raises(ValueError, match="but got none"):
             find_checkpoint(path, run.parent)
     with pytest.raises(ValueError, match="a folder without one"):
         find_checkpoint(str(run), run.parent)

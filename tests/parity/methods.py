@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gc
-import inspect
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import federations
 import yaml
 
 from flgraph.cli.fit import FederatedCLI
 from flgraph.federation import loop
+from flgraph.federation.callback import defaults
 from flgraph.federation.lightning import flushing_denormals
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "method"
@@ -99,8 +101,7 @@ def _class(method: str, field: str) -> str:
     return str(content["class_path"])
 
 
-def _arguments(kind: str) -> set[str]:
-    """Of a class and its bases, to which it hands further ones on."""
+def _arguments(kind: str) -> Mapping[str, Any]:
+    """Arguments that a class takes, with those that it hands on to its base classes."""
     module, _, name = kind.rpartition(".")
-    bases = getattr(import_module(module), name).__mro__
-    return {name for base in bases if "__init__" in vars(base) for name in inspect.signature(base).parameters}
+    return defaults(getattr(import_module(module), name))

@@ -172,3 +172,14 @@ def test_configurations_that_cannot_be_read(tmp_path: Path) -> None:
         file.write_text(yaml.safe_dump({**base, "settings": {"X": setting}}))
         with pytest.raises(InputError, match=sentence):
             run_study(load_study(str(file)), tmp_path, jobs=1, report=lambda line: None)
+
+
+def test_values_name_those_that_come_after_them(tmp_path: Path) -> None:
+    fields = {"title": "t", "metric": "accuracy", "rounds": 1, "seeds": [1], "settings": {"one": "--a=1"}}
+    lines = {"methods": {"m": "{first}"}, "values": {"first": "{second}.B", "second": "--x=A"}}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({**fields, **lines}, sort_keys=False))
+    assert load_study(str(tmp_path / "study.yaml")).run("one", "m", 1).args == ("--a=1", "--x=A.B")
+    lines["values"] = dict(reversed(lines["values"].items()))
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({**fields, **lines}, sort_keys=False))
+    with pytest.raises(InputError, match="`values` to be in an order in which each comes before those that it names"):
+        load_study(str(tmp_path / "study.yaml")).run("one", "m", 1)

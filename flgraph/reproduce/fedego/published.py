@@ -319,7 +319,7 @@ class PublishedFedEgo(FedEgo):
         self._install_waiting(client)
         super().local_update(client, round, exchange)
 
-    def mash(self, module: FedEgoNet, batch: Any) -> MashedEgoGraphs:
+    def mash(self, module: FedEgoNet, batch: EgoBatch) -> MashedEgoGraphs:
         if self.soft_labels == "training":
             return super().mash(module, batch)
         return mash_all_labels(module, batch, self.mixup)
