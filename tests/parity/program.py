@@ -30,4 +30,6 @@ def work(root: Path, jobs: list[tuple[str, str, str | None]]) -> None:
 
 
 if __name__ == "__main__":
-    work(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    folder, given = sys.argv[1:]
+    del sys.argv[1:]  # Lightning warns of arguments in two places
+    work(Path(folder), json.loads(given))
