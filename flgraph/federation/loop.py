@@ -376,17 +376,13 @@ class FederatedLoop(pl.Trainer):
 def _comparable(saved: dict[str, Any], current: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings of two runs with what both have: callbacks may come and go, and sites have a datamodule of their own."""
     then, now = saved.get("callbacks", {}), current["callbacks"]
-    left_out = set()
-    if saved.get("datamodule", {}).get("class") != current["datamodule"]["class"]:
-        left_out.add("datamodule")  # what clients' data is made of is compared all the same
+    # Where the datamodule is another one, what its clients' data is made of is compared all the same.
+    other = saved.get("datamodule", {}).get("class") != current["datamodule"]["class"]
+    common: dict[str, Any] = {"datamodule": {}} if other else {}
     return (
-        {**_without(saved, left_out), "callbacks": {name: own for name, own in then.items() if name in now}},
-        {**_without(current, left_out), "callbacks": {name: own for name, own in now.items() if name in then}},
+        {**saved, **common, "callbacks": {name: own for name, own in then.items() if name in now}},
+        {**current, **common, "callbacks": {name: own for name, own in now.items() if name in then}},
     )
-
-
-def _without(settings: dict[str, Any], left_out: set[str]) -> dict[str, Any]:
-    return {name: own for name, own in settings.items() if name not in left_out}
 
 
 @contextmanager
