@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -45,6 +46,9 @@ class Aggregator(FederatedCallback):
 
     upload_scalars: Sequence[str] = ("num_samples",)
     """Names of the scalars that may leave a client."""
+
+    common_scalars: Sequence[str] = ()
+    """Those of them in which all clients have to agree; an upload that differs from most is refused."""
 
     reported_scalars: Sequence[str] = ()
     """Patterns of further metrics that the client half reports with evaluations (:meth:`Client.report`)."""
@@ -92,6 +96,15 @@ class Aggregator(FederatedCallback):
         Called by each client and by the server when the federation starts.
         """
 
+    @property
+    def reveals(self) -> str:
+        """What the server or other clients can read of single records in what is sent, as a sentence.
+
+        Empty where uploads are sums or means over a client's records, as weights are. A site whose policy does not name
+        an algorithm refuses it where this says something.
+        """
+        return ""
+
     def exchanges(self, round: int) -> Sequence[str]:
         """Names of the exchanges of a round, in order. Round 0 stands for the time before the first round."""
         return ("train",) if round else ()
@@ -119,6 +132,27 @@ class Aggregator(FederatedCallback):
         if key not in self._payloads:
             self._payloads[key] = Payload(tensors())
         return self._payloads[key]
+
+    def check_upload(self, client: str, upload: Payload, round: int, exchange: str) -> None:
+        """Refuses an upload that :meth:`aggregate` could not use; whoever sent it is then left out.
+
+        Called for every upload before :meth:`aggregate`, when it is known that it holds nothing undeclared, that
+        tensors of the model have their agreed shapes and dtypes, and that all values are finite. By default all of the
+        client's shared tensors must be there, a tensor for every pattern of :attr:`extra_tensors`, and all of
+        :attr:`upload_scalars`. An algorithm whose exchanges differ, or that indexes, sizes or reads by what it
+        receives, says here what it relies on.
+
+        Raises:
+            InputError: names what is wrong.
+        """
+        field = f"upload` of client `{client}"
+        for name in self.owners.get(client, ()):
+            expect(name in upload.tensors, field, f"with the shared tensor `{name}`", "none")
+        for pattern in self.extra_tensors:
+            there = any(fnmatchcase(name, pattern) for name in upload.tensors)
+            expect(there, field, f"with a tensor `{pattern}`", "none")
+        for name in self.upload_scalars:
+            expect(name in upload.scalars, field, f"with the scalar `{name}`", "none")
 
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         """Makes new shared tensors of the uploads of one exchange, by default the clients' weighted mean.

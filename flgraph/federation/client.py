@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import secrets
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal, Protocol
@@ -57,6 +58,7 @@ class Client:
         callbacks: further callbacks; those that override Lightning's hooks are copied into the client's Trainer.
         seed: what the client draws derives from it: the run's seed where a run is simulated, and can so be repeated;
             at a site of its own, one that nobody else knows.
+        simulated: whether the client is a part of a simulation; see :meth:`private_seed`.
         local_epochs: epochs per training exchange.
         personal: patterns of tensors that stay, whatever the algorithm's routes say.
         trainer_args: arguments of the client's :class:`pytorch_lightning.Trainer`.
@@ -76,6 +78,7 @@ class Client:
         callbacks: Sequence[pl.Callback] = (),
         *,
         seed: int = 0,
+        simulated: bool = True,
         local_epochs: int = 1,
         personal: Sequence[str] = (),
         trainer_args: Mapping[str, Any] | None = None,
@@ -87,7 +90,7 @@ class Client:
         for key, value in described.items():  # or else the first round would be lost with its checkpoint
             what = f"{key}` of the data of client `{name}"
             expect(key in plain, what, "a plain value, such as an int or a list,", f"{type(value).__name__} {value}")
-        self.seed, self.local_epochs = seed, local_epochs
+        self.seed, self.local_epochs, self.simulated = seed, local_epochs, simulated
         self.aggregator = copy.deepcopy(aggregator)
         self.aggregator.seed = seed
         self.routing = RoutingTable(
@@ -199,6 +202,15 @@ class Client:
             "parameters": {"shared": about["parameters"]["shared"]},
             "routes": [line for line in about["routes"] if line[2] != RouteKind.PERSONAL],
         }
+
+    def private_seed(self, *purpose: str | int) -> int:
+        """A seed for noise that protects.
+
+        In a simulation it derives from the client's seed and ``purpose``, so that runs can be repeated. At a site it
+        comes from the operating system and is another one at every call: a server that has a turn done twice would
+        otherwise learn what the noise hides.
+        """
+        return derive_seed(self.seed, self.name, *purpose) if self.simulated else secrets.randbits(63)
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """The model's shared tensors by name (not copied)."""
