@@ -34,6 +34,10 @@ class InputError(ValueError):
         return type(self)(self.field, self.expected, self.got, f"{where}{self.where and f', {self.where}'}")
 
 
+class PolicyError(InputError):
+    """A site's policy does not allow what was asked for."""
+
+
 class EngineError(RuntimeError):
     """A run cannot go on because of something where clients run; it can be resumed from its last whole round."""
 
@@ -72,7 +76,8 @@ class RemoteTracebackError(Exception):
     """The traceback of an error in another process, as its text."""
 
 
-_ERRORS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (InputError, OSError, ClientError, EngineError)}
+_KINDS = (PolicyError, InputError, OSError, ClientError, EngineError)
+_ERRORS: dict[str, type[Exception]] = {kind.__name__: kind for kind in _KINDS}
 """Errors that arrive in another process as what they were; any other one arrives as a :class:`ClientError`."""
 
 
@@ -96,3 +101,29 @@ def decode_error(encoded: Mapping[str, Any]) -> Exception:
     if encoded.get("trace"):
         error.__cause__ = RemoteTracebackError(encoded["trace"])
     return error
+
+
+# ------------------------------------------------------------------------------------------------------ between owners
+POLICY, REFUSED, FAILED, UNREADABLE = "policy", "refused", "failed", "unreadable"
+"""All that one owner says to another of an error: its policy does not allow it; what was asked cannot be used; it
+failed otherwise; and, of an answer, that it could not be read."""
+
+
+def code_of(encoded: Mapping[str, Any]) -> str:
+    """The code that stands for an error; its text may tell of data, and stays where it happened.
+
+    Args:
+        encoded: see :func:`encode_error`.
+    """
+    return {"PolicyError": POLICY, "InputError": REFUSED}.get(encoded["kind"], FAILED)
+
+
+def from_code(code: Any, who: str) -> Exception:
+    """The error that a code of another owner stands for; ``who`` begins its sentence."""
+    if code == POLICY:
+        return PolicyError("job", f"allowed by the policy of {who}", "a refusal, which its own log explains")
+    if code == REFUSED:
+        return InputError("job", f"one that {who} can work on", "a refusal, which its own log explains")
+    if code == UNREADABLE:
+        return InputError("answer", f"one of {who} that can be read", "something else")
+    return ClientError(f"{who[:1].upper()}{who[1:]} failed; its own log says why.")

@@ -81,10 +81,12 @@ class Watched(Sequential):
         self.sent = False
         self.downloads: dict[str, set[bytes]] = {}
 
-    def run(self, turns: Mapping[str, Turn]) -> dict[str, bytes]:
+    def run(self, turns: Mapping[str, Turn]) -> Mapping[str, bytes | Exception]:
         answers = super().run(turns)
         for name, turn in turns.items():
-            self.sent = self.sent or bool(turn.exchange and answers[name] and Payload.from_bytes(answers[name]).tensors)
+            answer = answers[name]
+            assert isinstance(answer, bytes)
+            self.sent = self.sent or bool(turn.exchange and answer and Payload.from_bytes(answer).tensors)
             if turn.download is not None and turn.request != Request.AGREE:
                 weights = Payload(Payload.from_bytes(turn.download).group()).to_bytes()
                 self.downloads.setdefault(name, set()).add(weights)
@@ -103,7 +105,7 @@ class Moved(Sequential):
         super().setup(build, names, release)
         self.build, self.rounds = build, dict.fromkeys(names, 0)
 
-    def run(self, turns: Mapping[str, Turn]) -> dict[str, bytes]:
+    def run(self, turns: Mapping[str, Turn]) -> Mapping[str, bytes | Exception]:
         for name, turn in turns.items():
             if turn.round == self.rounds[name]:
                 continue

@@ -1,6 +1,6 @@
 """The round loop and its nouns; knows no algorithm and no data set."""
 
-from flgraph.errors import ClientError, EngineError
+from flgraph.errors import ClientError, EngineError, PolicyError
 from flgraph.federation.aggregation import Combine, WeightedMean, weighted_mean
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.callback import FederatedCallback
@@ -8,7 +8,9 @@ from flgraph.federation.client import Client
 from flgraph.federation.engines import Engine, ProcessGroup, Sequential
 from flgraph.federation.messages import Predictions, Request, Turn
 from flgraph.federation.payload import Payload
+from flgraph.federation.policy import Policy
 from flgraph.federation.routes import Route, RouteKind, collected, personal, shared
+from flgraph.federation.server import Tolerance
 from flgraph.federation.trainer import FederatedTrainer
 
 __all__ = [
@@ -21,12 +23,15 @@ __all__ = [
     "FederatedCallback",
     "FederatedTrainer",
     "Payload",
+    "Policy",
+    "PolicyError",
     "Predictions",
     "ProcessGroup",
     "Request",
     "Route",
     "RouteKind",
     "Sequential",
+    "Tolerance",
     "Turn",
     "WeightedMean",
     "collected",

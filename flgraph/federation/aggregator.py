@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -137,22 +136,20 @@ class Aggregator(FederatedCallback):
         """Refuses an upload that :meth:`aggregate` could not use; whoever sent it is then left out.
 
         Called for every upload before :meth:`aggregate`, when it is known that it holds nothing undeclared, that
-        tensors of the model have their agreed shapes and dtypes, and that all values are finite. By default all of the
-        client's shared tensors must be there, a tensor for every pattern of :attr:`extra_tensors`, and all of
-        :attr:`upload_scalars`. An algorithm whose exchanges differ, or that indexes, sizes or reads by what it
-        receives, says here what it relies on.
+        tensors of the model have their agreed shapes and dtypes, and that all values are finite. By default all that
+        :meth:`upload` sends by default must be there, and nothing is looked at where that is overridden: an algorithm
+        with uploads of its own, which may index, size or read by what it receives, says here what it relies on.
 
         Raises:
             InputError: names what is wrong.
         """
+        if type(self).upload is not Aggregator.upload:
+            return
         field = f"upload` of client `{client}"
         for name in self.owners.get(client, ()):
-            expect(name in upload.tensors, field, f"with the shared tensor `{name}`", "none")
-        for pattern in self.extra_tensors:
-            there = any(fnmatchcase(name, pattern) for name in upload.tensors)
-            expect(there, field, f"with a tensor `{pattern}`", "none")
+            expect(name in upload.tensors, field, f"with the shared tensor `{name}`", None)
         for name in self.upload_scalars:
-            expect(name in upload.scalars, field, f"with the scalar `{name}`", "none")
+            expect(name in upload.scalars, field, f"with the scalar `{name}`", None)
 
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         """Makes new shared tensors of the uploads of one exchange, by default the clients' weighted mean.

@@ -6,7 +6,7 @@ import copy
 import secrets
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import pytorch_lightning as pl
 import torch
@@ -15,23 +15,23 @@ from torch import Tensor
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.callback import acts_in_clients
+from flgraph.federation.client_door import AlgorithmHalf, ClientDoor
 from flgraph.federation.data import ClientData, Movable
 from flgraph.federation.lightning import KeepOnDevice, OptimizerStates, fit_more, load_loop, persistent_trainer
 from flgraph.federation.messages import Predictions, Request, Turn
 from flgraph.federation.payload import Payload
-from flgraph.federation.routes import Route, RouteKind, RoutingTable, UploadKind
+from flgraph.federation.policy import Policy
+from flgraph.federation.routes import Route, RouteKind, RoutingTable
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.runs.checkpoint import readable
 from flgraph.runs.compatibility import plain_values, sealed
 
 
-class ClientHalf(Protocol):
+class ClientHalf(AlgorithmHalf, Protocol):
     """What a client needs of an algorithm; :class:`~flgraph.federation.Aggregator` is one, and a Lightning callback."""
 
     seed: int
     optimizer_state: Literal["keep", "reset"]
-    extra_tensors: ClassVar[Mapping[str, UploadKind]]
-    upload_scalars: Sequence[str]
     reported_scalars: Sequence[str]
 
     def routes(self) -> list[Route]:
@@ -59,6 +59,8 @@ class Client:
         seed: what the client draws derives from it: the run's seed where a run is simulated, and can so be repeated;
             at a site of its own, one that nobody else knows.
         simulated: whether the client is a part of a simulation; see :meth:`private_seed`.
+        policy: what may leave it; all that the algorithm's routes name when ``None``.
+        rounds: of the run.
         local_epochs: epochs per training exchange.
         personal: patterns of tensors that stay, whatever the algorithm's routes say.
         trainer_args: arguments of the client's :class:`pytorch_lightning.Trainer`.
@@ -67,6 +69,7 @@ class Client:
 
     Raises:
         InputError: the routes do not fit the model, or the data is described by something that is no plain value.
+        PolicyError: the policy does not let the client take part.
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class Client:
         *,
         seed: int = 0,
         simulated: bool = True,
+        policy: Policy | None = None,
+        rounds: int = 1,
         local_epochs: int = 1,
         personal: Sequence[str] = (),
         trainer_args: Mapping[str, Any] | None = None,
@@ -102,6 +107,14 @@ class Client:
             first=personal,
             client=name,
         )
+        self.door = ClientDoor(
+            self.routing,
+            self.aggregator,
+            policy,
+            rounds=rounds,
+            local_epochs=local_epochs,
+            num_samples=data.num_train_samples,
+        )
         self.changed = True  # since it was last written to disk
         self._snapshot: dict[str, Tensor] = {}
         self._download: bytes | None = None  # as it came: clients in one process share its memory
@@ -123,14 +136,15 @@ class Client:
         """Does what is asked, and returns the answer's bytes (none if nothing is sent).
 
         Raises:
-            InputError: the upload holds something that the routes do not name.
+            InputError: what was sent cannot be used, or the answer holds something that the routes do not name.
+            PolicyError: the policy does not allow for it.
         """
+        download = self.door.admit(turn)
         seed_all(derive_seed(self.seed, self.name, turn.round, turn.name))
-        download = None if turn.download is None else Payload.from_bytes(turn.download)
         answer: Payload | None = None
         match turn.request:
             case Request.DESCRIBE:
-                return Payload(scalars=self.routing.signature()).to_bytes()
+                return self.door.describe(turn)
             case Request.AGREE:
                 answer = self._agree(download or Payload())
             case Request.SNAPSHOT:
@@ -139,16 +153,13 @@ class Client:
                 self.restore()
             case Request.EVALUATE:
                 self._install(turn, download)
-                return Payload(scalars=self.evaluate(turn.splits, turn.round)).to_bytes()
+                return self.door.metrics(turn, self.evaluate(turn.splits, turn.round))
             case Request.EXCHANGE:
                 self._install(turn, download)
                 self.changed = True
                 self.aggregator.local_update(self, turn.round, turn.exchange)
                 answer = self.aggregator.upload(self, turn.round, turn.exchange)
-        if answer is None:
-            return b""
-        self.routing.check_upload(answer)
-        return answer.to_bytes()
+        return b"" if answer is None else self.door.upload(turn, answer)
 
     def _install(self, turn: Turn, download: Payload | None) -> None:
         if download is not None:
@@ -158,14 +169,16 @@ class Client:
 
     def _agree(self, terms: Payload) -> Payload:
         self.routing.agree(_names(terms, "shared"))
-        tensors = self.module.state_dict()
-        return Payload({name: tensors[name] for name in _names(terms, "initial")})
+        wanted, shared = _names(terms, "initial"), set(self.routing.shared)
+        for name in wanted:
+            expect(name in shared, f"request to client `{self.name}", "one for tensors that it shares", name)
+        return Payload({name: self._tensor(name) for name in wanted})
 
     # --------------------------------------------------------------- what the client half of an algorithm uses
     @property
     def num_samples(self) -> int:
-        """Number of training samples."""
-        return self.data.num_train_samples
+        """Number of training samples, as it may be told."""
+        return self.door.count(self.data.num_train_samples)
 
     @property
     def last_download(self) -> Payload:

@@ -24,15 +24,17 @@ from flgraph.federation.display import ExchangeLines, final_table, routes_table
 from flgraph.federation.engines import Engine
 from flgraph.federation.lightning import WHERE
 from flgraph.federation.messages import Predictions, Request
+from flgraph.federation.policy import Policy
 from flgraph.federation.routes import describe_routes
 from flgraph.federation.run_log import RunLog
-from flgraph.federation.server import Server
-from flgraph.federation.settings import describe
+from flgraph.federation.server import Server, Tolerance
+from flgraph.federation.settings import comparable, describe
 from flgraph.federation.template import Model, client_module
 from flgraph.runs.checkpoint import CLIENTS, SERVER, CheckpointStore, find_checkpoint, read_manifest
 from flgraph.runs.compatibility import check_settings, flatten
 from flgraph.runs.files import write_json, write_text, writing
 from flgraph.runs.history import History, RoundRecord, truncate_records
+from flgraph.runs.ledger import LEDGER
 from flgraph.runs.results import discard_results, new_version, versions
 
 SPLITS = ("train", "val", "test")
@@ -50,6 +52,8 @@ class FederatedLoop(pl.Trainer):
     evaluate_every: int
     monitor: str
     monitor_mode: Literal["max", "min"]
+    policy: Policy | None
+    tolerance: Tolerance
     seed: int
     name: str | None
     max_logged_clients: int
@@ -136,17 +140,18 @@ class FederatedLoop(pl.Trainer):
             seed=self.seed,
             client_fraction=self.client_fraction,
             personal=self.personal,
+            tolerance=self.tolerance,
         )
         if checkpoint is None or manifest is None:
             self.run_dir = runs
         else:
-            settings = _comparable(manifest["settings"], self._settings)
+            settings = comparable(manifest["settings"], self._settings)
             check_settings(*settings, flatten(self._defaults), checkpoint)
             self.run_dir = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
-            behind = self.engine.load(checkpoint / CLIENTS)
             saved = server.load_state((checkpoint / SERVER).read_bytes())
-            for name in behind:
+            for name in self.engine.load(checkpoint / CLIENTS):
                 server.installed.pop(name, None)
+            server.exclude(self.engine.unable)
             self.current_round = saved["round"]
             self.history.load_state(saved["history"])
             self._ended = saved["ended"]
@@ -164,7 +169,13 @@ class FederatedLoop(pl.Trainer):
         return client_names(datamodule)
 
     def _make_clients(
-        self, model: Model, datamodule: FederatedData, names: Sequence[str], stage: str, seed: int | None = None
+        self,
+        model: Model,
+        datamodule: FederatedData,
+        names: Sequence[str],
+        stage: str,
+        seed: int | None = None,
+        simulated: bool = True,
     ) -> None:
         """Has the engine make the clients; it may make some of them later, which must be like the others."""
         own = self.seed if seed is None else seed
@@ -182,6 +193,9 @@ class FederatedLoop(pl.Trainer):
                 self.aggregator,
                 callbacks,
                 seed=own,
+                simulated=simulated,
+                policy=self.policy,
+                rounds=self.rounds,
                 local_epochs=self.local_epochs,
                 personal=self.personal,
                 trainer_args=self._client_args,
@@ -254,6 +268,7 @@ class FederatedLoop(pl.Trainer):
         results = {
             **self.history.results(),
             "stopped_early": self.should_stop,
+            "dropped": server.dropped,
             "setup_bytes": {"up": server.setup_record.bytes_up, "down": server.setup_record.bytes_down},
             "aggregator": server.aggregator.summary(),
             "parameters": {name: client["parameters"] for name, client in about.items()},
@@ -282,6 +297,8 @@ class FederatedLoop(pl.Trainer):
         with writing(self.run_dir):
             if self.config_text:
                 write_text(self.config_text, self.run_dir / "config.yaml")
+            assert self.server is not None
+            self.server.ledger.open(self.run_dir / LEDGER)
             self.run_log = RunLog(self.run_dir, self._logger_choice, self.current_round, self.max_logged_clients)
             self.loggers = self.run_log.loggers
             figures = datamodule.figures() if hasattr(datamodule, "figures") else {}
@@ -306,6 +323,7 @@ class FederatedLoop(pl.Trainer):
         self.history.add(self.record)
         if self.run_log is not None:
             self.run_log.add(self.record)
+        server.ledger.flush()
         if last:
             self._call("on_last_round_end")
             self._ended = True
@@ -371,18 +389,6 @@ class FederatedLoop(pl.Trainer):
     def _call(self, hook: str, *args: Any) -> None:
         for callback in self.round_callbacks:
             getattr(callback, hook)(self, *args)
-
-
-def _comparable(saved: dict[str, Any], current: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of two runs with what both have: callbacks may come and go, and sites have a datamodule of their own."""
-    then, now = saved.get("callbacks", {}), current["callbacks"]
-    # Where the datamodule is another one, what its clients' data is made of is compared all the same.
-    other = saved.get("datamodule", {}).get("class") != current["datamodule"]["class"]
-    common: dict[str, Any] = {"datamodule": {}} if other else {}
-    return (
-        {**saved, **common, "callbacks": {name: own for name, own in then.items() if name in now}},
-        {**current, **common, "callbacks": {name: own for name, own in now.items() if name in then}},
-    )
 
 
 @contextmanager

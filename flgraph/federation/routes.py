@@ -78,7 +78,16 @@ class RoutedTensor:
     @property
     def form(self) -> str:
         """Shape and dtype in words, for example ``64x32 float32``; a zero-dimensional shape is ``scalar``."""
-        return f"{'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}"
+        return _form(self.shape, self.dtype)
+
+
+def form_of(tensor: Tensor) -> str:
+    """Shape and dtype of a tensor, as in :attr:`RoutedTensor.form`."""
+    return _form(tensor.shape, str(tensor.dtype).removeprefix("torch."))
+
+
+def _form(shape: Sequence[int], dtype: str) -> str:
+    return f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}"
 
 
 class RoutingTable:

@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
-from flgraph.errors import EngineError
+from flgraph.errors import EngineError, InputError, expect
 from flgraph.federation.aggregation import weighted_mean
 from flgraph.federation.aggregator import Aggregator
+from flgraph.federation.door import ServerDoor, note_message
 from flgraph.federation.engines import Engine
 from flgraph.federation.messages import Request, Turn
 from flgraph.federation.payload import Payload, pack, unpack
 from flgraph.federation.routes import agree
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.runs.history import Metrics, RoundRecord
+from flgraph.runs.ledger import Ledger
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What becomes of a run when a client fails, sends what cannot be used, or nothing.
+
+    Args:
+        min_clients: clients that must answer, or all that were asked where those are fewer.
+        on_bad_upload: ``"end"`` ends the run at the first failure or bad upload; ``"drop"`` leaves the client out of
+            the exchange. When ``None``, clients at sites are dropped, and what fails here ends the run.
+        strikes: after so many of these a client is left out for the rest of the run; before round 1 after the first.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    min_clients: int = 1
+    on_bad_upload: Literal["drop", "end"] | None = None
+    strikes: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("min_clients", "strikes"):
+            value = getattr(self, name)
+            whole = isinstance(value, int) and value >= 1
+            expect(whole, f"trainer.tolerance.{name}", "a whole number of 1 or more", value)
+        known = self.on_bad_upload in ("drop", "end", None)
+        expect(known, "trainer.tolerance.on_bad_upload", "drop, end or null", self.on_bad_upload)
 
 
 class Server:
@@ -27,6 +62,7 @@ class Server:
         seed: the run's seed; decides which clients take part in which round.
         client_fraction: share of the clients that take part in a round.
         personal: patterns of tensors that stay with clients, whatever the algorithm's routes say.
+        tolerance: what becomes of the run when a client fails.
     """
 
     def __init__(
@@ -38,15 +74,42 @@ class Server:
         seed: int,
         client_fraction: float,
         personal: Sequence[str] = (),
+        tolerance: Tolerance | None = None,
     ) -> None:
         self.aggregator, self.engine, self.clients = aggregator, engine, list(clients)
         self.seed, self.client_fraction, self.personal = seed, client_fraction, list(personal)
+        self.tolerance = tolerance or Tolerance()
+        engine.keep_going = (self.tolerance.on_bad_upload or ("end" if engine.trusted else "drop")) == "drop"
         aggregator.seed = seed
+        self.ledger = Ledger(None)
+        """What crossed, line by line; in the run's folder once there is one."""
+        self._sent: dict[str, Payload] = {}  # what is about to be sent
+        self.door = ServerDoor(aggregator)
         self.version = 0  # how often the aggregator changed what it has to give
         self.installed: dict[str, int] = {}  # which version each client has
         self.setup_record = RoundRecord(0)
         self.retired: set[str] = set()
         """Clients that take part in no more rounds; they are evaluated all the same."""
+        self.strikes: dict[str, int] = {}
+        """Client to how often it failed or sent what could not be used."""
+        self.excluded: set[str] = set()
+        """Clients that are left out for the rest of the run, and asked nothing."""
+
+    @property
+    def members(self) -> list[str]:
+        """The clients that are not excluded, in the order of the federation."""
+        return [name for name in self.clients if name not in self.excluded]
+
+    @property
+    def dropped(self) -> dict[str, dict[str, Any]]:
+        """Clients that were left out: how often, and whether for the rest of the run."""
+        names = sorted({*self.strikes, *self.excluded})
+        return {name: {"times": self.strikes.get(name, 0), "excluded": name in self.excluded} for name in names}
+
+    def exclude(self, clients: Collection[str]) -> None:
+        """Leaves clients out for the rest of the run."""
+        self.excluded |= set(clients)
+        self.engine.leave_out(clients)
 
     def begin(self) -> None:
         """Agrees on what is shared and collects the initial values.
@@ -54,28 +117,27 @@ class Server:
         Clients tell names and shapes of the tensors that their routes would share, nothing of the others.
         """
         record = self.setup_record = RoundRecord(0)
-        answers = self._ask({name: Turn(0, Request.DESCRIBE) for name in self.clients}, record)
-        signatures = {
-            name: {key: str(form) for key, form in answer.scalars.items()} for name, answer in answers.items()
-        }
-        agreed = agree(signatures, self.aggregator.routes(), self.personal)
+        turns = {name: Turn(0, Request.DESCRIBE) for name in self.clients}
+        described = self._ask(turns, record, self.door.describe)
+        agreed = agree(described, self.aggregator.routes(), self.personal)
         self.aggregator.owners = agreed
         asked: set[str] = set()
-        turns = {}
+        wanted: dict[str, list[str]] = {}
         start = self.aggregator.initial_weights
-        for name in self.clients:
-            wanted = [tensor for tensor in agreed[name] if tensor not in asked and start != "own"]
+        for name in agreed:
+            self.door.agree(name, described[name], agreed[name])
+            wanted[name] = [tensor for tensor in agreed[name] if tensor not in asked and start != "own"]
             if start == "first":
-                asked.update(wanted)
-            terms = Payload(scalars={"shared": "\n".join(agreed[name]), "initial": "\n".join(wanted)})
-            turns[name] = Turn(0, Request.AGREE, download=terms.to_bytes())
-            record.bytes_down += terms.nbytes
-        own = {name: answer.tensors for name, answer in self._ask(turns, record).items()}
+                asked.update(wanted[name])
+            terms = Payload(scalars={"shared": "\n".join(agreed[name]), "initial": "\n".join(wanted[name])})
+            turns[name] = Turn(0, Request.AGREE, download=self._send(name, terms, record))
+        turns = {name: turns[name] for name in agreed}
+        own = self._ask(turns, record, lambda name, answer: self.door.initial(name, answer, wanted[name]))
         if start == "mean":
             initial = weighted_mean(own, dict.fromkeys(own, 1.0))
         else:
             initial = {name: tensor for tensors in own.values() for name, tensor in tensors.items()}
-        self.aggregator.start(initial, self.clients)
+        self.aggregator.start(initial, self.members)
         self.version += 1
 
     def prepare(self, report: Callable[[str, int, int], None]) -> None:
@@ -87,7 +149,7 @@ class Server:
         exchanges = self.aggregator.exchanges(0)
         for number, exchange in enumerate(exchanges, start=1):
             report(exchange, number, len(exchanges))
-            self._exchange(0, exchange, self.clients, self.setup_record)
+            self._exchange(0, exchange, self.members, self.setup_record)
         self.evaluate(0, (), self.setup_record)
 
     def round(self, number: int, record: RoundRecord) -> None:
@@ -99,13 +161,13 @@ class Server:
     def participants(self, number: int) -> list[str]:
         """The clients of a round, in the order of the federation; depends on the seed and the round alone.
 
-        Those that have retired are drawn, too, and left out.
+        Those that have retired or are excluded are drawn, too, and left out.
         """
         count = max(1, round(self.client_fraction * len(self.clients)))
         drawn = set(self.clients)
         if count < len(self.clients):
             drawn = set(random.Random(derive_seed(self.seed, "participants", number)).sample(self.clients, count))
-        return [name for name in self.clients if name in drawn - self.retired]
+        return [name for name in self.members if name in drawn - self.retired]
 
     def evaluate(self, number: int, splits: tuple[str, ...], record: RoundRecord) -> Metrics:
         """Each client's metrics on ``splits``, with what is new installed unless the trained model is to be evaluated.
@@ -113,51 +175,100 @@ class Server:
         What was exchanged in round 0 is always installed. Without splits clients install and measure nothing.
         """
         install = number == 0 or self.aggregator.evaluated_model == "aggregated"
-        downloads = {name: self._download(name, number, None, record) if install else None for name in self.clients}
+        downloads = {name: self._download(name, number, None, record) if install else None for name in self.members}
         turns = {
             name: Turn(number, Request.EVALUATE, download=download, splits=splits)
             for name, download in downloads.items()
             if splits or download is not None
         }
-        answers = {name: Payload.from_bytes(answer) for name, answer in self._run(turns).items()}
-        record.metric_bytes += sum(answer.nbytes for answer in answers.values())
-        return {name: {key: float(value) for key, value in answer.scalars.items()} for name, answer in answers.items()}
+
+        return self._ask(turns, record, self.door.metrics, counted="metric_bytes")
 
     def request(self, request: Request, clients: Collection[str], number: int) -> None:
         """Has clients do something that they answer nothing to.
 
         Raises:
-            EngineError: a client does not answer in time; its model would not be the one that its metrics are of.
+            EngineError: a client does not do it; its model would not be the one that its metrics are of.
         """
+        clients = [name for name in clients if name not in self.excluded]
         answers = self.engine.run({name: Turn(number, request) for name in clients})
-        missing = ", ".join(f"`{name}`" for name in clients if name not in answers)
+        missing = ", ".join(f"`{name}`" for name in clients if not isinstance(answers.get(name), bytes))
         if missing:
             raise EngineError(f"Not all clients answered in time in round {number} ({request}); missing: {missing}.")
 
     def _exchange(self, number: int, exchange: str, clients: Sequence[str], record: RoundRecord) -> list[str]:
-        """Returns who took part: an engine may leave out clients that do not answer in time."""
+        """Returns who took part."""
         turns = {
             name: Turn(number, Request.EXCHANGE, exchange, self._download(name, number, exchange, record))
             for name in clients
         }
-        uploads = self._ask(turns, record)
+        uploads = self._ask(
+            turns, record, lambda name, answer: self.door.upload(name, answer, number, exchange), self.door.compare
+        )
         seed_all(derive_seed(self.seed, "aggregate", number, exchange))
         self.aggregator.accept(self.aggregator.aggregate(uploads, number, exchange))
         self.version += 1
         return list(uploads)
 
-    def _ask(self, turns: dict[str, Turn], record: RoundRecord) -> dict[str, Payload]:
-        answers = self._run(turns)
-        record.bytes_up += sum(map(len, answers.values()))
-        return {name: Payload.from_bytes(answer) if answer else Payload() for name, answer in answers.items()}
+    def _ask(
+        self,
+        turns: Mapping[str, Turn],
+        record: RoundRecord,
+        read: Callable[[str, bytes], T],
+        compare: Callable[[Mapping[str, T]], Mapping[str, Exception]] = lambda answers: {},
+        counted: Literal["bytes_up", "metric_bytes"] = "bytes_up",
+    ) -> dict[str, T]:
+        """What clients answered, in the order of ``turns``, without those whose answers cannot be used.
 
-    def _run(self, turns: dict[str, Turn]) -> dict[str, bytes]:
-        """Answers in the order of ``turns``; what those have who did not answer is not known."""
+        Raises:
+            InputError: an answer cannot be used, or a client refused, and that is to end the run.
+            ClientError: a client failed, and that is to end the run.
+            EngineError: too few are left.
+        """
+        for name, turn in turns.items():
+            if turn.download is not None:
+                note_message(self.ledger, "down", name, turn, turn.download, self._sent.pop(name))
         answers = self.engine.run(turns)
+        found: dict[str, T] = {}
+        bad: dict[str, Exception] = {}
         for name in turns:
-            if name not in answers:
-                self.installed.pop(name, None)
-        return {name: answers[name] for name in turns if name in answers}
+            answer = answers.get(name)
+            if isinstance(answer, bytes):
+                setattr(record, counted, getattr(record, counted) + len(answer))
+                try:
+                    found[name] = read(name, answer)
+                except InputError as refused:
+                    bad[name] = refused
+            elif answer is not None:
+                bad[name] = answer
+        bad |= compare(found)
+        for name, turn in turns.items():
+            if name not in found or name in bad:
+                self.installed.pop(name, None)  # what it has is not known
+            verdict = f"dropped: {bad[name]}" if name in bad else "accepted"
+            if answer := answers.get(name):
+                data = answer if isinstance(answer, bytes) else b""
+                note_message(self.ledger, "up", name, turn, data, self.door.read.pop(name, None), verdict)
+        for name, error in bad.items():
+            self._strike(name, turns[name], error, record)
+        found = {name: answer for name, answer in found.items() if name not in bad}
+        least = min(self.tolerance.min_clients, len(turns))
+        first = any(turn.round == 0 for turn in turns.values())  # all must agree
+        needed = max(least, len(turns) - len(bad)) if first else least
+        if len(found) < needed:
+            missing = ", ".join(f"{name} ({bad[name]})" if name in bad else name for name in turns if name not in found)
+            raise EngineError(f"Only {len(found)} of at least {needed} clients answered in time; missing: {missing}.")
+        return found
+
+    def _strike(self, name: str, turn: Turn, error: Exception, record: RoundRecord) -> None:
+        if not self.engine.keep_going:
+            raise error
+        record.dropped[name] = str(error)
+        self.strikes[name] = self.strikes.get(name, 0) + 1
+        if turn.round == 0 or self.strikes[name] >= self.tolerance.strikes:
+            self.exclude([name])
+        rest = ", and for the rest of the run" if name in self.excluded else ""
+        _log.warning("Client `%s` is left out of round %d (%s)%s: %s", name, turn.round, turn.name, rest, error)
 
     def _download(self, name: str, number: int, exchange: str | None, record: RoundRecord) -> bytes | None:
         if self.installed.get(name) == self.version:
@@ -166,6 +277,10 @@ class Server:
         self.installed[name] = self.version
         if payload is None:
             return None
+        return self._send(name, payload, record)
+
+    def _send(self, name: str, payload: Payload, record: RoundRecord) -> bytes:
+        self._sent[name] = payload
         record.bytes_down += payload.nbytes
         return payload.to_bytes()
 
@@ -177,6 +292,7 @@ class Server:
         numbers = {name: groups.index(tuple(names)) for name, names in owners.items()}
         setup = {"bytes_up": self.setup_record.bytes_up, "bytes_down": self.setup_record.bytes_down}
         loop = {"version": self.version, "installed": self.installed, "setup": setup, **further}
+        loop |= {"strikes": self.strikes, "excluded": sorted(self.excluded), "door": self.door.state()}
         algorithm = {"shared": self.aggregator.shared, "state": self.aggregator.server_state()}
         return pack({"loop": loop, "owners": {"groups": groups, "of": numbers}, "algorithm": algorithm}).to_bytes()
 
@@ -185,6 +301,9 @@ class Server:
         state = unpack(Payload.from_bytes(data))
         loop: dict[str, Any] = state["loop"]
         self.version, self.installed = loop["version"], loop["installed"]
+        self.strikes = loop["strikes"]
+        self.exclude(loop["excluded"])
+        self.door.load_state(loop["door"])
         groups, numbers = state["owners"]["groups"], state["owners"]["of"]
         self.aggregator.owners = {name: groups[number] for name, number in numbers.items()}
         order = {name: position for position, name in enumerate(numbers)}

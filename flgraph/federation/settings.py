@@ -41,5 +41,17 @@ def describe(value: Any, depth: int = 2) -> tuple[dict[str, Any], dict[str, Any]
     return {"class": kind.__name__, **plain, **nested}, plain_values(defaults(kind))
 
 
+def comparable(saved: dict[str, Any], current: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of two runs with what both have: callbacks may come and go, and sites have a datamodule of their own."""
+    then, now = saved.get("callbacks", {}), current["callbacks"]
+    # Where the datamodule is another one, what its clients' data is made of is compared all the same.
+    other = saved.get("datamodule", {}).get("class") != current["datamodule"]["class"]
+    common: dict[str, Any] = {"datamodule": {}} if other else {}
+    return (
+        {**saved, **common, "callbacks": {name: own for name, own in then.items() if name in now}},
+        {**current, **common, "callbacks": {name: own for name, own in now.items() if name in then}},
+    )
+
+
 def _is_object(value: Any) -> bool:
     return hasattr(value, "__qualname__") or type(value).__module__ != "builtins"

@@ -21,7 +21,8 @@ from flgraph.federation.engines import Engine, ProcessGroup, Sequential
 from flgraph.federation.engines.distributed.environment import ProcessEnvironment
 from flgraph.federation.lightning import refused_by_lightning
 from flgraph.federation.loop import FederatedLoop
-from flgraph.federation.server import Server
+from flgraph.federation.policy import Policy
+from flgraph.federation.server import Server, Tolerance
 from flgraph.federation.signals import stop_on_signals
 from flgraph.federation.template import Model
 from flgraph.runs.history import History, Metrics, RoundRecord
@@ -44,6 +45,8 @@ class FederatedTrainer(FederatedLoop):
             ``["*norm*"]`` makes FedBN (Li et al., ICLR 2021) of FedAvg.
         monitor: metric whose mean over clients decides the best round.
         monitor_mode: whether more of it is better.
+        policy: what may leave a client; all that the algorithm's routes name when ``None``. A site has its own.
+        tolerance: what becomes of the run when a client fails, or sends what cannot be used.
         seed: all randomness derives from it.
         default_root_dir: where run folders go.
         name: name of the run's folder; algorithm and data (``fedstar-chem``) when ``None``.
@@ -84,6 +87,8 @@ class FederatedTrainer(FederatedLoop):
         personal: Sequence[str] = (),
         monitor: str = "val/accuracy",
         monitor_mode: Literal["max", "min"] = "max",
+        policy: Policy | None = None,
+        tolerance: Tolerance | None = None,
         seed: int = 0,
         default_root_dir: str = "runs",
         name: str | None = None,
@@ -138,6 +143,7 @@ class FederatedTrainer(FederatedLoop):
         self.rounds, self.local_epochs, self.client_fraction = rounds, local_epochs, client_fraction
         self.evaluate_every, self.personal = evaluate_every, list(personal)
         self.monitor, self.monitor_mode = monitor, monitor_mode
+        self.policy, self.tolerance = policy, tolerance or Tolerance()
         self.seed, self.name, self.max_logged_clients = seed, name, max_logged_clients
         self.write_checkpoints, self.checkpoint_every = enable_checkpointing, checkpoint_every
         self.writes = self.engine.leads and self.is_global_zero
@@ -270,7 +276,7 @@ class FederatedTrainer(FederatedLoop):
             names = self._names(datamodule, "fit")
             for name in clients or ():
                 expect(name in names, "clients", f"among those of the data, {', '.join(names)},", name)
-            self._make_clients(model, datamodule, clients or names, "fit", seed)
+            self._make_clients(model, datamodule, clients or names, "fit", seed, simulated=False)
         return engine.clients
 
     def _evaluate_only(

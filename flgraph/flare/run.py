@@ -12,9 +12,9 @@ import pytorch_lightning as pl
 import yaml
 
 from flgraph.cli.fit import FederatedCLI
-from flgraph.errors import ClientError, EngineError, InputError, expect
-from flgraph.federation.engines.host import Message, SiteHost, attempt, without_traceback
-from flgraph.federation.engines.remote import Remote, SiteTransport, at_site
+from flgraph.errors import REFUSED, EngineError, InputError, expect
+from flgraph.federation.engines.host import Message, SiteHost, attempt, coded
+from flgraph.federation.engines.remote import Remote, SiteTransport, checked_about, site_error
 from flgraph.federation.lightning import WHERE
 from flgraph.flare.classes import refuse_foreign_classes, refuse_foreign_names
 from flgraph.flare.settings import SiteSettings, clients_folder, read_settings, site_seed
@@ -54,10 +54,11 @@ class Site:
 
     def answer(self, request: Message) -> Message:
         """What to answer to :func:`open_site` or a :class:`~flgraph.federation.engines.remote.Remote` engine."""
-        if request.header["do"] == "open":
+        if request.header.get("do") == "open":
             with self._opening:
-                return without_traceback(attempt(lambda: self._open(request.header["config"])))
-        assert self.host is not None
+                return coded(attempt(lambda: self._open(request.header["config"])))
+        if self.host is None:
+            return Message({"error": REFUSED})
         return self.host.answer(request)
 
     def _open(self, config: str) -> Message:
@@ -84,6 +85,7 @@ def host(config: str, settings: SiteSettings) -> SiteHost:
     """
     expect(bool(settings.data), "data", "in the site's local/flgraph.yaml", "none")
     quiet = {"logger": False, "enable_checkpointing": False, "default_root_dir": settings.folder}
+    quiet["policy"] = dict(settings.policy)  # the site's own, whatever the job's is
     cli = _configured(config, settings, quiet, settings.data)
     seed = site_seed(settings, cli.trainer.seed)
     clients = cli.trainer.host(cli.model, cli.datamodule, settings.clients or None, seed)
@@ -94,18 +96,16 @@ def open_site(transport: SiteTransport, site: str, config: str, deadline: float)
     """Has a site make its clients for a job; returns what they tell of themselves, by name.
 
     Raises:
-        InputError: the site refuses the job, or its settings cannot be used.
+        InputError: the site refuses the job, or what it answers cannot be used.
         ClientError: it failed otherwise.
         EngineError: it did not answer in time.
     """
     answer = transport.send(site, Message({"do": "open", "config": config}), deadline)
     if answer is None:
         raise EngineError(f"Site `{site}` did not load its data within {deadline:g} s.")
-    if answer.error is not None:
-        error = at_site(site, answer.error)
-        raise error if isinstance(error, InputError) else ClientError(str(error))
-    about: dict[str, dict[str, Any]] = answer.header["about"]
-    return about
+    if (error := site_error(site, answer)) is not None:
+        raise error
+    return checked_about(site, answer.header.get("about"))
 
 
 def serve(

@@ -29,6 +29,7 @@ class SiteSettings:
         clients: which of the clients of the data are at this site; all of them when empty.
         folder: where runs, or states of clients, are kept, seen from the kit; ``flgraph`` when empty.
         allow: patterns of classes that the configuration of a job may name.
+        policy: what may leave the site, see :class:`~flgraph.federation.policy.Policy`.
         trainer: arguments of the site's Trainers that are its own choice, for example ``accelerator``.
         seed: of all that its clients draw: first weights, batches, noise on uploads. When ``None``, it derives from a
             secret that the site draws once and keeps in ``folder``. The run's own, which everybody knows, gives the
@@ -39,6 +40,7 @@ class SiteSettings:
     clients: tuple[str, ...] = ()
     folder: str = ""
     allow: tuple[str, ...] = ALLOWED
+    policy: Mapping[str, Any] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
 

@@ -341,7 +341,7 @@ def test_refuses_to_send_and_to_install_what_is_personal(fit: Fit) -> None:
 
     with pytest.raises(
         Exception,
-        match=r"of client `A` to be one of tensors that it shares but got `first\.weight`, which it does not",
+        match=r"of client `A` to be one of tensors that it shares but got 'first\.weight', which it does not",
     ):
         fit(Pushy())
 
@@ -349,7 +349,7 @@ def test_refuses_to_send_and_to_install_what_is_personal(fit: Fit) -> None:
 def test_refuses_to_install_another_shape(fit: Fit) -> None:
     client = fit(FedAvg()).engine.clients["A"]
     before = client.module.first.weight.clone()
-    with pytest.raises(Exception, match=r"to be one with `first\.weight` of shape \[3, 4\] but got \[4, 3\]"):
+    with pytest.raises(Exception, match=r"to be one with `first\.weight` of 3x4 float32 but got 4x3 float32"):
         client.turn(Turn(9, Request.EXCHANGE, "train", Payload({"first.weight": torch.zeros(4, 3)}).to_bytes()))
     assert torch.equal(client.module.first.weight, before)
 

@@ -205,7 +205,7 @@ def test_a_common_download_travels_once() -> None:
         "C": Turn(3, exchange="train", download=own),
         "D": Turn(3, Request.EVALUATE, splits=("val", "test")),
     }
-    request = run_request(turns)
+    request = run_request(turns, keep_going=False)
     assert sorted(request.pieces.values()) == [common, own]
     assert turns_of(Message.from_bytes(request.to_bytes())) == turns
 

@@ -47,7 +47,7 @@ METRICS = {"train/loss", "val/loss", "val/accuracy", "test/loss", "test/accuracy
 def test_results_have_the_documented_shape(fit: Fit) -> None:
     """Others read this file; what it holds besides is listed here too, so that nothing is added in passing."""
     results = results_of(fit(FedAvg()))
-    further = {"stopped_early", "metric_bytes_per_round", "setup_bytes", "aggregator", "parameters", "data"}
+    further = {"stopped_early", "metric_bytes_per_round", "setup_bytes", "aggregator", "parameters", "data", "dropped"}
     documented = {"final", "best_val", "rounds", "seconds_per_round", "bytes_per_round", "seed", "versions", "config"}
     assert results.keys() == documented | further
     for part in ("final", "best_val"):
@@ -60,7 +60,7 @@ def test_results_have_the_documented_shape(fit: Fit) -> None:
     assert (results["rounds"], results["seed"]) == (3, 0)
     assert results["seconds_per_round"] > 0
     assert results["config"]["trainer"]["aggregator"]["class"] == "FedAvg"
-    assert results["aggregator"] == {}
+    assert results["aggregator"] == results["dropped"] == {}
     assert results["parameters"] == {name: {"total": 23, "shared": 23} for name in "AB"}
     assert results["data"]["B"]["num_train_samples"] == 8
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from flgraph.federation.client import Client
 from flgraph.federation.messages import Predictions, Turn
@@ -19,6 +19,15 @@ class Engine(ABC):
     and answers are bytes of payloads. Where several processes run the same program, one of them leads: the server is
     there, and it alone calls :meth:`run` and what follows it; the others call :meth:`serve`.
     """
+
+    trusted: ClassVar[bool] = True
+    """Whether all clients are of one owner."""
+
+    keep_going: bool = False
+    """Whether the other clients work on when one has failed; set by the server."""
+
+    unable: Collection[str] = ()
+    """Clients that :meth:`load` could not put into their states, where the engine is to keep going."""
 
     @property
     def leads(self) -> bool:
@@ -67,13 +76,19 @@ class Engine(ABC):
         raise NotImplementedError("only engines of several processes have some that serve")
 
     @abstractmethod
-    def run(self, turns: Mapping[str, Turn]) -> dict[str, bytes]:
-        """Client to upload for every client in ``turns``, or for those that answered in time.
+    def run(self, turns: Mapping[str, Turn]) -> Mapping[str, bytes | Exception]:
+        """Client to answer for every client in ``turns``, or for those that answered in time.
+
+        The answer of a client whose turn failed is an error where the engine is to keep going.
 
         Raises:
             ClientError: a client's turn failed.
+            InputError: it refused, or because of something that the user gave.
             EngineError: clients are gone.
         """
+
+    def leave_out(self, clients: Collection[str]) -> None:
+        """Nothing more is asked of these clients, not even their states."""
 
     @abstractmethod
     def save(self, folder: Path, previous: Path | None) -> None:

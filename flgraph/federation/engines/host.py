@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flgraph.errors import ClientError, EngineError, InputError, decode_error, encode_error, expect
+from flgraph.errors import ClientError, EngineError, InputError, code_of, decode_error, encode_error, expect
 from flgraph.federation.client import Client
 from flgraph.federation.messages import Predictions, Request, Turn
 from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, save_file, state_bytes, state_name
@@ -51,12 +51,13 @@ class Message:
             head = json.loads(bytes(view[8:start]))
             pieces = {}
             for name, size in head["sizes"].items():
+                expect(type(size) is int and size >= 0, "message", "of pieces of a size each", "others")
                 pieces[name] = bytes(view[start : start + size])
                 start += size
             expect(start == len(view), "message", f"{start} bytes", len(view))
             return cls(dict(head["header"]), pieces)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError("message", "a header and bytes by name", f"{len(view)} bytes: {error}") from error
+            raise InputError("message", "a header and bytes by name", f"{len(view)} bytes of something else") from error
 
     @property
     def error(self) -> Exception | None:
@@ -72,7 +73,7 @@ def attempt(work: Callable[[], Message]) -> Message:
         return Message({"error": encode_error(error)})
 
 
-def run_request(turns: Mapping[str, Turn], **further: Any) -> Message:
+def run_request(turns: Mapping[str, Turn], *, keep_going: bool, **further: Any) -> Message:
     """The request to run turns, by client; bytes that several of them have in common travel once."""
     pieces: dict[bytes, str] = {}
 
@@ -80,7 +81,8 @@ def run_request(turns: Mapping[str, Turn], **further: Any) -> Message:
         return {"piece": pieces.setdefault(value, str(len(pieces)))} if isinstance(value, bytes) else value
 
     asked = {name: {key: plain(value) for key, value in vars(turn).items()} for name, turn in turns.items()}
-    return Message({"do": "run", "turns": asked, **further}, {number: piece for piece, number in pieces.items()})
+    header = {"do": "run", "turns": asked, "keep_going": keep_going, **further}
+    return Message(header, {number: piece for piece, number in pieces.items()})
 
 
 def turns_of(request: Message) -> dict[str, Turn]:
@@ -147,18 +149,21 @@ class Host:
         return Message()
 
     def _run(self, request: Message) -> Message:
-        """Uploads by client, and the failure that cut them short, if there was one."""
-        uploads: dict[str, bytes] = {}
+        """Answers by client, and the errors of those that failed: of the first one only, unless it is to keep going."""
+        answers: dict[str, bytes] = {}
         seconds: dict[str, float] = {}
+        errors: dict[str, Any] = {}
         for name, turn in turns_of(request).items():
             began = time.perf_counter()
             try:
                 with self._during(f"in round {turn.round} ({turn.name}) of client `{name}`"):
-                    uploads[name] = self.turn(name, turn)
+                    answers[name] = self.turn(name, turn)
             except Exception as error:
-                return Message({"seconds": seconds, "failed": name, "error": encode_error(error)}, uploads)
+                errors[name] = encode_error(error)
+                if not request.header["keep_going"]:
+                    break
             seconds[name] = time.perf_counter() - began
-        return Message({"seconds": seconds}, uploads)
+        return Message({"seconds": seconds, "errors": errors}, answers)
 
     def turn(self, name: str, turn: Turn) -> bytes:
         """A client's upload.
@@ -206,7 +211,7 @@ class SiteHost(Host):
     Every turn has a number, and names that of the turn it builds on. The state before a turn is kept until the server's
     next request says that it knows of the turn; where the server does not, the client goes back.
 
-    States of clients, their predictions, tracebacks of errors and times never leave the site.
+    States of clients, their predictions, texts of errors and times never leave the site.
 
     Args:
         clients: by name.
@@ -227,7 +232,7 @@ class SiteHost(Host):
         if not self._lock.acquire(blocking=False):
             return Message({"busy": True})
         try:
-            return without_traceback(super().answer(request))
+            return coded(super().answer(request))
         finally:
             self._lock.release()
 
@@ -254,8 +259,13 @@ class SiteHost(Host):
 
     def turn(self, name: str, turn: Turn) -> bytes:
         self._go_to(name, self._bases[name])
-        self._before[name] = (self._bases[name], state_bytes(self.clients[name].state()))
-        upload = super().turn(name, turn)
+        before = state_bytes(self.clients[name].state())
+        self._before[name] = (self._bases[name], before)
+        try:
+            upload = super().turn(name, turn)
+        except Exception:  # half done; who asks again asks of what was before
+            self.clients[name].load_state(load_bytes(before, f"the state of client `{name}`"))
+            raise
         self._number[name] = self._numbers[name]
         return upload
 
@@ -298,8 +308,16 @@ class SiteHost(Host):
         return state_file(self.folder, name, label)
 
 
-def without_traceback(answer: Message) -> Message:
-    """The answer as it may leave a site: the traceback of an error goes into the site's log instead."""
-    if "error" in answer.header:
-        _log.error(answer.header["error"].pop("trace"))
-    return answer
+def coded(answer: Message) -> Message:
+    """The answer as it may leave a site: errors as codes, while the site's log has their sentences and tracebacks."""
+
+    def code(encoded: Mapping[str, Any]) -> str:
+        _log.error("%s", encoded["trace"])
+        return code_of(encoded)
+
+    header = dict(answer.header)
+    if "error" in header:
+        header["error"] = code(header["error"])
+    if "errors" in header:
+        header["errors"] = {name: code(encoded) for name, encoded in header["errors"].items()}
+    return Message(header, answer.pieces)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-from flgraph.errors import ClientError, EngineError, InputError, expect
+from flgraph.errors import UNREADABLE, EngineError, InputError, expect, from_code
 from flgraph.federation.client import Client
+from flgraph.federation.data import is_file_name
 from flgraph.federation.engines.base import Engine
 from flgraph.federation.engines.host import Message, run_request
 from flgraph.federation.messages import Predictions, Turn
 from flgraph.runs.checkpoint import link_or_copy, state_name
 from flgraph.runs.site_states import Location, checkpoint_label, labels_in_use, read_locations, write_location
+
+_MOST_CLIENTS = 1000
+"""Of one site: each costs the server memory, and has a say."""
 
 _PING = 2.0
 """Seconds in which a site that missed a deadline must say that it is there again."""
@@ -45,31 +49,32 @@ class Remote(Engine):
         transport: carries messages.
         sites: site to what its clients tell of themselves (:attr:`Client.disclosed`), by name.
         deadline: seconds that a site has for its part of an exchange.
-        min_clients: clients that must answer, or all that were asked where those are fewer.
         ask_every: seconds between two such questions.
 
     Raises:
-        InputError: two sites have a client of the same name, or a number is out of range.
+        InputError: two sites have a client of the same name, a name or what a site tells of a client cannot be used, or
+            a number is out of range.
     """
+
+    trusted = False
 
     def __init__(
         self,
         transport: SiteTransport,
         sites: Mapping[str, Mapping[str, Mapping[str, Any]]],
         deadline: float = 600.0,
-        min_clients: int = 1,
         ask_every: float = 10.0,
     ) -> None:
         expect(deadline > 0, "deadline", "a positive number of seconds", deadline)
-        expect(min_clients >= 1, "min_clients", "1 or more", min_clients)
-        self.transport, self.deadline, self.min_clients, self.ask_every = transport, deadline, min_clients, ask_every
+        self.transport, self.deadline, self.ask_every = transport, deadline, ask_every
         self.site_of: dict[str, str] = {}
         self._about: dict[str, dict[str, Any]] = {}
         for site, clients in sites.items():
-            for name, about in clients.items():
+            for name, about in checked_about(site, clients).items():
                 other = self.site_of.setdefault(name, site)
                 expect(other == site, "clients", f"of different names, but `{name}` is at {other}, too,", site)
-                self._about[name] = dict(about)
+                self._about[name] = about
+        self._left_out: set[str] = set()
         self.absent: set[str] = set()
         """Sites that missed a deadline and have not come back."""
         self._done = dict.fromkeys(self.site_of, 0)  # the last turn of each client that the server knows of
@@ -85,17 +90,27 @@ class Remote(Engine):
     ) -> None:
         expect(set(names) == set(self.site_of), "data.clients", f"those of the sites, {list(self.site_of)},", names)
 
+    def leave_out(self, clients: Collection[str]) -> None:
+        self._left_out |= set(clients)
+
+    @property
+    def _there(self) -> dict[str, str]:
+        """Site of every client that is not left out."""
+        return {name: site for name, site in self.site_of.items() if name not in self._left_out}
+
     def about(self) -> dict[str, dict[str, Any]]:
         # What leaves a client is known once all have agreed; who does not answer stands by what it said before.
-        for site, answer in self._ask(dict.fromkeys(self.site_of.values(), Message({"do": "about"}))).items():
-            for name, about in answer.header["about"].items():
+        for site, answer in self._ask(dict.fromkeys(self._there.values(), Message({"do": "about"}))).items():
+            try:
+                told = {} if isinstance(answer, Exception) else checked_about(site, answer.header.get("about"))
+            except InputError:
+                continue
+            for name, about in told.items():
                 if self.site_of.get(name) == site:
                     self._about[name] |= about
         return self._about
 
-    def run(self, turns: Mapping[str, Turn]) -> dict[str, bytes]:
-        if not turns:
-            return {}
+    def run(self, turns: Mapping[str, Turn]) -> Mapping[str, bytes | Exception]:
         numbers = {name: number for number, name in enumerate(turns, self._count + 1)}
         self._count += len(turns)
         shares: dict[str, dict[str, Turn]] = {}
@@ -104,31 +119,39 @@ class Remote(Engine):
         requests = {}
         for site, share in shares.items():
             bases = {name: self._done[name] for name in share}
-            requests[site] = run_request(share, bases=bases, numbers={name: numbers[name] for name in share})
+            further = {"bases": bases, "numbers": {name: numbers[name] for name in share}}
+            requests[site] = run_request(share, keep_going=self.keep_going, **further)
         answers = self._ask(requests)
-        uploads: dict[str, bytes] = {}
+        found: dict[str, bytes | Exception] = {}
         for name in turns:
             answer = answers.get(self.site_of[name])
-            if answer is not None and name in answer.pieces:
-                uploads[name] = answer.pieces[name]
+            if isinstance(answer, Exception):
+                found[name] = answer
+            elif answer is not None and name in answer.pieces:
+                found[name] = answer.pieces[name]
                 self._done[name] = numbers[name]
-        needed = len(turns) if next(iter(turns.values())).round == 0 else min(self.min_clients, len(turns))
-        if len(uploads) < needed:
-            missing = ", ".join(name for name in turns if name not in uploads)
-            raise EngineError(f"Only {len(uploads)} of at least {needed} clients answered in time; missing: {missing}.")
-        return uploads
+            elif answer is not None:
+                errors = answer.header.get("errors")
+                code = errors.get(name, UNREADABLE) if isinstance(errors, dict) else UNREADABLE
+                found[name] = from_code(code, f"client `{name}` at site `{self.site_of[name]}`")
+        if not self.keep_going:
+            self._raise_first(found)
+        return found
 
     def save(self, folder: Path, previous: Path | None) -> None:
         label = checkpoint_label(folder)
         needed = sorted(labels_in_use(folder.parents[1]) | {label})
         requests: dict[str, Message] = {}
-        for name, site in self.site_of.items():
+        for name, site in self._there.items():
             if site not in self.absent:
                 request = Message({"do": "save", "label": label, "needed": needed, "bases": {}})
                 requests.setdefault(site, request).header["bases"][name] = self._done[name]
-        there = self._ask(requests)
+        answers = self._ask(requests)
+        if not self.keep_going:
+            self._raise_first(answers)
+        there = {site for site, answer in answers.items() if isinstance(answer, Message)}
         before = {} if previous is None else read_locations(previous)
-        for name, site in self.site_of.items():
+        for name, site in self._there.items():
             if site in there:
                 write_location(folder, name, Location(site, label))
                 continue
@@ -142,7 +165,7 @@ class Remote(Engine):
         locations = read_locations(folder)
         requests: dict[str, Message] = {}
         behind = set()
-        for name, site in self.site_of.items():
+        for name, site in self._there.items():
             request = requests.setdefault(site, Message({"do": "load", "labels": {}}))
             file, location = folder / state_name(name), locations.get(name)
             expect(
@@ -155,37 +178,39 @@ class Remote(Engine):
             if location is not None and location.label != checkpoint_label(folder):
                 behind.add(name)
         answers = self._ask(requests)
+        if not self.keep_going:
+            self._raise_first(answers)
         for site in requests:
             if site not in answers:
                 raise EngineError(f"Site `{site}` did not answer in time.")
+        self.unable = {name for name, site in self._there.items() if isinstance(answers[site], Exception)}
         self._done = dict.fromkeys(self.site_of, 0)
         return behind
 
     def predict(self) -> Iterator[tuple[str, Predictions]]:
         raise InputError("predict", "run by each site, where its graphs are,", "a federation")
 
-    def _ask(self, requests: Mapping[str, Message]) -> dict[str, Message]:
-        """Answers of the sites that are there, asked side by side.
-
-        Raises:
-            InputError: a site refused something that the user gave.
-            ClientError: a client's turn failed, or something else that would fail again.
-            EngineError: a site failed otherwise.
-        """
+    def _ask(self, requests: Mapping[str, Message]) -> dict[str, Message | Exception]:
+        """Answers of the sites that are there, asked side by side; errors of those that refused or failed."""
+        if not requests:
+            return {}
 
         def ask(site: str) -> Message | None:
             if site in self.absent and not self._is_back(site):
                 return None
             return self.transport.send(site, requests[site], self.deadline)
 
-        with ThreadPoolExecutor(max(1, len(requests))) as pool:
+        with ThreadPoolExecutor(len(requests)) as pool:
             answers = dict(zip(requests, pool.map(ask, requests), strict=True))
         there = {site: answer for site, answer in answers.items() if answer is not None and "busy" not in answer.header}
         self.absent = (self.absent | set(requests)) - set(there)
-        for site, answer in there.items():
-            if (error := answer.error) is not None:
-                raise at_site(site, error)
-        return there
+        return {site: site_error(site, answer) or answer for site, answer in there.items()}
+
+    @staticmethod
+    def _raise_first(answers: Mapping[str, Any]) -> None:
+        for answer in answers.values():
+            if isinstance(answer, Exception):
+                raise answer
 
     def _is_back(self, site: str) -> bool:
         if time.monotonic() - self._asked.get(site, -math.inf) < self.ask_every:
@@ -195,8 +220,51 @@ class Remote(Engine):
         return answer is not None and "busy" not in answer.header
 
 
-def at_site(site: str, error: Exception) -> Exception:
-    """A site's error as one of the federation's."""
-    if isinstance(error, InputError):
-        return error.within(f"site `{site}`")
-    return error if isinstance(error, ClientError) else EngineError(f"Site `{site}` failed: {error}")
+def site_error(site: str, answer: Message) -> Exception | None:
+    """The error that a site's answer stands for, if it does."""
+    return from_code(answer.header["error"], f"site `{site}`") if "error" in answer.header else None
+
+
+def checked_about(site: str, told: Any) -> dict[str, dict[str, Any]]:
+    """What a site tells of its clients, by name, after a look at every part of it.
+
+    Raises:
+        InputError: it is not of the form of :attr:`Client.disclosed`, or there are more than a thousand clients.
+    """
+    field = f"clients of site `{site}"
+    expect(isinstance(told, Mapping) and 0 < len(told) <= _MOST_CLIENTS, field, f"1 to {_MOST_CLIENTS}", _count(told))
+    found: dict[str, dict[str, Any]] = {}
+    for name, about in told.items():
+        named = isinstance(name, str) and len(name) <= 100 and name.isprintable() and is_file_name(name)
+        expect(named, field, "names of files, of 100 letters or fewer", "others")
+        expect(isinstance(about, Mapping), field, "described by fields", type(about).__name__)
+        parts = {key: about[key] for key in ("data", "parameters", "routes") if key in about}
+        for key, value in parts.items():
+            expect(_PLAUSIBLE[key](value), field, f"described by {key}", "something else")
+        found[name] = parts
+    return found
+
+
+def _count(told: Any) -> str:
+    return str(len(told)) if isinstance(told, Mapping) else type(told).__name__
+
+
+def _is_setting(value: Any) -> bool:
+    """Plain values, a few of them, by short names."""
+    if isinstance(value, Mapping):
+        return len(value) <= 100 and all(len(str(key)) <= 100 and _is_setting(own) for key, own in value.items())
+    if isinstance(value, list):
+        return len(value) <= 100 and all(map(_is_setting, value))
+    return value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= 1000)
+
+
+_PLAUSIBLE: dict[str, Callable[[Any], bool]] = {
+    "data": lambda value: isinstance(value, Mapping) and _is_setting(value),
+    "parameters": lambda value: isinstance(value, Mapping) and all(type(count) is int for count in value.values()),
+    "routes": lambda value: (
+        isinstance(value, list)
+        and len(value) <= 100_000
+        and all(isinstance(line, list | tuple) and len(line) == 3 for line in value)
+        and all(isinstance(part, str) and len(part) <= 500 for line in value for part in line)
+    ),
+}

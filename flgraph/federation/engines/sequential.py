@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flgraph.errors import ClientError, InputError
 from flgraph.federation.client import Client
 from flgraph.federation.engines.base import Engine
 from flgraph.federation.engines.host import Host
@@ -28,8 +29,16 @@ class Sequential(Engine):
     ) -> None:
         self.host = Host({name: build(name) for name in names}, build, release)
 
-    def run(self, turns: Mapping[str, Turn]) -> dict[str, bytes]:
-        return {name: self.host.turn(name, turn) for name, turn in turns.items()}
+    def run(self, turns: Mapping[str, Turn]) -> Mapping[str, bytes | Exception]:
+        answers: dict[str, bytes | Exception] = {}
+        for name, turn in turns.items():
+            try:
+                answers[name] = self.host.turn(name, turn)
+            except (InputError, ClientError) as error:
+                if not self.keep_going:
+                    raise
+                answers[name] = error
+        return answers
 
     def save(self, folder: Path, previous: Path | None) -> None:
         self.host.save(folder, previous)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
-from flgraph.errors import EngineError, expect
+from flgraph.errors import EngineError, decode_error, expect
 from flgraph.federation.client import Client
 from flgraph.federation.engines.distributed.environment import ProcessEnvironment, alone, device_of
 from flgraph.federation.engines.distributed.heartbeat import Heartbeat
@@ -173,22 +173,23 @@ class ProcessGroup(Sequential):
         if self.leads and self._transport is not None:
             _checked(self._transport.receive(range(1, self.process.world)))
 
-    def run(self, turns: Mapping[str, Turn]) -> dict[str, bytes]:
+    def run(self, turns: Mapping[str, Turn]) -> Mapping[str, bytes | Exception]:
         self._begin(turns)
         shares: dict[int, dict[str, Turn]] = {}
         for name, turn in turns.items():
             shares.setdefault(self.owners[name], {})[name] = turn
-        uploads, failures = dict[str, bytes](), dict[str, Exception]()
-        for answer in self._ask({rank: run_request(share) for rank, share in shares.items()}).values():
-            uploads.update(answer.pieces)
+        found: dict[str, bytes | Exception] = {}
+        requests = {rank: run_request(share, keep_going=self.keep_going) for rank, share in shares.items()}
+        for answer in self._ask(requests).values():
+            found.update(answer.pieces)
+            found.update({name: decode_error(error) for name, error in answer.header["errors"].items()})
             for name, seconds in answer.header["seconds"].items():
                 self._clock[name] = self._clock.get(name, 0.0) + seconds
-            if answer.error is not None:
-                failures[answer.header["failed"]] = answer.error
         for name in turns:  # of several failures the one that would have come first in one process
-            if name in failures:
-                raise failures[name]
-        return {name: uploads[name] for name in turns}
+            failure = found.get(name)
+            if isinstance(failure, Exception) and not self.keep_going:
+                raise failure
+        return {name: found[name] for name in turns}
 
     def save(self, folder: Path, previous: Path | None) -> None:
         self._ask_all(
@@ -246,8 +247,7 @@ class ProcessGroup(Sequential):
         """Answers of processes, this one's host among them, side by side.
 
         Raises:
-            EngineError: one of them is gone, or could not do it (InputError if that is why). Failures of turns are left
-                to who asked for these.
+            EngineError: one of them is gone, or could not do it (InputError if that is why).
         """
         others = {rank: request for rank, request in requests.items() if rank != self.process.rank}
         if others:
@@ -280,9 +280,9 @@ class ProcessGroup(Sequential):
 
 
 def _checked(answers: dict[int, Message]) -> dict[int, Message]:
-    """Raises the first error of an answer; failures of turns are left to who asked for these."""
+    """Raises the first error of an answer."""
     for answer in answers.values():
-        if answer.error is not None and "failed" not in answer.header:
+        if answer.error is not None:
             raise answer.error
     return answers
 

@@ -1,0 +1,185 @@
+"""A client's door: what it is asked is checked there, and what it answers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Protocol
+
+from flgraph.errors import InputError, PolicyError
+from flgraph.federation.door import COLLECTED, SHARED, expect_plain, largest_values, note_message, shortened
+from flgraph.federation.messages import Request, Turn
+from flgraph.federation.payload import Payload, Scalar
+from flgraph.federation.policy import NUM_SAMPLES, Job, Policy
+from flgraph.federation.routes import RouteKind, RoutingTable, UploadKind, form_of
+from flgraph.runs.ledger import Ledger
+
+
+class AlgorithmHalf(Protocol):
+    """What a client's door needs of its half of an algorithm."""
+
+    extra_tensors: ClassVar[Mapping[str, UploadKind]]
+
+    @property
+    def upload_scalars(self) -> Sequence[str]:
+        """Names of the scalars that it sends."""
+
+    @property
+    def reveals(self) -> str:
+        """What can be read of single records."""
+
+    def exchanges(self, round: int) -> Sequence[str]:
+        """Names of the exchanges of a round."""
+
+
+class ClientDoor:
+    """Decides what a client does for a server, and what it answers.
+
+    Args:
+        routing: what the algorithm may take, and the client's name.
+        aggregator: its client half.
+        policy: what the site allows; all that the algorithm's routes name when ``None``.
+        rounds: of the run.
+        local_epochs: of an exchange.
+        num_samples: training samples of the client.
+
+    Raises:
+        PolicyError: the policy does not let the client take part.
+    """
+
+    def __init__(
+        self,
+        routing: RoutingTable,
+        aggregator: AlgorithmHalf,
+        policy: Policy | None,
+        *,
+        rounds: int,
+        local_epochs: int,
+        num_samples: int,
+    ) -> None:
+        self.routing, self.aggregator, self.policy = routing, aggregator, policy
+        self.ledger: Ledger | None = None
+        """Where every message is noted, at a site."""
+        self.spent: Counter[str] = Counter()
+        """What the client has answered in this run: ``turns``, ``evaluations`` and ``bytes``."""
+        kind = type(aggregator)
+        exchanges = [aggregator.exchanges(number) for number in range(rounds + 1)]
+        self.job = Job(
+            algorithm=kind.__name__,
+            own=kind.__module__.startswith("flgraph."),
+            reveals=aggregator.reveals,
+            tensors=[
+                *routing.names(RouteKind.SHARED),
+                *routing.names(RouteKind.COLLECTED),
+                *aggregator.extra_tensors,
+            ],
+            scalars=tuple(aggregator.upload_scalars),
+            exchanges=list(dict.fromkeys(name for names in exchanges for name in names)),
+            num_exchanges=sum(map(len, exchanges)),
+            rounds=rounds,
+            local_epochs=local_epochs,
+            num_samples=num_samples,
+        )
+        for refusal in policy.refusals(self.job) if policy is not None else ():
+            raise refusal
+
+    # ------------------------------------------------------------------------------------------------------ coming in
+    def admit(self, turn: Turn) -> Payload | None:
+        """The download of a request that the client may work on.
+
+        Raises:
+            PolicyError: the site's policy does not allow for it.
+            InputError: the download cannot be used.
+        """
+        download = None
+        try:
+            self._count(turn)
+            download = None if turn.download is None else Payload.from_bytes(turn.download)
+            if download is not None:
+                self._check(turn, download)
+        except InputError as error:
+            self._note("down", turn, turn.download or b"", download, verdict=f"refused: {error.field}")
+            raise
+        if turn.download is not None:
+            self._note("down", turn, turn.download, download, verdict="accepted")
+        return download
+
+    def _count(self, turn: Turn) -> None:
+        evaluation = turn.request == Request.EVALUATE
+        what = "evaluations" if evaluation else "turns"
+        self.spent[what] += 1
+        if self.policy is None:
+            return
+        most = self.policy.most_evaluations(self.job) if evaluation else self.policy.most_turns(self.job)
+        if self.spent[what] > most:
+            raise PolicyError(what, f"at most {most} in a run, as the policy says,", self.spent[what])
+        if not 0 <= turn.round <= self.job.rounds:
+            raise PolicyError("round", f"from 0 to {self.job.rounds}, as the job says,", turn.round)
+        known = self.aggregator.exchanges(turn.round)
+        if turn.request == Request.EXCHANGE and turn.exchange not in known:
+            raise PolicyError("exchange", f"of those of round {turn.round}", shortened(turn.exchange))
+
+    def _check(self, turn: Turn, download: Payload) -> None:
+        field = f"download` of client `{self.routing.client}"
+        if turn.request == Request.AGREE:
+            return
+        shared = set(self.routing.shared)
+        for name, tensor in download.group().items():
+            if name not in shared:
+                raise InputError(field, "one of tensors that it shares", f"{shortened(name)}, which it does not")
+            row = self.routing.rows[name]
+            if tuple(tensor.shape) != row.shape:
+                raise InputError(field, f"one with `{name}` of {row.form}", form_of(tensor))
+        largest_values(download.tensors, field)
+        for value in download.scalars.values():
+            expect_plain(value, field)
+
+    # ------------------------------------------------------------------------------------------------------ going out
+    def count(self, samples: int) -> int:
+        """A number of samples as it is told."""
+        return samples if self.policy is None else self.policy.count(samples)
+
+    def describe(self, turn: Turn) -> bytes:
+        """Forms of the tensors that the routes let out, and how many samples there are if the algorithm needs it."""
+        collected = {name: self.routing.rows[name].form for name in self.routing.names(RouteKind.COLLECTED)}
+        scalars: dict[str, Scalar] = {
+            SHARED: json.dumps(self.routing.signature()),
+            **({COLLECTED: json.dumps(collected)} if collected else {}),
+        }
+        if NUM_SAMPLES in self.job.scalars:
+            scalars[NUM_SAMPLES] = self.count(self.job.num_samples)
+        return self._send(turn, Payload(scalars=scalars))
+
+    def upload(self, turn: Turn, answer: Payload) -> bytes:
+        """An answer with tensors, if routes and policy name all that it holds.
+
+        Raises:
+            InputError: they do not.
+        """
+        self.routing.check_upload(answer)
+        return self._send(turn, answer)
+
+    def metrics(self, turn: Turn, metrics: Mapping[str, float]) -> bytes:
+        """An answer with those metrics that may be told."""
+        told: dict[str, Scalar] = dict(metrics)
+        note = ""
+        if self.policy is not None:
+            told = self.policy.tell(metrics, self.job.num_samples)
+            changed = [name for name in told if told[name] != metrics[name] and metrics[name] == metrics[name]]
+            note = f"{len(metrics) - len(told)} withheld, {len(changed)} rounded"
+        return self._send(turn, Payload(scalars=told), note)
+
+    def _send(self, turn: Turn, answer: Payload, note: str = "") -> bytes:
+        data = answer.to_bytes()
+        self.spent["bytes"] += len(data)
+        if self.policy is not None and self.spent["bytes"] > self.policy.megabytes * 1e6:
+            raise PolicyError("megabytes", f"at most {self.policy.megabytes:g} in a run, as the policy says,", "more")
+        self._note("up", turn, data, answer, policy=note)
+        return data
+
+    def _note(
+        self, direction: str, turn: Turn, data: bytes, payload: Payload | None, verdict: str = "", policy: str = ""
+    ) -> None:
+        if self.ledger is not None:
+            note_message(self.ledger, direction, self.routing.client, turn, data, payload, verdict, policy)

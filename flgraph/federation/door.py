@@ -1,0 +1,274 @@
+"""The server's door: what clients send is checked there before it is used."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from flgraph.errors import InputError, expect
+from flgraph.federation.messages import Turn
+from flgraph.federation.payload import Payload, Scalar
+from flgraph.federation.policy import NUM_SAMPLES
+from flgraph.federation.routes import form_of
+from flgraph.runs.ledger import Ledger
+
+if TYPE_CHECKING:
+    from flgraph.federation.aggregator import Aggregator
+
+_LARGEST = 1e18
+"""Beyond this, squares overflow in float32."""
+
+_OUTLIER = 1000.0
+"""How many times the median client's largest value (or 1) a client's may be, where three or more sent a tensor."""
+
+_LONGEST_TEXT = 10_000
+_MOST_METRICS = 1000
+
+SHARED, COLLECTED = "shared", "collected"
+"""Fields of a client's description of its model."""
+
+
+class ServerDoor:
+    """Holds what clients send against what was agreed; whatever passes can be aggregated.
+
+    Args:
+        aggregator: the server half.
+    """
+
+    def __init__(self, aggregator: Aggregator) -> None:
+        self.aggregator = aggregator
+        self.read: dict[str, Payload] = {}
+        """Client to its last answer, as far as it could be read."""
+        self.forms: dict[str, dict[str, str]] = {}
+        """Client to the tensors of its model that it may send, and their forms."""
+        self.counts: dict[str, int] = {}
+        """Client to the number of training samples that it told at the start, where it tells it."""
+
+    # --------------------------------------------------------------------------------------------- before round 1
+    def describe(self, client: str, answer: bytes) -> dict[str, str]:
+        """What a client tells of its model and itself, once; returns the forms of what it would share."""
+        field = f"description` of client `{client}"
+        payload = self._read(client, answer)
+        expect(set(payload.scalars) <= {SHARED, COLLECTED, NUM_SAMPLES}, field, "of known fields", "others")
+        expect(not payload.tensors, field, "without tensors", f"{len(payload.tensors)}")
+        shared, collected = (_forms(payload.scalars.get(key), field) for key in (SHARED, COLLECTED))
+        count = payload.scalars.get(NUM_SAMPLES)
+        if NUM_SAMPLES in self.aggregator.upload_scalars:
+            whole = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 2**53
+            expect(whole, field, f"with a whole number as {NUM_SAMPLES}", shortened(count))
+            self.counts[client] = int(count or 0)
+        self.forms[client] = {**shared, **collected}
+        return shared
+
+    def agree(self, client: str, described: Mapping[str, str], agreed: Sequence[str]) -> None:
+        """Takes note of what a client shares of what it would share."""
+        left = described.keys() - set(agreed)
+        self.forms[client] = {name: form for name, form in self.forms[client].items() if name not in left}
+
+    def initial(self, client: str, answer: bytes, wanted: Sequence[str]) -> dict[str, Tensor]:
+        """A client's initial values of the tensors that it was asked for."""
+        field = f"initial weights of client `{client}"
+        payload = self._read(client, answer)
+        exact = set(payload.tensors) == set(wanted) and not payload.scalars
+        expect(exact, field, "those that it was asked for", "others")
+        self._check_forms(client, payload, field)
+        largest_values(payload.tensors, field)
+        return dict(payload.tensors)
+
+    # ----------------------------------------------------------------------------------------------- in every round
+    def upload(self, client: str, answer: bytes, round: int, exchange: str) -> Payload:
+        """An upload of an exchange that holds nothing but what was agreed, and all that the algorithm needs.
+
+        Raises:
+            InputError: it does not.
+        """
+        field = f"upload` of client `{client}"
+        payload = self._read(client, answer)
+        self._check_forms(client, payload, field)
+        largest_values(payload.tensors, field)
+        for name, value in payload.scalars.items():
+            if name not in self.aggregator.upload_scalars:
+                raise InputError(field, "of declared scalars", shortened(name))
+            expect_plain(value, field)
+        told, count = self.counts.get(client), payload.scalars.get(NUM_SAMPLES)
+        same = count is None or (type(count) is int and count == told)
+        expect(same, field, f"of {told} samples, as at the start", shortened(count))
+        self.aggregator.check_upload(client, payload, round, exchange)
+        return payload
+
+    def compare(self, uploads: Mapping[str, Payload]) -> dict[str, InputError]:
+        """Clients whose uploads, each fit for itself, do not go with the others', and why."""
+        refused = self._incomplete(uploads)
+        for name in self.aggregator.common_scalars:
+            values = {client: upload.scalars[name] for client, upload in uploads.items() if name in upload.scalars}
+            usual = Counter(values.values()).most_common(1)[0][0] if values else None
+            for client, value in values.items():
+                if value != usual:
+                    what = f"{name}` of client `{client}"
+                    refused[client] = InputError(what, f"{shortened(usual)}, as of most clients,", shortened(value))
+        if len(uploads) < 3:
+            return refused
+        largest: dict[str, dict[str, float]] = {}
+        for client, upload in uploads.items():
+            for name, value in largest_values(upload.group(), client).items():
+                largest.setdefault(name, {})[client] = value
+        for name, of in largest.items():
+            most = _OUTLIER * max(1.0, statistics.median(of.values()))
+            for client, value in of.items() if len(of) >= 3 else ():
+                if value > most:
+                    field = f"upload` of client `{client}"
+                    refused.setdefault(client, InputError(field, f"of values up to {most:g} in `{name}`", value))
+        return refused
+
+    def _incomplete(self, uploads: Mapping[str, Payload]) -> dict[str, InputError]:
+        """Clients that lack what more than half of those send that could send it, too."""
+        refused: dict[str, InputError] = {}
+        senders: dict[str, set[str]] = {}
+        for client, upload in uploads.items():
+            groups = (name.partition("/")[0] + "/*" for name in upload.tensors if "/" in name)
+            for name in {*upload.group(), *groups, *upload.scalars}:
+                senders.setdefault(name, set()).add(client)
+        tensors = {name for forms in self.forms.values() for name in forms}
+        for name, sent in senders.items():
+            could = {client for client in uploads if name not in tensors or name in self.forms.get(client, {})}
+            if 2 * len(sent & could) > len(could):
+                for client in could - sent:
+                    refused[client] = InputError(f"upload` of client `{client}", f"with `{name}`", "none")
+        return refused
+
+    def metrics(self, client: str, answer: bytes) -> dict[str, float]:
+        """What a client tells of an evaluation; NaN is an answer."""
+        field = f"metrics` of client `{client}"
+        payload = self._read(client, answer)
+        few = not payload.tensors and len(payload.scalars) <= _MOST_METRICS
+        expect(few, field, f"{_MOST_METRICS} numbers or fewer", f"{len(payload.scalars)}, or tensors")
+        for name, value in payload.scalars.items():
+            number = (isinstance(value, int | float) and abs(value) < 2**1023) or value != value
+            named = 0 < len(name) <= 200 and name.isprintable()
+            if not (number and named):
+                raise InputError(field, "numbers by name", f"{type(value).__name__} as {shortened(name)}")
+        return {name: float(value) for name, value in payload.scalars.items()}
+
+    def _read(self, client: str, answer: bytes) -> Payload:
+        payload = self.read[client] = Payload.from_bytes(answer) if answer else Payload()
+        return payload
+
+    def _check_forms(self, client: str, payload: Payload, field: str) -> None:
+        forms = self.forms.get(client, {})
+        for name, tensor in payload.tensors.items():
+            found = form_of(tensor)
+            if name in forms:
+                if found != forms[name]:
+                    raise InputError(field, f"one with `{name}` of {forms[name]}", found)
+                continue
+            kind = next((kind for p, kind in self.aggregator.extra_tensors.items() if fnmatchcase(name, p)), None)
+            if kind is None:
+                raise InputError(field, "of what the routes name", shortened(name))
+            own = forms.get(name.partition("/")[2]) if kind != "data" else None
+            if own is not None and found.split()[0] != own.split()[0]:
+                raise InputError(field, f"one with `{name}` of {own.split()[0]}", found)
+
+    # ------------------------------------------------------------------------------------------------- persistence
+    def state(self) -> dict[str, Any]:
+        """What was told at the start; forms that clients have in common once."""
+        groups = list({json.dumps(forms): forms for forms in self.forms.values()}.values())
+        return {
+            "groups": groups,
+            "of": {client: groups.index(forms) for client, forms in self.forms.items()},
+            "counts": self.counts,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Puts back what :meth:`state` returned."""
+        self.forms = {client: state["groups"][number] for client, number in state["of"].items()}
+        self.counts = dict(state["counts"])
+
+
+def note_message(
+    ledger: Ledger,
+    direction: str,
+    client: str,
+    turn: Turn,
+    data: bytes,
+    payload: Payload | None,
+    verdict: str = "",
+    policy: str = "",
+) -> None:
+    """Notes a message in a ledger.
+
+    Args:
+        ledger: of the run, or of a site.
+        direction: ``up`` or ``down``.
+        client: of whom it is, or for whom.
+        turn: the request.
+        data: what crossed.
+        payload: the same, if it could be read.
+        verdict: ``accepted``, or why not.
+        policy: what a policy did to it.
+    """
+    ledger.add(
+        round=turn.round,
+        client=client,
+        request=str(turn.request),
+        exchange=turn.exchange,
+        direction=direction,
+        data=data,
+        tensors={} if payload is None else {name: form_of(tensor) for name, tensor in payload.tensors.items()},
+        scalars=[] if payload is None else list(payload.scalars),
+        verdict=verdict,
+        policy=policy,
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- values
+def largest_values(tensors: Mapping[str, Tensor], field: str) -> dict[str, float]:
+    """The largest magnitude in every floating-point tensor.
+
+    Raises:
+        InputError: a value is not finite, or so large that squares of it are not.
+    """
+    floats = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
+    floats |= {name: torch.view_as_real(tensor) for name, tensor in tensors.items() if tensor.is_complex()}
+    floats = {name: tensor for name, tensor in floats.items() if tensor.numel()}
+    if not floats:
+        return {}
+    largest: list[float] = torch.stack([tensor.abs().max().double() for tensor in floats.values()]).tolist()
+    for name, value in zip(floats, largest, strict=True):
+        expect(value <= _LARGEST, field, f"finite and up to {_LARGEST:g} in `{name[:60]}`", value)  # NaN is not
+    return dict(zip(floats, largest, strict=True))
+
+
+def expect_plain(value: Scalar, field: str) -> None:
+    """Refuses a scalar that is a long text, not finite, or beyond 64 bits."""
+    if isinstance(value, str):
+        expect(len(value) <= _LONGEST_TEXT, field, f"of texts of {_LONGEST_TEXT} characters or fewer", len(value))
+    else:
+        expect(abs(value) <= 2**63, field, "of finite scalars", shortened(value))  # NaN is not
+
+
+def _forms(text: Scalar | None, field: str) -> dict[str, str]:
+    """Names and forms of tensors, as :meth:`ClientDoor.describe` wrote them."""
+    try:
+        forms = json.loads(text) if isinstance(text, str) else {}
+    except (ValueError, RecursionError):
+        forms = None
+    fits = isinstance(forms, dict) and all(
+        isinstance(form, str) and len(form) <= 200 and len(name) <= 500 and "/" not in name
+        for name, form in (forms or {}).items()
+    )
+    expect(fits, field, "names and forms of tensors", "something else")
+    assert isinstance(forms, dict)
+    return forms
+
+
+def shortened(value: Any) -> str:
+    """A value of the other side, fit for a sentence."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

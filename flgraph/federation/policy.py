@@ -1,0 +1,168 @@
+"""What a site allows: whoever owns the data decides, and the site's door enforces it whatever a server asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from flgraph.errors import PolicyError, expect
+from flgraph.federation.payload import Scalar
+from flgraph.runs.history import SAMPLES, samples_of
+
+NUM_SAMPLES = "num_samples"
+"""The uploaded scalar that says how many training samples a client has."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What may leave a client, and how often; what is not named here does not.
+
+    The algorithm's routes say what it needs, the policy what it gets: both must agree before a client takes part, and
+    each answer is held against the policy once more at the client's door. Metrics that are not allowed are left out of
+    the answer; everything else that is not allowed is refused.
+
+    Args:
+        algorithms: class names of algorithms, or patterns of these (``FedAvg``, ``Fed*``). When empty, all of flgraph's
+            own are allowed that reveal nothing of single records (:attr:`Aggregator.reveals`).
+        tensors: patterns of tensors that may leave, of the model and others (``convs.*``, ``rows/*``).
+        exchanges: patterns of exchanges that the client takes part in.
+        metrics: patterns of metrics that may be told, and to how many decimals they are rounded; ``None`` for all that
+            they have.
+        num_samples: numbers of samples are rounded to multiples of it; never told when ``None``.
+        min_samples: a client with fewer training samples takes no part, and metrics measured on fewer are not told.
+        rounds: of a run, at most.
+        local_epochs: of an exchange, at most.
+        turns: requests for work that a client answers in a run; when ``None``, three for each exchange of the run's
+            rounds, and 50.
+        evaluations: evaluations that a client answers in a run; when ``None``, two for each round, and 20.
+        megabytes: that a client sends in a run, at most.
+        accept_states: whether a server may put clients into states that it sends, as a run needs that began elsewhere.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    algorithms: Sequence[str] = ()
+    tensors: Sequence[str] = ("*",)
+    exchanges: Sequence[str] = ("*",)
+    metrics: Mapping[str, int | None] = field(default_factory=lambda: {"train/*": 4, "val/*": 4, "test/*": 4})
+    num_samples: int | None = 1
+    min_samples: int = 1
+    rounds: int = 1000
+    local_epochs: int = 100
+    turns: int | None = None
+    evaluations: int | None = None
+    megabytes: float = 100_000.0
+    accept_states: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "min_samples", "rounds", "local_epochs", "turns", "evaluations"):
+            value = getattr(self, name)
+            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            optional = value is None and name not in ("min_samples", "rounds", "local_epochs")
+            expect(whole or optional, f"policy.{name}", "a whole number of 1 or more", value)
+        number = isinstance(self.megabytes, int | float) and 0 < self.megabytes < float("inf")
+        expect(number, "policy.megabytes", "a finite number above 0", self.megabytes)
+        for name in ("algorithms", "tensors", "exchanges"):
+            given = getattr(self, name)
+            listed = isinstance(given, list | tuple) and all(isinstance(pattern, str) for pattern in given)
+            expect(listed, f"policy.{name}", "a list of patterns", given)
+        expect(isinstance(self.metrics, Mapping), "policy.metrics", "patterns with numbers of decimals", self.metrics)
+        for pattern, digits in self.metrics.items():
+            fits = digits is None or (type(digits) is int and 0 <= digits <= 17)
+            expect(isinstance(pattern, str) and fits, f"policy.metrics.{pattern}", "a number of decimals", digits)
+        expect(isinstance(self.accept_states, bool), "policy.accept_states", "true or false", self.accept_states)
+
+    # ------------------------------------------------------------------------------------------------ what may be asked
+    def refusals(self, job: Job) -> Iterator[PolicyError]:
+        """Why a client takes no part in a job: nothing where it does."""
+        allowed = ", ".join(self.algorithms) or "those of flgraph that reveal nothing of single records"
+        if not self._allows(job):
+            found = f"{job.algorithm}{f': {job.reveals}' if job.reveals else ''}"
+            yield PolicyError("aggregator", f"among the algorithms that the policy allows ({allowed})", found)
+        for name in job.tensors:
+            if not _matches(name, self.tensors):
+                yield PolicyError(name, f"of tensors that the policy lets out ({', '.join(self.tensors)})", "none")
+        for name in job.exchanges:
+            if not _matches(name, self.exchanges):
+                yield PolicyError("exchange", f"among those of the policy, {', '.join(self.exchanges)},", name)
+        for what in ("rounds", "local_epochs"):
+            most = getattr(self, what)
+            if getattr(job, what) > most:
+                yield PolicyError(f"trainer.{what}", f"{most} or fewer, as the policy says,", getattr(job, what))
+        if self.num_samples is None and NUM_SAMPLES in job.scalars:
+            without = "one that does without `num_samples` (such as `weighting: uniform`), which the policy withholds,"
+            yield PolicyError("aggregator", without, job.algorithm)
+        if job.num_samples < self.min_samples:
+            yield PolicyError("data", f"of {self.min_samples} training samples or more", job.num_samples)
+
+    def _allows(self, job: Job) -> bool:
+        if self.algorithms:
+            return _matches(job.algorithm, self.algorithms)
+        return job.own and not job.reveals
+
+    def most_turns(self, job: Job) -> int:
+        """How many requests for work a client answers in a run."""
+        return 50 + 3 * job.num_exchanges if self.turns is None else self.turns
+
+    def most_evaluations(self, job: Job) -> int:
+        """How many evaluations a client answers in a run."""
+        return 20 + 2 * job.rounds if self.evaluations is None else self.evaluations
+
+    # --------------------------------------------------------------------------------------------- what may be answered
+    def count(self, samples: float) -> int:
+        """A number of samples as it is told."""
+        step = self.num_samples or 1
+        return max(step, round(samples / step) * step)
+
+    def tell(self, metrics: Mapping[str, float], train_samples: int) -> dict[str, Scalar]:
+        """Those metrics that may be told, as they may be told."""
+        told: dict[str, Scalar] = {}
+        for name, value in metrics.items():
+            pattern = next((pattern for pattern in self.metrics if fnmatchcase(name, pattern)), None)
+            if pattern is None:
+                continue
+            if name.rpartition("/")[2] == SAMPLES:
+                if self.num_samples is not None and value >= self.min_samples:
+                    told[name] = self.count(value)
+                continue
+            measured = metrics.get(samples_of(name), train_samples if name.startswith("train/") else None)
+            if self.min_samples > 1 and (measured is None or measured < self.min_samples):
+                continue
+            digits = self.metrics[pattern]
+            told[name] = value if digits is None else round(value, digits)
+        return told
+
+
+@dataclass(frozen=True)
+class Job:
+    """What an algorithm asks of a client, as far as a policy looks at it.
+
+    Args:
+        algorithm: its class name.
+        own: whether the class is flgraph's.
+        reveals: see :attr:`Aggregator.reveals`.
+        tensors: names of shared and collected tensors and patterns of further ones that it sends.
+        scalars: names of the scalars that it sends.
+        exchanges: names of those of the first rounds.
+        num_exchanges: of the whole run.
+        rounds: of the run.
+        local_epochs: of an exchange.
+        num_samples: training samples of the client.
+    """
+
+    algorithm: str
+    own: bool
+    reveals: str
+    tensors: Sequence[str]
+    scalars: Sequence[str]
+    exchanges: Sequence[str]
+    num_exchanges: int
+    rounds: int
+    local_epochs: int
+    num_samples: int
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
