@@ -165,7 +165,7 @@ class ServerDoor:
         for name, tensor in payload.tensors.items():
             found = form_of(tensor)
             if name in forms:
-                if found != forms[name]:
+                if not alike(found, forms[name]):
                     raise InputError(field, f"one with `{name}` of {forms[name]}", found)
                 continue
             kind = next((kind for p, kind in self.aggregator.extra_tensors.items() if fnmatchcase(name, p)), None)
@@ -228,6 +228,12 @@ def note_message(
 
 
 # --------------------------------------------------------------------------------------------------------------- values
+def alike(form: str, other: str) -> bool:
+    """Whether two forms have the same shape and dtype, or both a floating-point one: each owner has a precision."""
+    (shape, dtype), (other_shape, other_dtype) = form.split(), other.split()
+    return shape == other_shape and (dtype == other_dtype or all("float" in kind for kind in (dtype, other_dtype)))
+
+
 def largest_values(tensors: Mapping[str, Tensor], field: str) -> dict[str, float]:
     """The largest magnitude in every floating-point tensor.
 
@@ -260,7 +266,7 @@ def _forms(text: Scalar | None, field: str) -> dict[str, str]:
     except (ValueError, RecursionError):
         forms = None
     fits = isinstance(forms, dict) and all(
-        isinstance(form, str) and len(form) <= 200 and len(name) <= 500 and "/" not in name
+        isinstance(form, str) and len(form) <= 200 and len(form.split()) == 2 and len(name) <= 500 and "/" not in name
         for name, form in (forms or {}).items()
     )
     expect(fits, field, "names and forms of tensors", "something else")

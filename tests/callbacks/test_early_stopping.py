@@ -210,7 +210,7 @@ def test_the_limit_is_an_end_too(federate: Make, graph_federation: Make, assert_
 
 
 def test_no_number_is_no_improvement(federate: Make, toy_module: Any, toy_federation: Make) -> None:
-    trainer = federate(FedAvg(), rounds=9, callbacks=[EarlyStopping("val/loss", "min", patience=2, average="clients")])
+    trainer = federate(Local(), rounds=9, callbacks=[EarlyStopping("val/loss", "min", patience=2, average="clients")])
     module = toy_module(lr=float("nan"))
     results = trainer.fit(module, toy_federation(4, 6))
     assert results["rounds"] == 2

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,8 @@ def test_only_the_structure_encoder_leaves(crossed: Any) -> None:
     for _, upload in crossed.uploads("agree"):
         assert upload.tensors.keys() <= expected
     for _, upload in crossed.uploads("describe"):
-        assert upload.scalars.keys() == expected
+        assert upload.scalars.keys() == {"shared", "num_samples"}
+        assert json.loads(upload.scalars["shared"]).keys() == expected
     for name, turn, answer in crossed.crossed:
         for secret in (b"feature.", b"mix.", b"post.", b"readout."):
             assert secret not in answer, (name, turn.name)
