@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Sequence
+from operator import index
 from typing import Any
 
 from flgraph.errors import EngineError
@@ -184,7 +185,7 @@ class Server:
         """Puts back what :meth:`state` wrote; returns what was passed as ``further`` (among the rest)."""
         state = unpack(Payload.from_bytes(data))
         loop: dict[str, Any] = state["loop"]
-        self.version, self.installed = loop["version"], loop["installed"]
+        self.version, self.installed = index(loop["version"]), dict(loop["installed"])
         groups, numbers = state["owners"]["groups"], state["owners"]["of"]
         self.aggregator.owners = {name: groups[number] for name, number in numbers.items()}
         order = {name: position for position, name in enumerate(numbers)}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from typing import Any
 
 from pytorch_lightning.core.mixins.hparams_mixin import HyperparametersMixin
 
 from flgraph.federation.callback import FederatedCallback, defaults
-from flgraph.runs.compatibility import plain_values
+from flgraph.federation.routes import RoutingTable
+from flgraph.runs.compatibility import MACHINE, flatten, plain_values
+from flgraph.runs.keys import canonical
 
 
 def describe(value: Any, depth: int = 2) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -39,6 +43,20 @@ def describe(value: Any, depth: int = 2) -> tuple[dict[str, Any], dict[str, Any]
     objects = {name: own for name, own in arguments.items() if name not in plain and depth and _is_object(own)}
     nested = {name: describe(own, depth - 1)[0] for name, own in objects.items()}
     return {"class": kind.__name__, **plain, **nested}, plain_values(defaults(kind))
+
+
+def algorithm_digest(aggregator: Any, routing: RoutingTable) -> str:
+    """What a client's tensors are subject to, in 64 digits: the algorithm, its arguments, and the rules of its routes.
+
+    The agreement among clients, arguments of the default value and where something is computed have no part in it.
+    """
+    own, usual = json.loads(canonical(describe(aggregator)))  # where tuples and lists are the same
+    given = {name: value for name, value in own.items() if name not in usual or usual[name] != value}
+    arguments = {n: value for n, value in flatten(given, "trainer.aggregator.").items() if n not in MACHINE}
+    rules = [(name, row.form, row.route.kind, row.route.on_mismatch) for name, row in routing.rows.items()]
+    kind = f"{type(aggregator).__module__}.{type(aggregator).__qualname__}"
+    leaves = [sorted(routing.extra.items()), sorted(routing.scalars), sorted(routing.metrics)]
+    return hashlib.sha256(canonical([kind, arguments, sorted(rules), leaves])).hexdigest()
 
 
 def _is_object(value: Any) -> bool:
