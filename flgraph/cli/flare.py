@@ -93,14 +93,23 @@ def _parser() -> tuple[ArgumentParser, dict[str, Callable[[Namespace, Sequence[s
     add("name", help="of the run")
     add("--kits", type=Path, default=Path("kits"), help="folder with the kits of server and sites")
     add("--out", type=Path, default=Path("runs"), help="where the run goes, OUT/NAME")
+
+    add = command(_adopt, "Copies a run of `flgraph fit` to the server, to go on at sites.")
+    add("run", type=Path, help="its folder, runs/NAME or runs/NAME/version_N")
+    add("--kit", type=Path, default=Path("kits/server"), help="the server's kit")
     return parser, commands
 
 
 def _provision(given: Namespace, _: Sequence[str]) -> None:
-    from flgraph.flare.kits import provision
+    from flgraph.flare.kits import PASSPHRASE, provision
 
     *kits, authority = provision(_names(given.sites), given.server, given.port, given.out, given.data)
-    print(f"kits to hand out: {', '.join(map(str, kits))}\nkeep to yourself: {authority}, which holds the root key")
+    root = (
+        "with the root key, encrypted"
+        if os.environ.get(PASSPHRASE)
+        else f"without the root key ({PASSPHRASE} keeps it)"
+    )
+    print(f"kits to hand out: {', '.join(map(str, kits))}\nkeep to yourself: {authority}, {root}")
 
 
 def _start(given: Namespace, _: Sequence[str]) -> None:
@@ -143,6 +152,13 @@ def _gather(given: Namespace, _: Sequence[str]) -> None:
 
     folder = gather(given.name, given.kits, given.out)
     print(f"continue it with: flgraph fit -c {folder / 'config.yaml'} -c DATA.yaml --ckpt_path last")
+
+
+def _adopt(given: Namespace, _: Sequence[str]) -> None:
+    from flgraph.flare.gather import adopt
+
+    folder = adopt(given.run, given.kit)
+    print(f"continue it with: flgraph flare submit --name {folder.parent.name} ...")
 
 
 def _names(text: str) -> list[str]:

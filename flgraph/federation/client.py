@@ -200,9 +200,11 @@ class Client:
         """
         return {"data": _described(self.data), "parameters": self.num_parameters, "routes": self.routing.lines}
 
-    @property
-    def disclosed(self) -> dict[str, Any]:
+    def disclosed(self, key: bytes) -> dict[str, Any]:
         """What of :attr:`about` another owner may know: nothing of personal tensors, their names and sizes included.
+
+        Args:
+            key: of the site, for the digest of its data's settings.
 
         Which tensors are personal by the agreement among clients is known after it only; before, the routes decide.
 
@@ -211,7 +213,7 @@ class Client:
         """
         about = self.about
         return {
-            "data": sealed(about["data"]),
+            "data": sealed(about["data"], key),
             "parameters": {"shared": about["parameters"]["shared"]},
             "routes": [line for line in about["routes"] if line[2] != RouteKind.PERSONAL],
         }

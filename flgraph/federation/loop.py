@@ -7,7 +7,8 @@ import gc
 import time
 import traceback
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,11 +29,11 @@ from flgraph.federation.policy import Policy
 from flgraph.federation.routes import describe_routes
 from flgraph.federation.run_log import RunLog
 from flgraph.federation.server import Server, Tolerance
-from flgraph.federation.settings import comparable, describe
+from flgraph.federation.settings import describe
 from flgraph.federation.template import Model, client_module
-from flgraph.runs.checkpoint import CLIENTS, SERVER, CheckpointStore, find_checkpoint, read_manifest
-from flgraph.runs.compatibility import check_settings, flatten
-from flgraph.runs.files import write_json, write_text, writing
+from flgraph.runs.checkpoint import CLIENTS, SERVER, CheckpointStore, find_checkpoint, read_manifest, reading
+from flgraph.runs.compatibility import check_settings, comparable, flatten
+from flgraph.runs.files import only_writer, write_json, write_text, writing
 from flgraph.runs.history import History, RoundRecord, truncate_records
 from flgraph.runs.ledger import LEDGER
 from flgraph.runs.results import discard_results, new_version, versions
@@ -70,6 +71,8 @@ class FederatedLoop(pl.Trainer):
     config_text: str
     """The same as YAML, for ``config.yaml``."""
     run_dir: Path | None
+    checkpoint_key: bytes | None = None
+    """Signs manifests of checkpoints; those without such a signature are refused then."""
     run_log: RunLog | None
     server: Server | None
     history: History
@@ -79,6 +82,7 @@ class FederatedLoop(pl.Trainer):
     _logger_choice: bool | Logger | list[Logger]
     _settings: dict[str, Any]
     _defaults: dict[str, Any]
+    _writing: ExitStack  # has the lock of the run folder
     _ended: bool  # whether the last round was done as such
 
     # -------------------------------------------------------------------------------------------------- for callbacks
@@ -128,7 +132,7 @@ class FederatedLoop(pl.Trainer):
         names = self._names(datamodule, stage)
         runs = Path(self.default_root_dir) / (self.name or f"{self.aggregator.name}-{datamodule.name}")
         checkpoint = None if ckpt_path is None else find_checkpoint(ckpt_path, runs)
-        manifest = None if checkpoint is None else read_manifest(checkpoint)
+        manifest = None if checkpoint is None else read_manifest(checkpoint, self.checkpoint_key)
         self._make_clients(model, datamodule, names, stage)
         self._describe(model, datamodule)
         self.history, self.current_round, self.should_stop = History(self.monitor, self.monitor_mode), 0, False
@@ -148,16 +152,17 @@ class FederatedLoop(pl.Trainer):
             settings = comparable(manifest["settings"], self._settings)
             check_settings(*settings, flatten(self._defaults), checkpoint)
             self.run_dir = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
-            saved = server.load_state((checkpoint / SERVER).read_bytes())
+            with reading(checkpoint / SERVER):
+                saved = server.load_state((checkpoint / SERVER).read_bytes())
+                self.current_round = index(saved["round"])
+                self.history.load_state(saved["history"])
+                self._ended = saved["ended"]
+                for callback in self.round_callbacks:
+                    if callback.state_key in saved["callbacks"]:
+                        callback.load_state_dict(saved["callbacks"][callback.state_key])
             for name in self.engine.load(checkpoint / CLIENTS):
                 server.installed.pop(name, None)
             server.exclude(self.engine.unable)
-            self.current_round = saved["round"]
-            self.history.load_state(saved["history"])
-            self._ended = saved["ended"]
-            for callback in self.round_callbacks:
-                if callback.state_key in saved["callbacks"]:
-                    callback.load_state_dict(saved["callbacks"][callback.state_key])
         return server
 
     def _names(self, datamodule: FederatedData, stage: str) -> list[str]:
@@ -230,6 +235,10 @@ class FederatedLoop(pl.Trainer):
 
     # ------------------------------------------------------------------------------------------------------ the loop
     def _loop(self, server: Server, datamodule: FederatedData, resumed: bool) -> dict[str, Any]:
+        with ExitStack() as self._writing:
+            return self._all_rounds(server, datamodule, resumed)
+
+    def _all_rounds(self, server: Server, datamodule: FederatedData, resumed: bool) -> dict[str, Any]:
         assert self.run_dir is not None
         if resumed:
             whole = (self.run_dir / "checkpoints").is_dir()
@@ -241,6 +250,7 @@ class FederatedLoop(pl.Trainer):
                 self.rounds,
             )
             if self.writes:
+                self._writing.enter_context(only_writer(self.run_dir))
                 with writing(self.run_dir):
                     self._store.discard_after(self.current_round)
                     truncate_records(self.run_dir / "history.jsonl", self.current_round)
@@ -294,6 +304,7 @@ class FederatedLoop(pl.Trainer):
         if not resumed:
             with writing(self.run_dir):
                 self.run_dir = new_version(self.run_dir)
+            self._writing.enter_context(only_writer(self.run_dir))
         with writing(self.run_dir):
             if self.config_text:
                 write_text(self.config_text, self.run_dir / "config.yaml")
@@ -384,7 +395,7 @@ class FederatedLoop(pl.Trainer):
     @property
     def _store(self) -> CheckpointStore:
         assert self.run_dir is not None
-        return CheckpointStore(self.run_dir / "checkpoints", self.keep_checkpoints)
+        return CheckpointStore(self.run_dir / "checkpoints", self.keep_checkpoints, self.checkpoint_key)
 
     def _call(self, hook: str, *args: Any) -> None:
         for callback in self.round_callbacks:

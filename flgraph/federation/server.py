@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Literal, TypeVar
 
 from flgraph.errors import EngineError, InputError, expect
@@ -300,8 +301,8 @@ class Server:
         """Puts back what :meth:`state` wrote; returns what was passed as ``further`` (among the rest)."""
         state = unpack(Payload.from_bytes(data))
         loop: dict[str, Any] = state["loop"]
-        self.version, self.installed = loop["version"], loop["installed"]
-        self.strikes = loop["strikes"]
+        self.version, self.installed = index(loop["version"]), dict(loop["installed"])
+        self.strikes = dict(loop["strikes"])
         self.exclude(loop["excluded"])
         self.door.load_state(loop["door"])
         groups, numbers = state["owners"]["groups"], state["owners"]["of"]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from typing import Any
 
 from pytorch_lightning.core.mixins.hparams_mixin import HyperparametersMixin
 
 from flgraph.federation.callback import FederatedCallback, defaults
-from flgraph.runs.compatibility import plain_values
+from flgraph.federation.routes import RoutingTable
+from flgraph.runs.compatibility import MACHINE, flatten, plain_values
+from flgraph.runs.keys import canonical
 
 
 def describe(value: Any, depth: int = 2) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -41,16 +45,18 @@ def describe(value: Any, depth: int = 2) -> tuple[dict[str, Any], dict[str, Any]
     return {"class": kind.__name__, **plain, **nested}, plain_values(defaults(kind))
 
 
-def comparable(saved: dict[str, Any], current: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of two runs with what both have: callbacks may come and go, and sites have a datamodule of their own."""
-    then, now = saved.get("callbacks", {}), current["callbacks"]
-    # Where the datamodule is another one, what its clients' data is made of is compared all the same.
-    other = saved.get("datamodule", {}).get("class") != current["datamodule"]["class"]
-    common: dict[str, Any] = {"datamodule": {}} if other else {}
-    return (
-        {**saved, **common, "callbacks": {name: own for name, own in then.items() if name in now}},
-        {**current, **common, "callbacks": {name: own for name, own in now.items() if name in then}},
-    )
+def algorithm_digest(aggregator: Any, routing: RoutingTable) -> str:
+    """What a client's tensors are subject to, in 64 digits: the algorithm, its arguments, and the rules of its routes.
+
+    The agreement among clients, arguments of the default value and where something is computed have no part in it.
+    """
+    own, usual = json.loads(canonical(describe(aggregator)))  # where tuples and lists are the same
+    given = {name: value for name, value in own.items() if name not in usual or usual[name] != value}
+    arguments = {n: value for n, value in flatten(given, "trainer.aggregator.").items() if n not in MACHINE}
+    rules = [(name, row.form, row.route.kind, row.route.on_mismatch) for name, row in routing.rows.items()]
+    kind = f"{type(aggregator).__module__}.{type(aggregator).__qualname__}"
+    leaves = [sorted(routing.extra.items()), sorted(routing.scalars), sorted(routing.metrics)]
+    return hashlib.sha256(canonical([kind, arguments, sorted(rules), leaves])).hexdigest()
 
 
 def _is_object(value: Any) -> bool:

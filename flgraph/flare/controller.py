@@ -70,7 +70,8 @@ class FederationController(Controller):
         try:
             transport = AuxTransport(fl_ctx, abort_signal)
             self._greet(abort_signal, fl_ctx)
-            sites = {site: open_site(transport, site, self.config, self.options["deadline"]) for site in self.sites}
+            deadline = self.options["deadline"]
+            sites = {site: open_site(transport, site, self.config, deadline, self.run_name) for site in self.sites}
             settings = read_settings(Path(workspace.get_root_dir()))
             run = serve(self.config, self.run_name, transport, sites, settings, self.options)
             for file in RESULTS:

@@ -15,8 +15,11 @@ from typing import Any
 
 from flgraph.errors import expect
 from flgraph.flare.settings import FILE, parse_settings
+from flgraph.runs.files import private_folder, write_bytes
 
 ADMIN = "admin@flgraph.org"
+PASSPHRASE = "FLGRAPH_AUTHORITY_PASSPHRASE"
+_ROOT_KEY = "root_pri_key"
 CLASSES = ["flgraph.flare.controller.FederationController", "flgraph.flare.executor.SiteExecutor"]
 
 _SITE = """\
@@ -44,8 +47,9 @@ def provision(sites: Sequence[str], server: str, port: int, out: Path, data: Pat
         data: folder with ``SITE.yaml`` for some sites, which become their ``local/flgraph.yaml``.
 
     Returns:
-        The kits: ``out/server``, ``out/SITE`` for each site, ``out/admin``; and ``out/authority`` with the root key,
-        which stays where it is.
+        The kits: ``out/server``, ``out/SITE`` for each site, ``out/admin``; and ``out/authority``, which stays where it
+        is, with the certificates; with the root key, encrypted, only where the environment variable
+        ``FLGRAPH_AUTHORITY_PASSPHRASE`` is set.
 
     Raises:
         InputError: a name, the folder or a ``SITE.yaml`` cannot be used.
@@ -70,11 +74,14 @@ def provision(sites: Sequence[str], server: str, port: int, out: Path, data: Pat
         made = _provision(sites, server, port, out / "authority")
         for source, name in [(server, "server"), *((site, site) for site in sites), (ADMIN, "admin")]:
             shutil.move(made / source, out / name)
+            for key in (out / name).rglob("*.key"):
+                key.chmod(0o600)
             if name != "admin":
                 _restrict(out / name)
         for site in sites:
             content = given[site].read_bytes() if site in given else _SITE.encode()
             (out / site / "local" / FILE).write_bytes(content)
+        _put_away_keys(out / "authority" / "flgraph" / "state" / "cert.json")
     except BaseException:  # a part of it would be in the way of the next attempt
         shutil.rmtree(out, ignore_errors=True)
         if there:
@@ -134,11 +141,30 @@ def _provision(sites: Sequence[str], server: str, port: int, workspace: Path) ->
         "participants": people,
         "builders": [{"path": f"nvflare.lighter.impl.{name}", "args": args} for name, args in builders.items()],
     }
-    workspace.mkdir(parents=True)
+    private_folder(workspace)  # before any key is written
     whole = prepare_project(project)
     Provisioner(str(workspace), prepare_builders(project), prepare_packager(project)).provision(whole)
     made: Path = workspace / "flgraph" / "prod_00"
     return made
+
+
+def _put_away_keys(file: Path) -> None:
+    """Removes the private keys that FLARE notes beside certificates; the root key stays if it can be encrypted."""
+    from cryptography.hazmat.primitives.serialization import (
+        BestAvailableEncryption,
+        Encoding,
+        PrivateFormat,
+        load_pem_private_key,
+    )
+
+    noted = json.loads(file.read_text())
+    root, passphrase = noted.pop(_ROOT_KEY), os.environ.get(PASSPHRASE, "").encode()
+    kept = {name: {"cert": own["cert"]} if isinstance(own, dict) else own for name, own in noted.items()}
+    if passphrase:
+        key = load_pem_private_key(root.encode(), None)
+        wrapped = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(passphrase))
+        kept[_ROOT_KEY] = wrapped.decode()
+    write_bytes(json.dumps(kept).encode(), file, private=True)
 
 
 def _keep_jobs_in(kit: Path) -> None:

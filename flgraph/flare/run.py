@@ -17,7 +17,15 @@ from flgraph.federation.engines.host import Message, SiteHost, attempt, coded
 from flgraph.federation.engines.remote import Remote, SiteTransport, checked_about, site_error
 from flgraph.federation.lightning import WHERE
 from flgraph.flare.classes import refuse_foreign_classes, refuse_foreign_names
-from flgraph.flare.settings import SiteSettings, clients_folder, read_settings, site_seed
+from flgraph.flare.gather import checkpoint_key
+from flgraph.flare.settings import (
+    SiteSettings,
+    clients_folder,
+    encryption_secret,
+    read_settings,
+    site_secret,
+    site_seed,
+)
 from flgraph.runs.checkpoint import find_checkpoint
 
 
@@ -56,15 +64,15 @@ class Site:
         """What to answer to :func:`open_site` or a :class:`~flgraph.federation.engines.remote.Remote` engine."""
         if request.header.get("do") == "open":
             with self._opening:
-                return coded(attempt(lambda: self._open(request.header["config"])))
+                return coded(attempt(lambda: self._open(request.header["config"], request.header["run"])))
         if self.host is None:
             return Message({"error": REFUSED})
         return self.host.answer(request)
 
-    def _open(self, config: str) -> Message:
+    def _open(self, config: str, run: str) -> Message:
         settings = read_settings(self.kit)
-        self.host = host(config, settings)
-        about = {name: client.disclosed for name, client in self.host.clients.items()}
+        made = self.host = host(config, settings, run)
+        about = {name: client.disclosed(made.key) for name, client in made.clients.items()}
         # The site's own choices, but for where it computes, go with what a run must share to go on.
         trainer = {key: value for key, value in settings.trainer.items() if key not in WHERE}
         if trainer:
@@ -73,15 +81,17 @@ class Site:
         return Message({"about": about})
 
 
-def host(config: str, settings: SiteSettings) -> SiteHost:
+def host(config: str, settings: SiteSettings, run: str) -> SiteHost:
     """A site's clients, made of the job's model and algorithm and the site's own data.
 
     Args:
         config: the job's configuration as YAML, without data.
         settings: of the site.
+        run: the run's name.
 
     Raises:
-        InputError: the configuration names a class that the site does not allow, or cannot be used with its data.
+        InputError: the configuration names a class that the site does not allow, or cannot be used with its data; or
+            the run's name is none.
     """
     expect(bool(settings.data), "data", "in the site's local/flgraph.yaml", "none")
     quiet = {"logger": False, "enable_checkpointing": False, "default_root_dir": settings.folder}
@@ -89,10 +99,13 @@ def host(config: str, settings: SiteSettings) -> SiteHost:
     cli = _configured(config, settings, quiet, settings.data)
     seed = site_seed(settings, cli.trainer.seed)
     clients = cli.trainer.host(cli.model, cli.datamodule, settings.clients or None, seed)
-    return SiteHost(clients, clients_folder(settings))
+    secret, encryption = site_secret(settings), encryption_secret(settings)
+    return SiteHost(clients, clients_folder(settings), run, secret, encryption)
 
 
-def open_site(transport: SiteTransport, site: str, config: str, deadline: float) -> Mapping[str, Mapping[str, Any]]:
+def open_site(
+    transport: SiteTransport, site: str, config: str, deadline: float, run: str
+) -> Mapping[str, Mapping[str, Any]]:
     """Has a site make its clients for a job; returns what they tell of themselves, by name.
 
     Raises:
@@ -100,7 +113,7 @@ def open_site(transport: SiteTransport, site: str, config: str, deadline: float)
         ClientError: it failed otherwise.
         EngineError: it did not answer in time.
     """
-    answer = transport.send(site, Message({"do": "open", "config": config}), deadline)
+    answer = transport.send(site, Message({"do": "open", "config": config, "run": run}), deadline)
     if answer is None:
         raise EngineError(f"Site `{site}` did not load its data within {deadline:g} s.")
     if (error := site_error(site, answer)) is not None:
@@ -136,6 +149,7 @@ def serve(
     data = {"class_path": "flgraph.flare.run.SitesData", "init_args": {"names": list(engine.site_of), "title": name}}
     cli = _configured(config, settings, {"default_root_dir": settings.folder, "name": name}, data)
     cli.trainer.engine = engine
+    cli.trainer.checkpoint_key = checkpoint_key(settings)
     cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=_newest(Path(settings.folder) / name))
     assert cli.trainer.run_dir is not None
     return cli.trainer.run_dir

@@ -15,7 +15,7 @@ import yaml
 
 from flgraph.errors import InputError, expect
 
-FILE, SECRET = "flgraph.yaml", "secret"
+FILE, SECRET, SITE_KEY = "flgraph.yaml", "secret", "FLGRAPH_SITE_KEY"
 ALLOWED = ("flgraph.*", "pytorch_lightning.callbacks.*")
 """Classes that the configuration of a job may name, unless the site says otherwise."""
 
@@ -34,6 +34,8 @@ class SiteSettings:
         seed: of all that its clients draw: first weights, batches, noise on uploads. When ``None``, it derives from a
             secret that the site draws once and keeps in ``folder``. The run's own, which everybody knows, gives the
             same bits as a run in one process.
+        encrypt: whether states of clients are encrypted on disk, with a key that derives from the environment variable
+            ``FLGRAPH_SITE_KEY`` (64 hexadecimal digits), or from the site's secret where that is not set.
     """
 
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -43,6 +45,7 @@ class SiteSettings:
     policy: Mapping[str, Any] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
+    encrypt: bool = False
 
 
 def read_yaml(file: Path) -> Any:
@@ -88,6 +91,7 @@ def parse_settings(file: Path) -> SiteSettings:
     settings = SiteSettings(**content)
     whole = settings.seed is None or (isinstance(settings.seed, int) and not isinstance(settings.seed, bool))
     expect(whole, f"seed in {file}", "a whole number", settings.seed)
+    expect(isinstance(settings.encrypt, bool), f"encrypt in {file}", "true or false", settings.encrypt)
     return settings
 
 
@@ -110,12 +114,36 @@ def site_seed(settings: SiteSettings, run: int) -> int:
 
     if settings.seed is not None:
         return settings.seed
+    return derive_seed(int.from_bytes(site_secret(settings), "big"), run)
+
+
+def site_secret(settings: SiteSettings) -> bytes:
+    """32 bytes that a site or the server draws once, and from which its seed and its keys derive.
+
+    Raises:
+        InputError: what lies in place of the secret is none.
+    """
     file = Path(settings.folder) / SECRET
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Only the owner may read it; who finds it there has drawn it before.
     with suppress(FileExistsError), open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as stream:
         stream.write(secrets.token_hex(32))
-    known = file.read_text().strip()
-    sound = re.fullmatch(r"[0-9a-f]{64}", known) is not None
-    expect(sound, str(file), "a secret of 64 digits, or not there, to be drawn anew,", f"{len(known)}")
-    return derive_seed(int(known, 16), run)
+    return _secret(file.read_text(), str(file), "or not there, to be drawn anew,")
+
+
+def encryption_secret(settings: SiteSettings) -> bytes | None:
+    """From which the key of a site's states derives; ``None`` where they are not encrypted.
+
+    Raises:
+        InputError: there is something else in its place.
+    """
+    if not settings.encrypt:
+        return None
+    given = os.environ.get(SITE_KEY)
+    return site_secret(settings) if given is None else _secret(given, SITE_KEY, "or not set,")
+
+
+def _secret(text: str, field: str, else_: str) -> bytes:
+    sound = re.fullmatch(r"[0-9a-f]{64}", text.strip()) is not None
+    expect(sound, field, f"a secret of 64 digits, {else_}", f"{len(text.strip())}")
+    return bytes.fromhex(text.strip())

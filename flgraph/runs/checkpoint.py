@@ -7,7 +7,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from flgraph.errors import InputError
 from flgraph.runs.files import digest, flush_folder, write_bytes
+from flgraph.runs.keys import canonical, is_signed, signature
 from flgraph.runs.results import version_of
 
 MANIFEST = "manifest.json"
@@ -38,10 +40,11 @@ class CheckpointStore:
     Args:
         folder: the ``checkpoints`` folder; made when first written to.
         keep: how many of the newest checkpoints stay (the best round's stays as well).
+        key: with which manifests are signed, for the run and the round that they are of; they are not when ``None``.
     """
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
-        self.folder, self.keep = folder, keep
+    def __init__(self, folder: Path, keep: int = 2, key: bytes | None = None) -> None:
+        self.folder, self.keep, self.key = folder, keep, key
 
     # ------------------------------------------------------------------------------------------------------ writing
     def save(
@@ -72,7 +75,9 @@ class CheckpointStore:
             write_clients(temporary / CLIENTS, previous / CLIENTS if previous else None)
             write_bytes(server, temporary / SERVER)
             files = {str(file.relative_to(temporary)): digest(file) for file in sorted(temporary.rglob("*.*"))}
-            manifest = {"round": round, "settings": settings, "files": files}
+            manifest: dict[str, Any] = {"round": round, "settings": settings, "files": files}
+            if self.key is not None:
+                manifest["hmac"] = signature(self.key, _signed(manifest, target))
             write_bytes(json.dumps(manifest, indent=1).encode(), temporary / MANIFEST)
             flush_folder(temporary / CLIENTS)
             flush_folder(temporary)
@@ -83,7 +88,7 @@ class CheckpointStore:
             if best_round is not None and self.path(best_round).exists():
                 self._link("best", self.path(best_round))
             else:
-                (self.folder / "best").unlink(missing_ok=True)
+                self._unlink("best")
             self._prune(best_round)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -99,7 +104,18 @@ class CheckpointStore:
             temporary.symlink_to(target.name)
         except OSError:  # not on every file system
             temporary.write_text(target.name)
+        if self._is_copy(name):
+            self._unlink(name)
         os.replace(temporary, self.folder / name)
+
+    def _unlink(self, name: str) -> None:
+        if self._is_copy(name):
+            self._remove(self.folder / name)
+        (self.folder / name).unlink(missing_ok=True)
+
+    def _is_copy(self, name: str) -> bool:
+        """Whether a link became a folder, as it does where a run is copied with its links followed."""
+        return (self.folder / name).is_dir() and not (self.folder / name).is_symlink()
 
     def _prune(self, best_round: int | None) -> None:
         for old in self.rounds()[: -self.keep]:
@@ -131,9 +147,20 @@ class CheckpointStore:
 
     def best(self) -> Path | None:
         """The checkpoint of the best validation round."""
-        link = self.folder / "best"
-        found = self.folder / link.read_text() if link.is_file() else link
-        return found if found.is_dir() else None
+        return self.linked("best")
+
+    def linked(self, name: str) -> Path | None:
+        """The checkpoint that ``last`` or ``best`` stands for, one of this folder."""
+        link = self.folder / name
+        if link.is_symlink():
+            target = os.readlink(link)
+        elif self._is_copy(name):
+            number = _content(link).get("round")
+            target = self.path(number).name if isinstance(number, int) else ""
+        else:
+            target = link.read_text(errors="replace") if link.is_file() else ""
+        found = self.folder / target
+        return found if re.fullmatch(_ROUND_NAME, target) and found.is_dir() else None
 
     def discard_after(self, round: int) -> None:
         """Removes checkpoints of later rounds, which a run that continues from ``round`` will write again.
@@ -147,7 +174,7 @@ class CheckpointStore:
             shutil.rmtree(leftover)
         self._link("last", self.path(round))
         if self.best() is None:
-            (self.folder / "best").unlink(missing_ok=True)
+            self._unlink("best")
 
 
 def find_checkpoint(ckpt_path: str, runs: Path) -> Path:
@@ -176,25 +203,35 @@ def find_checkpoint(ckpt_path: str, runs: Path) -> Path:
         why = none if ckpt_path == "best" and folders else ""
         raise InputError("ckpt_path", f"the {ckpt_path} checkpoint under {runs}", f"none{why}")
     path = Path(ckpt_path)
-    for candidate in (path, CheckpointStore(path).last(), CheckpointStore(path / "checkpoints").last()):
+    link = CheckpointStore(path.parent).linked(path.name) if path.name in ("last", "best") else None
+    for candidate in (link, path, CheckpointStore(path).last(), CheckpointStore(path / "checkpoints").last()):
         if candidate is not None and (candidate / MANIFEST).is_file():
             return candidate.resolve()
     what = "nothing" if not path.exists() else "a file" if path.is_file() else "a folder without one"
     raise InputError("ckpt_path", "last, best, or the folder of a run or checkpoint", f"{path}, which is {what}")
 
 
-def read_manifest(checkpoint: Path) -> dict[str, Any]:
+def read_manifest(checkpoint: Path, key: bytes | None = None) -> dict[str, Any]:
     """The manifest of a checkpoint, after checking that every file is there, whole and unchanged.
 
+    Args:
+        checkpoint: its folder.
+        key: with which it must be signed, for the run and the round of its folder; not checked when ``None``.
+
     Raises:
-        InputError: a file is missing, cut short or altered; names an older checkpoint that could be used instead.
+        InputError: a file is missing, cut short or altered; names an older checkpoint that could be used instead. Or
+            the manifest has no signature, or one of another key, run or round.
     """
-    try:
-        manifest: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
-        files = dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(str(checkpoint / MANIFEST), "a whole manifest", f"{error}{_older(checkpoint)}") from error
-    for name, expected in files.items():
+    manifest, field = _content(checkpoint), str(checkpoint / MANIFEST)
+    if broken := _broken(manifest):
+        raise InputError(field, "a whole manifest", f"{broken}{_older(checkpoint)}")
+    if key is not None and not is_signed(manifest.get("hmac"), key, _signed(manifest, checkpoint)):
+        what = "signed by this server for this run and round (`flgraph flare adopt` brings a run here)"
+        raise InputError(field, what, "one that is not")
+    there = {str(file.relative_to(checkpoint)) for file in checkpoint.rglob("*") if file.is_file()} - {MANIFEST}
+    if key is not None and (further := there - manifest["files"].keys()):
+        raise InputError(str(checkpoint), "a checkpoint of the files that its manifest names", f"also {min(further)}")
+    for name, expected in manifest["files"].items():
         file = checkpoint / name
         if not file.is_file():
             raise InputError(str(checkpoint), f"a checkpoint with {name}", f"none{_older(checkpoint)}")
@@ -203,6 +240,51 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
             got = f"{size} bytes" + (" of other content" if size == expected["bytes"] else "")
             raise InputError(str(file), f"whole ({expected['bytes']} bytes)", f"{got}{_older(checkpoint)}")
     return manifest
+
+
+def _content(checkpoint: Path) -> dict[str, Any]:
+    """What the manifest says; empty if it cannot be read as a mapping."""
+    try:
+        found = json.loads((checkpoint / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _broken(manifest: Mapping[str, Any]) -> str:
+    """What is wrong with a manifest; empty if nothing is."""
+    for name, kind in {"round": int, "settings": dict, "files": dict}.items():
+        if not isinstance(manifest.get(name), kind):
+            return f"one without `{name}`"
+    files = manifest["files"]
+    for name in (SERVER, *files):
+        own = files.get(name)
+        inside = ".." not in Path(name).parts and not Path(name).is_absolute()
+        if not (inside and isinstance(own, dict) and isinstance(own.get("bytes"), int) and "sha256" in own):
+            return f"one without size and SHA-256 of {name}"
+    return ""
+
+
+def _signed(manifest: Mapping[str, Any], checkpoint: Path) -> bytes:
+    """What a manifest's signature is of: where the run, its version and the round are, and all the manifest says."""
+    place = [*checkpoint.parent.resolve().parts[-3:], checkpoint.resolve().name]
+    content = json.loads(json.dumps({key: value for key, value in manifest.items() if key != "hmac"}))
+    return canonical([place, content])
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Makes one sentence of what goes wrong with the content of a file.
+
+    Raises:
+        InputError: the file lacks something, or holds something of another kind.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise InputError(str(file), "a state of this run", f"one with {type(error).__name__}: {error}") from error
 
 
 # ------------------------------------------------------------------------------------------------------------- files

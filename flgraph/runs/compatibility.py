@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
@@ -10,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.errors import InputError
+from flgraph.runs.keys import canonical, derive_key, signature
 
 SEALED = "settings_sha256"
 """Stands for a client's settings where nobody else may see them."""
 
-_MACHINE = {"trainer.aggregator.server_accelerator"}
+_CLEAR = ("num_train_samples", "trainer")
+"""What a site tells of a client beside the digest; ``trainer``, the fields of its own."""
+
+MACHINE = {"trainer.aggregator.server_accelerator"}
 """Settings that say where something is computed: a run may go on on another machine."""
 
 _BEFORE = {"trainer.aggregator.labels": "all"}
@@ -38,11 +41,11 @@ def check_settings(
     """
     # In JSON, tuples and lists are the same.
     current, defaults = json.loads(json.dumps([current, {**defaults, **_BEFORE}]))
-    saved, current = _sealed_like(saved, current), _sealed_like(current, saved)
+    saved, current = _as_the_other(saved, current), _as_the_other(current, saved)
     now, then = flatten(current), flatten(saved)
     later = {key for key in now.keys() - then.keys() if key in defaults and defaults[key] == now[key]}
     # A setting that explains other contents is named before these.
-    names = sorted((now.keys() | then.keys()) - later - _MACHINE, key=lambda name: (name.endswith(".content"), name))
+    names = sorted((now.keys() | then.keys()) - later - MACHINE, key=lambda name: (name.endswith(".content"), name))
     different = [name for name in names if now.get(name) != then.get(name)]
     as_before = f"as in checkpoint {checkpoint}"
     for here, there, wanted, got in ((now, then, "there", "nothing"), (then, now, "left out", "it")):
@@ -54,7 +57,7 @@ def check_settings(
     for name in different:
         client, _, last = name.removeprefix("data.").rpartition(".")
         if last == SEALED:
-            got = "other data or other settings of it (its site sends a digest of them only)"
+            got = "other data or other settings of it, or a site with another secret (it sends a digest only)"
             raise InputError(f"data.{client}", as_before, got)
         raise InputError(name, f"{then.get(name)!r} {as_before}", repr(now.get(name)))
 
@@ -80,30 +83,44 @@ def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if _is_json(value)}
 
 
-def sealed(settings: Mapping[str, Any]) -> dict[str, Any]:
+def sealed(settings: Mapping[str, Any], key: bytes) -> dict[str, Any]:
     """What another owner may know of a client's data.
 
     Args:
-        settings: what the client says of itself at home, with ``num_train_samples``; or what this function made of it.
+        settings: what the client says of itself at home, with ``num_train_samples``.
+        key: of the site: who does not have it cannot find the settings by trying.
 
     Returns:
-        ``num_train_samples``, and a digest of all of them, by which data that has changed is noticed; ``trainer``, the
-        fields of a site's own, stays as it is.
+        ``num_train_samples``, and a keyed digest of all of them, by which data that has changed is noticed.
     """
-    if SEALED in settings:
-        return dict(settings)
-    own = {key: settings[key] for key in ("trainer",) if key in settings}
-    text = json.dumps({key: value for key, value in settings.items() if key not in own})
+    text = json.dumps(dict(settings))
     plain = json.loads(text, parse_float=lambda digits: int(float(digits)) if float(digits) % 1 == 0 else float(digits))
-    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
-    return {"num_train_samples": settings["num_train_samples"], SEALED: digest, **own}
+    digest = signature(derive_key(key, "settings"), canonical(plain))[:32]
+    return {"num_train_samples": settings["num_train_samples"], SEALED: digest}
 
 
-def _sealed_like(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """``one``, the data of those clients sealed whose data ``other`` has sealed, as sites send it."""
+def _as_the_other(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """``one``, with what can be compared where only one of the two has sealed a client's data, as sites do."""
     theirs = other.get("data", {})
-    data = {name: sealed(of) if SEALED in theirs.get(name, {}) else of for name, of in one.get("data", {}).items()}
+    data = {
+        name: of
+        if (SEALED in of) == (SEALED in theirs.get(name, of))
+        else {key: of[key] for key in _CLEAR if key in of}
+        for name, of in one.get("data", {}).items()
+    }
     return {**one, "data": data} if data else dict(one)
+
+
+def comparable(saved: dict[str, Any], current: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of two runs with what both have: callbacks may come and go, and sites have a datamodule of their own."""
+    then, now = saved.get("callbacks", {}), current["callbacks"]
+    # Where the datamodule is another one, what its clients' data is made of is compared all the same.
+    other = saved.get("datamodule", {}).get("class") != current["datamodule"]["class"]
+    common: dict[str, Any] = {"datamodule": {}} if other else {}
+    return (
+        {**saved, **common, "callbacks": {name: own for name, own in then.items() if name in now}},
+        {**current, **common, "callbacks": {name: own for name, own in now.items() if name in then}},
+    )
 
 
 def _sections(names: Iterable[str]) -> list[str]:

@@ -12,7 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from flgraph.errors import InputError
+
+LOCK = ".lock"
+"""File in a run's folder that is locked while a process writes there."""
+
+_PATIENCE = 3.0
+"""Seconds that a process has to end which is about to."""
 
 
 @contextmanager
@@ -33,15 +41,21 @@ def writing(folder: Path) -> Iterator[None]:
         raise InputError(str(folder), "writable", cause.strerror or cause) from error
 
 
-def write_bytes(content: bytes | memoryview, file: Path) -> None:
+def write_bytes(content: bytes | memoryview, file: Path, private: bool = False) -> None:
     """Writes a file whole or not at all, also where several processes write it at the same time or the power fails.
+
+    Args:
+        content: of the file.
+        file: replaced if it is there.
+        private: whether nobody but its owner may read it.
 
     Raises:
         OSError: the disk is full, or the folder not writable; what was there before stays.
     """
     temporary = file.with_name(f".{uuid.uuid4().hex}.writing")  # without the file's name, which may have no room left
     try:
-        with open(temporary, "xb") as stream:
+        mode = 0o600 if private else 0o666  # less the umask
+        with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
@@ -49,6 +63,32 @@ def write_bytes(content: bytes | memoryview, file: Path) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def private_folder(folder: Path) -> None:
+    """Makes a folder that nobody but its owner may look into, and makes one so that is there."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Inside, no other process writes to the folder of a run; the lock of a process that is killed goes with it.
+
+    Raises:
+        InputError: another one does, and goes on doing so for some seconds.
+    """
+    lock = FileLock(folder / LOCK)
+    with writing(folder):
+        try:
+            lock.acquire(timeout=_PATIENCE)
+        except Timeout as error:
+            alone = "the folder of a run that nobody else writes to"
+            raise InputError(str(folder), alone, "one that another process is writing to") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def write_text(text: str, file: Path) -> None:

@@ -19,9 +19,12 @@ from flgraph.federation.engines.host import Message, SiteHost, turns_of
 from flgraph.federation.engines.remote import Remote
 from flgraph.flare.gather import gather
 from flgraph.runs.checkpoint import CheckpointStore, load_file
+from flgraph.runs.keys import derive_key
 from flgraph.runs.site_states import is_complete, state_file
 
 PERSONAL = {"base": ["first.*"]}
+
+SECRETS = {name: bytes([number]) * 32 for number, name in enumerate(("server", "one", "two"))}
 
 
 class Office:
@@ -58,20 +61,30 @@ def remote(
 ) -> Callable[..., Any]:
     """Makes a trainer whose clients A, B and C are at two sites, and the office between them."""
 
-    def make(aggregator: Any = None, folder: str = "sites", deadline: float = 1.0, **kwargs: Any) -> Any:
+    def make(
+        aggregator: Any = None,
+        folder: str = "sites",
+        deadline: float = 1.0,
+        accept_states: bool = False,
+        signs: bool = True,
+        **kwargs: Any,
+    ) -> Any:
         aggregator = aggregator or FedPer(**PERSONAL)
         module, data = toy_module(dropout=0.5), toy_federation(6, 8, 9)
         hosts = {}
         for site, names in (("one", ["A", "B"]), ("two", ["C"])):
             there = federate(aggregator, enable_checkpointing=False)
-            hosts[site] = SiteHost(there.host(module, data, names), tmp_path / folder / site)
+            clients, run = there.host(module, data, names), kwargs.get("name", f"{aggregator.name}-{data.name}")
+            hosts[site] = SiteHost(clients, tmp_path / folder / site, run, SECRETS[site], accept_states=accept_states)
         office = Office(hosts)
         sites = {
-            site: {name: client.disclosed for name, client in host.clients.items()} for site, host in hosts.items()
+            site: {name: client.disclosed(host.key) for name, client in host.clients.items()}
+            for site, host in hosts.items()
         }
         min_clients = kwargs.pop("min_clients", 1)
         tolerance = Tolerance(min_clients, kwargs.pop("on_bad_upload", None))
         trainer = federate(aggregator, engine=Remote(office, sites, deadline, 0.0), tolerance=tolerance, **kwargs)
+        trainer.checkpoint_key = derive_key(SECRETS["server"], "checkpoints") if signs else None
         return trainer, office, (module, data)
 
     return make
@@ -302,7 +315,7 @@ def test_a_run_that_one_process_began_goes_on_at_sites(
     whole, other, fitted = remote(rounds=4, folder="whole", name="whole")
     whole.fit(*fitted)
     federate(FedPer(**PERSONAL), rounds=2, name="cut").fit(*fitted)
-    resumed, office, fitted = remote(rounds=4, name="cut")
+    resumed, office, fitted = remote(rounds=4, name="cut", accept_states=True, signs=False)
     resumed.fit(*fitted, ckpt_path="last")
     assert_same(weights(office), weights(other))
     assert history(resumed) == history(whole)
@@ -313,7 +326,8 @@ def test_a_site_that_is_away_keeps_the_state_that_one_process_wrote(
 ) -> None:
     trainer, _, fitted = remote(rounds=2, name="cut", keep_checkpoints=4)
     federate(FedPer(**PERSONAL), rounds=2, name="cut").fit(*fitted)
-    trainer, office, fitted = remote(rounds=4, name="cut", keep_checkpoints=4)
+    there = {"accept_states": True, "signs": False}
+    trainer, office, fitted = remote(rounds=4, name="cut", keep_checkpoints=4, **there)
     office.rule = lambda site, message: (
         "deliver" if site == "one" or message.header["do"] in ("about", "load") else "lose"
     )
@@ -324,7 +338,7 @@ def test_a_site_that_is_away_keeps_the_state_that_one_process_wrote(
         assert label_of_c(store.path(number)) == "cut.version_0.00002"
         assert_same(load_file(store.path(number) / "clients" / "C.ckpt"), wrote)
         assert not is_complete(store.path(number) / "clients")
-    resumed, office, fitted = remote(rounds=5, name="cut")
+    resumed, office, fitted = remote(rounds=5, name="cut", **there)
     began = states_at_turns(office, "two", "C")
     resumed.fit(*fitted, ckpt_path="last")
     assert_same(began[0], wrote)
@@ -352,6 +366,7 @@ def gather_from(trainer: FederatedTrainer, folder: Path, out: Path) -> Path:
         if kit != "server":
             place.mkdir()
             (place / "clients").symlink_to(own)
+        (place / "secret").write_text(SECRETS[kit].hex())
     return gather(name, kits, out)
 
 
@@ -391,7 +406,7 @@ def test_nothing_is_left_of_a_gathering_that_failed(
     trainer, _, fitted = remote(rounds=2, name="cut")
     trainer.fit(*fitted)
 
-    def gone(checkpoint: Path) -> None:
+    def gone(checkpoint: Path, key: bytes) -> None:
         raise FileNotFoundError(checkpoint)
 
     with monkeypatch.context() as patch:
@@ -467,12 +482,12 @@ def test_what_a_site_tells_of_its_clients(federate: Any, toy_federation: Any, to
     clients = federate(FedPer(**PERSONAL), enable_checkpointing=False).host(toy_module(), toy_federation(6, 8))
     client = clients["A"]
     assert {line[2] for line in client.about["routes"]} == {"shared", "personal", "scalar", "metric"}
-    told = client.disclosed
+    told = client.disclosed(b"key")
     personal = [line[0] for line in client.about["routes"] if line not in told["routes"]]
     assert personal == ["last.weight", "last.bias"]
     assert told["parameters"] == {"shared": client.num_parameters["shared"]}
     assert set(told["data"]) == {"num_train_samples", "settings_sha256"}
-    assert told["data"] != clients["B"].disclosed["data"]
+    assert told["data"] != clients["B"].disclosed(b"key")["data"]
 
 
 def test_what_turns_out_to_be_personal_is_not_told(remote: Callable[..., Any]) -> None:

@@ -19,6 +19,7 @@ import yaml
 from flgraph.cli.main import main
 from flgraph.federation.engines.host import Message
 from flgraph.flare.run import Site, open_site
+from flgraph.flare.settings import read_settings, site_secret
 from flgraph.runs.compatibility import sealed
 
 SITES = {"north": ["trees"], "east": ["rings", "ladders"]}
@@ -124,9 +125,9 @@ class InMemory:
             answer = self.sites[site].answer(Message.from_bytes(message.to_bytes()))
         return Message.from_bytes(bytes(answer.to_bytes()))
 
-    def open(self, config: str) -> dict[str, Any]:
+    def open(self, config: str, run: str) -> dict[str, Any]:
         """What all sites tell of their clients."""
-        return {site: open_site(self, site, config, 60.0) for site in self.sites}
+        return {site: open_site(self, site, config, 60.0, run) for site in self.sites}
 
 
 @pytest.fixture
@@ -136,11 +137,13 @@ def in_memory() -> type[InMemory]:
 
 
 @pytest.fixture
-def as_sites_tell() -> Callable[[dict[str, Any]], dict[str, Any]]:
+def as_sites_tell() -> Callable[[dict[str, Any], Path], dict[str, Any]]:
     """Makes of results of one process those of sites, which tell less of their clients' data and models."""
 
-    def of_sites(results: dict[str, Any]) -> dict[str, Any]:
-        data = {name: sealed(settings) for name, settings in results["data"].items()}
+    def of_sites(results: dict[str, Any], kits: Path) -> dict[str, Any]:
+        sites = [read_settings(kit.parents[1]) for kit in kits.glob("*/local/flgraph.yaml")]
+        keys = {name: site_secret(site) for site in sites for name in site.clients}
+        data = {name: sealed(settings, keys[name]) for name, settings in results["data"].items()}
         parameters = {name: {"shared": counts["shared"]} for name, counts in results["parameters"].items()}
         return {**results, "data": data, "parameters": parameters}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -73,12 +74,14 @@ def test_a_lost_job_does_not_change_a_bit(
     data.write_text(yaml.safe_dump({"data": yaml.safe_load((EXAMPLE / "north.yaml").read_text())["data"]}))
     main(["fit", "-c", str(data), *what, "--trainer.name", "one", "--trainer.enable_progress_bar", "false"])
     expected = measured(federation.folder / "runs" / "one" / "version_0")
-    expected["results"] = as_sites_tell(expected["results"])
+    expected["results"] = as_sites_tell(expected["results"], federation.kits)
     handed_over = json.loads((federation.folder / "runs" / "flare" / "hurt" / "results.json").read_text())
     assert {key: handed_over[key] for key in expected["results"]} == expected["results"]
     states = {kit: {file.parent.name for file in (federation.kits / kit).rglob("*.ckpt")} for kit in ("north", "east")}
     assert states == {"north": {"trees"}, "east": {"rings", "ladders"}}  # where they stay
     assert list((federation.kits / "server").rglob("*.ckpt")) == []
+    private = [*federation.kits.rglob("*.ckpt"), *federation.kits.rglob("secret"), *federation.kits.rglob("*.key")]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in private} == {0o600}
     main(["flare", "gather", "hurt", "--out", "gathered"])
     assert_same(measured(federation.folder / "gathered" / "hurt" / "version_0"), expected)
 

@@ -312,7 +312,7 @@ def test_messages_go_through_flare_and_back(tmp_path: Path) -> None:
         return AuxTransport(context(Engine(tmp_path, answer)), over)
 
     answers = transport(lambda request: handler(topic, request, None))
-    answer = answers.send("north", Message({"do": "open", "config": "model: {}"}), 1.0)
+    answer = answers.send("north", Message({"do": "open", "config": "model: {}", "run": "first"}), 1.0)
     assert isinstance(answer, Message)
     assert isinstance(answer.error, InputError)
     for reply in (None, make_reply(ReturnCode.COMMUNICATION_ERROR)):  # too late, or gone

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from flgraph.cli.flare import configuration
-from flgraph.flare.gather import gather
+from flgraph.flare.gather import adopt, gather
 from flgraph.flare.run import serve
 from flgraph.flare.settings import read_settings
 from flgraph.runs.history import read_records
@@ -48,7 +48,6 @@ def test_same_bits(
     methods.run(method, tmp_path / "one", methods.ROUNDS, *methods.KEEP)
     begun = tmp_path / "one" / method / "version_0"
     expected = measured(begun)
-    of_sites = {**expected, "results": as_sites_tell(expected["results"])}
     config = configuration([*methods.settings(method, methods.ROUNDS), *methods.KEEP])
 
     kits, *names = tmp_path / "kits", *expected["results"]["final"]["clients"]
@@ -60,19 +59,25 @@ def test_same_bits(
     def run_at_sites(name: str) -> Path:
         transport = in_memory(kits, sites)
         settings = read_settings(kits / "server")
-        serve(config, name, transport, transport.open(config), settings, {"deadline": 60.0})
+        opened = transport.open(config, name)
+        for site in transport.sites.values():  # as their policies say where a run may come from elsewhere
+            site.host.accept_states = name == "began-here"
+        serve(config, name, transport, opened, settings, {"deadline": 60.0})
         return gather(name, kits, tmp_path)
 
     there = run_at_sites("began-at-sites")
+    of_sites = {**expected, "results": as_sites_tell(expected["results"], kits)}
     assert_same(measured(there), of_sites)
     earlier = there / "checkpoints" / f"round-{methods.ROUNDS - 1:05d}"
     methods.run(method, tmp_path, methods.ROUNDS, ckpt_path=str(earlier))
     assert_same(measured(there), expected)
 
-    further = kits / "server" / "flgraph" / "began-here" / "version_0"
-    shutil.copytree(begun, further, symlinks=True)
+    here = tmp_path / "copied" / "began-here" / "version_0"
+    shutil.copytree(begun, here, symlinks=True)
     for number in range(methods.CUT + 1, methods.ROUNDS + 1):  # as if it had been stopped before these
-        shutil.rmtree(further / "checkpoints" / f"round-{number:05d}")
+        shutil.rmtree(here / "checkpoints" / f"round-{number:05d}")
+    further = adopt(here.parent, kits / "server")
+    assert further == kits / "server" / "flgraph" / "began-here" / "version_0"
     assert_same(measured(run_at_sites("began-here")), of_sites)
     assert (
         read_records(further / "history.jsonl")[: methods.CUT] == read_records(begun / "history.jsonl")[: methods.CUT]

@@ -47,7 +47,7 @@ def handing(in_memory: Any) -> Callable[..., Any]:
 def test_both_halves_together(handing: Any, tmp_path: Path) -> None:
     """Sites and server as FLARE would run them."""
     transport, server = handing(tmp_path), SiteSettings(folder=str(tmp_path / "server"))
-    sites = transport.open(config())
+    sites = transport.open(config(), "first")
     run = serve(config(), "first", transport, sites, server, {"deadline": 60.0})
     assert run == tmp_path / "server" / "first" / "version_0"
     results = json.loads((run / "results.json").read_text())
@@ -65,7 +65,7 @@ def test_sites_go_on_in_the_precision_that_they_began_in(handing: Any, tmp_path:
 
     def run(name: str, rounds: int, **trainer: Any) -> Path:
         transport, what = handing(tmp_path / name, **trainer), config(f"--trainer.rounds={rounds}")
-        return serve(what, name, transport, transport.open(what), server, {"deadline": 60.0})
+        return serve(what, name, transport, transport.open(what, name), server, {"deadline": 60.0})
 
     for name, began, now, sentence in [
         ("a", {"precision": "bf16-true"}, {}, r"`data\.\w+\.trainer` to be there as in checkpoint"),
@@ -80,12 +80,12 @@ def test_sites_go_on_in_the_precision_that_they_began_in(handing: Any, tmp_path:
 
 def test_too_few_sites_end_a_run(handing: Any, tmp_path: Path) -> None:
     transport = handing(tmp_path)
-    sites = transport.open(config())
+    sites = transport.open(config(), "first")
     transport.send = lambda site, message, timeout: None
     with pytest.raises(EngineError, match="Only 0 of at least 2 clients answered in time; missing: trees, rings"):
         serve(config(), "x", transport, sites, SiteSettings(folder=str(tmp_path)), {})
     with pytest.raises(EngineError, match="Site `north` did not load its data within 60 s"):
-        transport.open(config())
+        transport.open(config(), "first")
 
 
 def test_what_a_site_refuses_is_reported(in_memory: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -98,7 +98,7 @@ def test_what_a_site_refuses_is_reported(in_memory: Any, tmp_path: Path, caplog:
     ]:
         transport = in_memory(tmp_path, {"north": own})
         with pytest.raises(kind) as caught:
-            transport.open(config())
+            transport.open(config(), "first")
         assert sentence in str(caught.value)
         assert caught.value.__cause__ is None
     assert caplog.text.count("Traceback (most recent call last)") >= 3
@@ -111,7 +111,7 @@ def test_classes_that_a_site_has_not_allowed_are_refused(tmp_path: Path) -> None
     with pytest.raises(
         InputError, match=r"`class_path` to be among those that this site allows, .* but got 'subprocess"
     ):
-        host(yaml.safe_dump(job), settings("north", tmp_path))
+        host(yaml.safe_dump(job), settings("north", tmp_path), "first")
     refuse_foreign_classes(job, ("flgraph.*", "subprocess.*"))
     refuse_foreign_names(job, ("flgraph.*", "subprocess.*"))
     with pytest.raises(InputError, match=r"but got 'os\.Thing'"):
@@ -225,7 +225,7 @@ def test_classes_are_named_in_one_way(foreign: Path, changes: dict[str, Any], se
         else:
             job[section] = {**job[section], **value} if section == "trainer" and isinstance(value, dict) else value
     for half in (
-        lambda: host(yaml.safe_dump(job), settings("north", foreign)),
+        lambda: host(yaml.safe_dump(job), settings("north", foreign), "first"),
         lambda: serve(yaml.safe_dump(job), "x", None, {}, SiteSettings(folder=str(foreign)), {}),  # type: ignore[arg-type]
     ):
         with pytest.raises(InputError) as caught:
@@ -237,7 +237,7 @@ def test_classes_are_named_in_one_way(foreign: Path, changes: dict[str, Any], se
 def test_a_dotted_name_of_a_whole_configuration_is_refused(foreign: Path) -> None:
     job = yaml.safe_load(config())
     with pytest.raises(InputError, match=r"with fields among .* but got 'trainer\.callbacks'"):
-        host(yaml.safe_dump({**job, "trainer.callbacks": "foreign.Evil"}), settings("north", foreign))
+        host(yaml.safe_dump({**job, "trainer.callbacks": "foreign.Evil"}), settings("north", foreign), "first")
     endless: dict[str, Any] = {"class_path": "flgraph.models.FedStar"}
     endless["init_args"] = {"lr": endless}
     for broken, sentence in [
@@ -255,7 +255,7 @@ def test_a_class_that_a_site_allows_is_used(foreign: Path) -> None:
     job = yaml.safe_load(config())
     job["trainer"]["aggregator"] = {"class_path": "foreign.EvilAvg"}
     own = settings("north", foreign, allow=(*ALLOWED, "foreign.EvilAvg"), trainer={"callbacks": "foreign.Evil"})
-    made = host(yaml.safe_dump(job), own)
+    made = host(yaml.safe_dump(job), own, "first")
     assert type(made.clients["trees"].aggregator).__name__ == "EvilAvg"
 
 
@@ -265,7 +265,7 @@ def test_names_that_the_parser_settled_are_looked_at_again(foreign: Path, monkey
     job = yaml.safe_load(config())
     job["trainer"]["aggregator"] = "foreign.EvilAvg"
     with pytest.raises(InputError, match=r"this site allows, .* but got 'foreign\.EvilAvg'"):
-        host(yaml.safe_dump(job), settings("north", foreign))
+        host(yaml.safe_dump(job), settings("north", foreign), "first")
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,11 @@ def test_what_submit_writes_is_allowed(args: list[str]) -> None:
     ("content", "sentence"),
     [
         ("- a", "to be a YAML mapping but got 'list'"),
-        ("dat: {}", "to be a mapping with fields among data, clients, folder, allow, trainer, seed but got 'dat'"),
+        (
+            "dat: {}",
+            "to be a mapping with fields among data, clients, folder, allow, trainer, seed, encrypt but got 'dat'",
+        ),
+        ("encrypt: 1", "`encrypt in .*` to be true or false but got 1"),
         ("seed: x", "`seed in .*` to be a whole number but got 'x'"),
         (
             "a: [b",
@@ -322,22 +326,22 @@ def test_a_configuration_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     own = settings("north", tmp_path)
     wrong = {**own.data, "init_args": {**own.data["init_args"], "num_graph": 3}}
     with pytest.raises(InputError, match=r"`data` to be given only fields of .* but got `num_graph`"):
-        host(config(), settings("north", tmp_path, data=wrong))
+        host(config(), settings("north", tmp_path, data=wrong), "first")
 
 
 def test_settings_have_defaults(tmp_path: Path) -> None:
     found = read_settings(tmp_path)
     assert (found.data, found.clients, found.folder) == ({}, (), str(tmp_path / "flgraph"))
     with pytest.raises(InputError, match=r"`data` to be in the site's local/flgraph\.yaml"):
-        host(config(), found)
+        host(config(), found, "first")
     with pytest.raises(InputError, match="`clients` to be among those of the data, trees, rings, ladders, but got"):
-        host(config(), settings("north", tmp_path, clients=("nobody",)))
+        host(config(), settings("north", tmp_path, clients=("nobody",)), "first")
 
 
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["nothing"], "`flare` to be followed by one of provision, start, submit, status, gather"),
+        (["nothing"], "`flare` to be followed by one of provision, start, submit, status, gather, adopt"),
         (["provision", "--sites", "a,a"], "`--sites` to be one name or more, all different"),
         (["provision", "--sites", "server"], "`--sites` to be names other than server, admin and authority"),
         (["provision", "--sites", "a b"], "`--sites` to be names of letters, digits, - and _ but got ['a b']"),
@@ -352,6 +356,11 @@ def test_settings_have_defaults(tmp_path: Path) -> None:
         (["submit", "--admin", "kits/admin", "--data=x"], "`arguments` to be those of `flgraph fit` without data"),
         (["gather", "first", "--kits", "."], "`--kits` to be a folder with the server's kit but got ."),
         (["gather", "first"], "`name` to be a run of the server in kits/server/flgraph but got 'first'"),
+        (
+            ["adopt", "runs/first"],
+            "`ckpt_path` to be last, best, or the folder of a run or checkpoint but got runs/first",
+        ),
+        (["adopt", "x", "--kit", "."], "`--kit` to be the server's kit but got ."),
         (["submit", "--trainer.engine=ProcessGroup"], "without trainer.engine, which is FLARE,"),
         (["submit", "--ckpt_path", "last"], "without ckpt_path, for which --name of an earlier run stands,"),
         (["submit", "-c", "broken.yaml"], "`broken.yaml` to be a YAML file but got one that cannot be read (while"),
@@ -416,10 +425,11 @@ def test_what_clients_draw_derives_from_a_secret_of_the_site(tmp_path: Path) -> 
     assert len({drawn, site_seed(one, 1), site_seed(other, 0), 0}) == 4
     (file,) = (tmp_path / "one").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert host(config(), one).clients["trees"].seed == site_seed(one, yaml.safe_load(config())["seed_everything"])
+    assert host(config(), one, "first").clients["trees"].seed == site_seed(
+        one, yaml.safe_load(config())["seed_everything"]
+    )
     named = settings("north", tmp_path / "named", seed=7)
-    assert host(config(), named).clients["trees"].seed == 7
-    assert not (tmp_path / "named" / "secret").exists()
+    assert host(config(), named, "first").clients["trees"].seed == 7
     file.write_text("abc")
     with pytest.raises(InputError, match="to be a secret of 64 digits, or not there, to be drawn anew, but got '3'"):
         site_seed(one, 0)

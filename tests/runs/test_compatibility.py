@@ -58,26 +58,26 @@ def test_classes_are_named_by_what_they_are_chosen_for(tmp_path: Path) -> None:
         check_settings(one, other, {}, tmp_path)
 
 
-def test_sealed_settings_equal_those_that_they_stand_for(tmp_path: Path) -> None:
-    """A run goes from sites, who tell a digest of their data's settings, to one process, and back."""
+def test_sealed_settings_are_compared_where_both_sides_have_the_key(tmp_path: Path) -> None:
+    """Sites tell a keyed digest of their data's settings; who has the settings can compare numbers of samples only."""
     settings = {"num_train_samples": 3, "num_nodes": (2, 4), "predicted": [("film", "by", "person")]}
     read = json.loads(json.dumps(settings))  # as a manifest has them
-    assert sealed(read) == sealed(settings) == sealed(sealed(settings))
-    assert "film" not in json.dumps(sealed(settings))
-    here, there = {"data": {"A": settings}}, {"data": {"A": sealed(settings)}}
-    check_settings(there, here, {}, tmp_path)
-    check_settings({"data": {"A": read}}, there, {}, tmp_path)
-    assert sealed({**settings, "alpha": 1}) == sealed({**settings, "alpha": 1.0}) != sealed({**settings, "alpha": 1.5})
-    check_settings(
-        {"data": {"A": {**read, "trainer": {"a": 1}}}},
-        {"data": {"A": {**sealed(settings), "trainer": {"a": 1}}}},
-        {},
-        tmp_path,
-    )
-    other = {"data": {"A": {**settings, "num_nodes": (2, 5)}}}
-    with pytest.raises(
-        InputError, match=r"`data\.A` to be as in checkpoint .* \(its site sends a digest of them only\)"
-    ):
-        check_settings(there, other, {}, tmp_path)
+    own, key = sealed(settings, b"key"), b"key"
+    assert sealed(read, key) == own != sealed(read, b"other")
+    assert "film" not in json.dumps(own)
+    alphas = [sealed({**settings, "alpha": alpha}, key) for alpha in (1, 1.0, 1.5)]
+    assert alphas[0] == alphas[1] != alphas[2]
+
+    def check(saved: dict[str, Any], current: dict[str, Any]) -> None:
+        check_settings({"data": {"A": saved}}, {"data": {"A": current}}, {}, tmp_path)
+
+    check(own, settings)
+    check(read, own)
+    check(own, {**settings, "num_nodes": (2, 5)})  # who knows
+    check({**read, "trainer": {"a": 1}}, {**own, "trainer": {"a": 1}})
+    with pytest.raises(InputError, match=r"`data\.A\.num_train_samples` to be 3 as in checkpoint .* but got 4"):
+        check(own, {**settings, "num_train_samples": 4})
+    with pytest.raises(InputError, match=r"`data\.A` to be as in checkpoint .* \(it sends a digest only\)"):
+        check(own, sealed({**settings, "num_nodes": (2, 5)}, key))
     with pytest.raises(InputError, match=r"`data\.A\.trainer` to be there as in checkpoint"):
-        check_settings({"data": {"A": {**sealed(settings), "trainer": {"precision": 16}}}}, here, {}, tmp_path)
+        check({**own, "trainer": {"precision": 16}}, settings)

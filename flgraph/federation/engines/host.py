@@ -15,8 +15,9 @@ from typing import Any
 from flgraph.errors import ClientError, EngineError, InputError, code_of, decode_error, encode_error, expect
 from flgraph.federation.client import Client
 from flgraph.federation.messages import Predictions, Request, Turn
+from flgraph.federation.settings import algorithm_digest
 from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, save_file, state_bytes, state_name
-from flgraph.runs.site_states import state_file
+from flgraph.runs.site_states import SiteStates
 
 _log = logging.getLogger(__name__)
 
@@ -217,11 +218,28 @@ class SiteHost(Host):
         clients: by name.
         folder: where their states are saved, for as long as the site exists; those that some checkpoint of the server
             needs, and no others.
+        run: the run's name; states of another run, or written under another algorithm or routes, are not loaded.
+        key: the site's secret, from which the keys of its states and digests derive.
+        encryption: the secret with which states are encrypted; they are not when ``None``.
+        accept_states: whether the server may hand over states, of a run that began elsewhere.
+
+    Raises:
+        InputError: the run's name is none of 1 to 100 letters, digits, - and _.
     """
 
-    def __init__(self, clients: Mapping[str, Client], folder: Path) -> None:
+    def __init__(
+        self,
+        clients: Mapping[str, Client],
+        folder: Path,
+        run: str,
+        key: bytes,
+        encryption: bytes | None = None,
+        accept_states: bool = False,
+    ) -> None:
         super().__init__(clients)
-        self.folder = folder
+        self.key, self.accept_states = key, accept_states
+        self.states = SiteStates(folder, run, key, encryption)
+        self._algorithm = {name: algorithm_digest(own.aggregator, own.routing) for name, own in self.clients.items()}
         self._number = dict.fromkeys(self.clients, 0)
         self._before: dict[str, tuple[int, bytes]] = {}
         self._bases, self._numbers = dict[str, int](), dict[str, int]()  # of the request that is worked on
@@ -242,7 +260,7 @@ class SiteHost(Host):
             case "ping":
                 pass
             case "about":  # of the models; of the data all was said at the beginning
-                about = {name: client.disclosed for name, client in self.clients.items()}
+                about = {name: client.disclosed(self.key) for name, client in self.clients.items()}
                 return Message({"about": {n: {k: v for k, v in a.items() if k != "data"} for n, a in about.items()}})
             case "run":
                 self._bases, self._numbers = header["bases"], header["numbers"]
@@ -282,30 +300,29 @@ class SiteHost(Host):
     def _save_as(self, label: str, bases: Mapping[str, int], needed: Sequence[str]) -> None:
         """Saves clients as they were after the turns ``bases``; removes states of the same run not ``needed``."""
         for name, base in bases.items():
+            self._expect_here(name)
             self._go_to(name, base)
-            file = self._file(name, label)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            save_file(self.clients[name].state(), file)
-            for old in file.parent.glob(f"{label.partition('.')[0]}.*.ckpt"):
-                if old.stem not in needed:
-                    old.unlink()
+            self.states.save(name, label, self._algorithm[name], state_bytes(self.clients[name].state()))
+            self.states.keep_only(name, {label, *needed})
 
-    def _load_labels(self, labels: Mapping[str, str], states: Mapping[str, bytes]) -> None:
+    def _load_labels(self, labels: Mapping[str, str], given: Mapping[str, bytes]) -> None:
         """Puts clients into states that were saved here, or are given."""
+        for name in (*labels, *given):
+            self._expect_here(name)
+        allowed = self.accept_states or not given
+        expect(allowed, "ckpt_path", "a checkpoint of sites, as this one accepts no states", "one with states in it")
+        states = {
+            **given,
+            **{name: self.states.load(name, label, self._algorithm[name]) for name, label in labels.items()},
+        }
         found = {name: load_bytes(state, f"the state of client `{name}`") for name, state in states.items()}
-        for name, label in labels.items():
-            file, there = self._file(name, label), f"a checkpoint whose state of client `{name}` is at its site"
-            expect(file.is_file(), "ckpt_path", there, label)
-            found[name] = load_file(file)
         for name, state in found.items():
             self.clients[name].load_state(state)
             self._number[name] = 0
             self._before.pop(name, None)
 
-    def _file(self, name: str, label: str) -> Path:
+    def _expect_here(self, name: str) -> None:
         expect(name in self.clients, "client", "one of this site's", name)
-        expect("/" not in label and label not in ("", ".", ".."), "label", "a file name", label)
-        return state_file(self.folder, name, label)
 
 
 def coded(answer: Message) -> Message:

@@ -35,6 +35,11 @@ class ProcessEnvironment:
     machine: int = 0
     launched: bool = False
 
+    @property
+    def one_machine(self) -> bool:
+        """Whether all processes are on this machine."""
+        return self.local_world == self.world
+
     @classmethod
     def here(cls, environment: Mapping[str, str] = os.environ) -> ProcessEnvironment:
         """As the environment variables say; a single process where there are none."""

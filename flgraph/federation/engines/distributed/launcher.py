@@ -15,12 +15,23 @@ from pathlib import Path
 import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from flgraph.federation.engines.distributed.engine import num_cores
+from flgraph.federation.engines.distributed.transport import LOOPBACK, listening_store
 
 LAST_WORDS = "FLGRAPH_LAST_WORDS"
 """Variable with the folder where processes leave the sentence with which they end, for the one that started them."""
+
+_BACKEND = "flgraph"
+"""Under which torch's launcher knows :class:`_OneMachine`."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _GRACE = 5
@@ -42,6 +53,7 @@ def launch(command: Sequence[str], processes: int | None) -> int:
     processes = processes or torch.cuda.device_count() or num_cores()
     with tempfile.TemporaryDirectory(prefix="flgraph-launch-") as folder, _restored():
         os.environ |= {LAST_WORDS: folder, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_GRACE)}
+        rendezvous_handler_registry.register(_BACKEND, _OneMachine)
         logging.disable(logging.CRITICAL)  # what the launcher has to say is said below
         try:
             elastic_launch(_config(processes, folder), command[0])(*command[1:])
@@ -52,6 +64,45 @@ def launch(command: Sequence[str], processes: int | None) -> int:
             if error.sigval == signal.SIGINT:
                 print("flgraph: error: interrupted.", file=sys.stderr)
             return 128 + error.sigval
+
+
+class _OneMachine(RendezvousHandler):
+    """Where this launcher and its processes find each other: a store that no other machine can reach.
+
+    Those of torch listen on all addresses of the machine.
+
+    Args:
+        parameters: of the launch.
+    """
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._run, self._store, self._closed = parameters.run_id, listening_store(LOOPBACK), False
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo(LOOPBACK, self._store.port))
+
+    def get_backend(self) -> str:
+        return _BACKEND
+
+    def get_run_id(self) -> str:
+        return self._run
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def set_closed(self) -> None:
+        self._closed = True
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        self._closed = True
+        return True
 
 
 @contextmanager
@@ -85,9 +136,9 @@ def _config(processes: int, folder: str) -> LaunchConfig:
         max_nodes=1,
         nproc_per_node=processes,
         run_id=str(uuid.uuid4()),
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
+        rdzv_backend=_BACKEND,
+        rdzv_endpoint=f"{LOOPBACK}:0",
+        local_addr=LOOPBACK,
         max_restarts=0,
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=folder),

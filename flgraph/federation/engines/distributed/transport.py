@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import math
 import os
+import socket
 import sys
 import threading
 import time
@@ -14,7 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, Store
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from flgraph.errors import EngineError
@@ -24,6 +26,8 @@ from flgraph.federation.engines.host import Message
 
 exit_code = 1
 """With which this process ends after a session that failed."""
+
+LOOPBACK = "127.0.0.1"
 
 _failed = False
 
@@ -59,16 +63,14 @@ class Transport:
         self._sessions = 0
         self._pending: dict[int, Callable[[], None]] = {}
         try:
-            store, _, _ = next(rendezvous("env://", timeout=MEETING))
-            self._store: Store = PrefixStore("flgraph", store)
+            self._store: Store = PrefixStore("flgraph", _meet(process))
             gloo: Any = ProcessGroupGloo  # Any: its type does not tell of all that it has
             options = gloo._Options()
             options._timeout = MEETING
-            one_machine = process.local_world == process.world
-            device = gloo.create_device(hostname="127.0.0.1") if one_machine else gloo.create_default_device()
+            device = gloo.create_device(hostname=LOOPBACK) if process.one_machine else gloo.create_default_device()
             options._devices = [device]
             self._group = gloo(PrefixStore("gloo", self._store), process.rank, process.world, options)
-        except RuntimeError as error:  # torch.distributed's errors are of this kind
+        except (RuntimeError, OSError) as error:  # torch.distributed's errors are of the first kind
             short = " ".join(str(error).split()).removesuffix(".")[:300]
             raise EngineError(f"The {process.world} processes of the federation did not meet: {short}.") from error
 
@@ -165,6 +167,43 @@ class Transport:
                 self.heartbeat.check()
                 raise EngineError(f"{self.heartbeat.name(rank)} is gone{self.heartbeat.when()}") from error
         return done
+
+
+def _meet(process: ProcessEnvironment) -> Store:
+    """The store in which processes find each other: torchrun's, or one of process 0 that listens where it must only."""
+    address, port = (LOOPBACK if process.one_machine else os.environ.get("MASTER_ADDR")), os.environ.get("MASTER_PORT")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or not address or not port:
+        store: Store = next(rendezvous("env://", timeout=MEETING))[0]
+        return store
+    if process.rank:
+        return TCPStore(address, int(port), process.world, timeout=MEETING)
+    return listening_store(address, int(port), process.world)
+
+
+def listening_store(address: str, port: int = 0, world: int = 1) -> TCPStore:
+    """A store that listens on one address, not on all of the machine as torch's does of itself.
+
+    Args:
+        address: where it listens, if this machine can (behind a translation of addresses it cannot); else on all.
+        port: a free one when 0.
+        world: how many processes it is for.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, socket.SOCK_STREAM) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(place)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            listening.bind(("", port))
+        listening.listen(socket.SOMAXCONN)
+        port = listening.getsockname()[1]
+        further: dict[str, Any] = {"timeout": MEETING, "wait_for_workers": False, "multi_tenant": True}
+        return TCPStore(address, port, world, is_master=True, master_listen_fd=listening.detach(), **further)
 
 
 @atexit.register
