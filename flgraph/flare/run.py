@@ -93,14 +93,45 @@ def host(config: str, settings: SiteSettings, run: str) -> SiteHost:
         InputError: the configuration names a class that the site does not allow, or cannot be used with its data; or
             the run's name is none.
     """
+    clients = clients_of(config, settings, Policy(**settings.policy))
+    folder = Path(settings.folder) / "ledger"
+    private_folder(folder)
+    ledger = Ledger(folder / f"{run_name(run)}.jsonl")
+    before = spent(read_ledger(ledger.file)) if ledger.file.is_file() else {}
+    for name, client in clients.items():
+        client.door.ledger = ledger
+        client.door.spent.update(before.get(name, {}))
+    if (kit / "local" / "privacy.json").is_file():
+        _log.warning("FLARE's privacy filters do not see flgraph's messages; `policy` in %s stands in their place.", FILE)
+    return SiteHost(
+        clients,
+        clients_folder(settings),
+        run,
+        site_secret(settings),
+        encryption_secret(settings),
+        accept_states=Policy(**settings.policy).accept_states,
+    )
+
+
+def clients_of(config: str, settings: SiteSettings, policy: Policy | None) -> dict[str, Client]:
+    """A site's clients, made of the job's model and algorithm and the site's own data.
+
+    Args:
+        config: the job's configuration as YAML, without data.
+        settings: of the site.
+        policy: that they obey, whatever the job's is.
+
+    Raises:
+        InputError: the configuration names a class that the site does not allow, or cannot be used with its data.
+        PolicyError: the policy does not let a client take part.
+    """
     expect(bool(settings.data), "data", "in the site's local/flgraph.yaml", "none")
-    quiet = {"logger": False, "enable_checkpointing": False, "default_root_dir": settings.folder}
-    quiet["policy"] = dict(settings.policy)  # the site's own, whatever the job's is
+    quiet = {"logger": False, "enable_checkpointing": False, "default_root_dir": settings.folder, "policy": None}
     cli = _configured(config, settings, quiet, settings.data)
-    seed = site_seed(settings, cli.trainer.seed)
-    clients = cli.trainer.host(cli.model, cli.datamodule, settings.clients or None, seed)
-    secret, encryption = site_secret(settings), encryption_secret(settings)
-    return SiteHost(clients, clients_folder(settings), run, secret, encryption)
+    cli.trainer.policy = policy
+    return cli.trainer.host(
+        cli.model, cli.datamodule, settings.clients or None, site_seed(settings, cli.trainer.seed)
+    )
 
 
 def open_site(
