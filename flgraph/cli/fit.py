@@ -33,8 +33,8 @@ from flgraph.runs.history import Metrics
 from flgraph.runs.predictions import write_predictions
 
 DESCRIPTION = (
-    "Federated learning on graphs. There are also `flgraph report --help`, `flgraph reproduce --help` and "
-    "`flgraph flare --help`."
+    "Federated learning on graphs. There are also `flgraph report --help`, `flgraph reproduce --help`, "
+    "`flgraph ledger --help` and `flgraph flare --help`."
 )
 
 

@@ -75,6 +75,6 @@ def test_commands_that_train_nothing_start_at_once(process: Flgraph) -> None:
         "    import_module(f'flgraph.{name}')\n"
         "    assert not {'pytorch_lightning', 'torch_geometric'} & set(sys.modules), name\n"
     )
-    modules = ("cli.main", "cli.report", "cli.reproduce", "cli.flare", "flare.jobs", "flare.gather")
+    modules = ("cli.main", "cli.ledger", "cli.report", "cli.reproduce", "cli.flare", "flare.jobs", "flare.gather")
     done = process(sys.executable, "-P", "-c", code, *modules)
     assert (done.returncode, done.stderr) == (0, "")
