@@ -47,7 +47,7 @@ def main(args: Sequence[str]) -> None:
         find_spec("nvflare") is not None, "flare", "installed (`pip install 'flgraph[flare]'`)", "no package nvflare"
     )
     given, rest = parser.parse_known_args(list(args))
-    if rest and args[0] != "submit":  # where what is not its own is of the run
+    if rest and args[0] not in ("submit", "explain"):  # where what is not its own is of the run
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     commands[args[0]](given, rest)
 
@@ -81,10 +81,12 @@ def _parser() -> tuple[ArgumentParser, dict[str, Callable[[Namespace, Sequence[s
     add("--name", help="of the run; the same name goes on where an earlier run was stopped")
     add("--out", type=Path, default=Path("runs/flare"), help="where results go, OUT/NAME")
     add("--deadline", type=PositiveFloat, default=600.0, help="seconds a site has for an exchange")
-    add("--min_clients", type=PositiveInt, default=1, help="clients that must answer in time")
     add("--wait", type=PositiveFloat, default=120.0, help="seconds in which all sites must be there")
     add("--ask_every", type=PositiveFloat, default=10.0, help="seconds between questions to a late site")
     add("--attempts", type=PositiveInt, default=20, help="jobs at most, where jobs are lost")
+
+    add = command(_explain, f"Says what a federation would take from a site, before anything runs. Takes {run}")
+    add("kit", type=Path, help="the site's folder")
 
     add = command(_status, "Says which sites are connected and what jobs there are.")
     add("--admin", type=Path, default=Path("kits/admin"), help="the administrator's kit")
@@ -124,7 +126,7 @@ def _submit(given: Namespace, rest: Sequence[str]) -> None:
     name = given.name or time.strftime("run-%Y%m%d-%H%M%S")
     plain = all(letter.isalnum() or letter in "-_" for letter in name)
     expect(plain, "--name", "letters, digits, - and _", name)
-    options = {name: getattr(given, name) for name in ("deadline", "min_clients", "wait", "ask_every")}
+    options = {name: getattr(given, name) for name in ("deadline", "wait", "ask_every")}
     supervisor = Supervisor(given.admin, _names(given.sites or ""), given.attempts, report=partial(print, flush=True))
     try:
         folder = supervisor.run(name, configuration(rest), given.out, options)
@@ -134,6 +136,14 @@ def _submit(given: Namespace, rest: Sequence[str]) -> None:
     accuracies = [f"{key} {value:.4f}" for key, value in final.items() if "accuracy" in key]
     print(f"results in {folder}: {', '.join(accuracies)}", flush=True)
     os._exit(0)  # FLARE's session leaves threads that never end
+
+
+def _explain(given: Namespace, rest: Sequence[str]) -> None:
+    from flgraph.flare.explain import explain
+
+    expect((given.kit / "local").is_dir(), "kit", "a site's start-up kit", given.kit)
+    for line in explain(given.kit, configuration(rest)):
+        print(line)
 
 
 def _status(given: Namespace, _: Sequence[str]) -> None:

@@ -392,11 +392,9 @@ def _is_empty(loader: Any) -> bool:
 
 
 def _names(terms: Payload, key: str) -> list[str]:
-    text = str(terms.scalars.get(key, ""))
-    return text.split("\n") if text else []
+    return [name for name in str(terms.scalars.get(key, "")).split("\n") if name]
 
 
 def _described(data: ClientData) -> dict[str, Any]:
     """What a client's data tells of itself."""
-    settings = dict(getattr(data, "settings", {}))
-    return {"num_train_samples": data.num_train_samples, **dict(data.model_args), **settings}
+    return {"num_train_samples": data.num_train_samples, **data.model_args, **getattr(data, "settings", {})}

@@ -181,5 +181,4 @@ class ClientDoor:
     def _note(
         self, direction: str, turn: Turn, data: bytes, payload: Payload | None, verdict: str = "", policy: str = ""
     ) -> None:
-        if self.ledger is not None:
-            note_message(self.ledger, direction, self.routing.client, turn, data, payload, verdict, policy)
+        note_message(self.ledger, direction, self.routing.client, turn, data, payload, verdict, policy)

@@ -192,7 +192,7 @@ class ServerDoor:
 
 
 def note_message(
-    ledger: Ledger,
+    ledger: Ledger | None,
     direction: str,
     client: str,
     turn: Turn,
@@ -204,7 +204,7 @@ def note_message(
     """Notes a message in a ledger.
 
     Args:
-        ledger: of the run, or of a site.
+        ledger: of the run, or of a site; nothing is noted where there is none.
         direction: ``up`` or ``down``.
         client: of whom it is, or for whom.
         turn: the request.
@@ -213,6 +213,8 @@ def note_message(
         verdict: ``accepted``, or why not.
         policy: what a policy did to it.
     """
+    if ledger is None:
+        return
     ledger.add(
         round=turn.round,
         client=client,

@@ -29,13 +29,13 @@ from flgraph.federation.policy import Policy
 from flgraph.federation.routes import describe_routes
 from flgraph.federation.run_log import RunLog
 from flgraph.federation.server import Server, Tolerance
-from flgraph.federation.settings import describe
+from flgraph.federation.settings import describe_run
 from flgraph.federation.template import Model, client_module
 from flgraph.runs.checkpoint import CLIENTS, SERVER, CheckpointStore, find_checkpoint, read_manifest, reading
 from flgraph.runs.compatibility import check_settings, comparable, flatten
 from flgraph.runs.files import only_writer, write_json, write_text, writing
 from flgraph.runs.history import History, RoundRecord, truncate_records
-from flgraph.runs.ledger import LEDGER
+from flgraph.runs.ledger import LEDGER, Ledger
 from flgraph.runs.results import discard_results, new_version, versions
 
 SPLITS = ("train", "val", "test")
@@ -134,7 +134,18 @@ class FederatedLoop(pl.Trainer):
         checkpoint = None if ckpt_path is None else find_checkpoint(ckpt_path, runs)
         manifest = None if checkpoint is None else read_manifest(checkpoint, self.checkpoint_key)
         self._make_clients(model, datamodule, names, stage)
-        self._describe(model, datamodule)
+        trainer = {
+            "local_epochs": self.local_epochs,
+            "client_fraction": self.client_fraction,
+            "personal": self.personal,
+            "monitor": self.monitor,
+            "monitor_mode": self.monitor_mode,
+            **{key: value for key, value in self._client_args.items() if key not in WHERE},
+        }
+        self._settings, self._defaults = describe_run(
+            self.seed, trainer, self.aggregator, self.given_callbacks, model, datamodule
+        )
+        self._settings["data"] = {name: about["data"] for name, about in self.engine.about().items()}
         self.history, self.current_round, self.should_stop = History(self.monitor, self.monitor_mode), 0, False
         self._ended = False
         server = self.server = Server(
@@ -145,6 +156,7 @@ class FederatedLoop(pl.Trainer):
             client_fraction=self.client_fraction,
             personal=self.personal,
             tolerance=self.tolerance,
+            ledger=Ledger() if self.writes else None,
         )
         if checkpoint is None or manifest is None:
             self.run_dir = runs
@@ -209,30 +221,6 @@ class FederatedLoop(pl.Trainer):
 
         self.engine.setup(build, names, getattr(datamodule, "release", None))
 
-    def _describe(self, model: Model, datamodule: FederatedData) -> None:
-        """Notes what a run must share to continue from its checkpoints, under the names that users know."""
-        trainer = {
-            "local_epochs": self.local_epochs,
-            "client_fraction": self.client_fraction,
-            "personal": self.personal,
-            "monitor": self.monitor,
-            "monitor_mode": self.monitor_mode,
-            **{key: value for key, value in self._client_args.items() if key not in WHERE},
-        }
-        settings: dict[str, Any] = {"seed": self.seed, "trainer": trainer}
-        self._defaults = {"trainer": {"personal": []}}
-        trainer["aggregator"], self._defaults["trainer"]["aggregator"] = describe(self.aggregator)
-        settings["callbacks"], self._defaults["callbacks"] = {}, {}
-        for callback in self.given_callbacks:
-            own, usual = describe(callback)
-            same = sum(other["class"] == own["class"] for other in settings["callbacks"].values())
-            name = f"{own['class']} {same + 1}" if same else own["class"]
-            settings["callbacks"][name], self._defaults["callbacks"][name] = own, usual
-        settings["model"], self._defaults["model"] = describe(model)
-        settings["datamodule"], self._defaults["datamodule"] = describe(datamodule)
-        settings["data"] = {name: about["data"] for name, about in self.engine.about().items()}
-        self._settings = settings
-
     # ------------------------------------------------------------------------------------------------------ the loop
     def _loop(self, server: Server, datamodule: FederatedData, resumed: bool) -> dict[str, Any]:
         with ExitStack() as self._writing:
@@ -243,27 +231,22 @@ class FederatedLoop(pl.Trainer):
         if resumed:
             whole = (self.run_dir / "checkpoints").is_dir()
             expect(whole, "ckpt_path", "in the folder of its run, RUN/checkpoints, to go on from it", self.run_dir)
-            expect(
-                self.rounds >= self.current_round,
-                "trainer.rounds",
-                f"{self.current_round} or more, as done",
-                self.rounds,
-            )
+            enough = self.rounds >= self.current_round
+            expect(enough, "trainer.rounds", f"{self.current_round} or more, as done", self.rounds)
             if self.writes:
                 self._writing.enter_context(only_writer(self.run_dir))
                 with writing(self.run_dir):
                     self._store.discard_after(self.current_round)
                     truncate_records(self.run_dir / "history.jsonl", self.current_round)
                     discard_results(self.run_dir, self.current_round)
-            self.console.print(
-                f"continuing {self.run_dir} after round {self.current_round}", soft_wrap=True, markup=False
-            )
+            line = f"continuing {self.run_dir} after round {self.current_round}"
+            self.console.print(line, soft_wrap=True, markup=False)
         else:
             server.begin()
         about = self.engine.about()
         routes = describe_routes(client["routes"] for client in about.values())
         if self.writes:
-            self._begin_folder(datamodule, routes, resumed)
+            self._begin_folder(datamodule, routes, resumed, server.ledger)
         self.console.print(routes_table(routes))
         self._call("on_federation_start")
         if not resumed:
@@ -298,7 +281,9 @@ class FederatedLoop(pl.Trainer):
         self.console.print(f"results in {self.run_dir}", soft_wrap=True, markup=False)
         return results
 
-    def _begin_folder(self, datamodule: FederatedData, routes: list[tuple[str, str, str]], resumed: bool) -> None:
+    def _begin_folder(
+        self, datamodule: FederatedData, routes: list[tuple[str, str, str]], resumed: bool, ledger: Ledger | None
+    ) -> None:
         """Makes the run folder, if it is a new one, and begins to log."""
         assert self.run_dir is not None
         if not resumed:
@@ -308,8 +293,11 @@ class FederatedLoop(pl.Trainer):
         with writing(self.run_dir):
             if self.config_text:
                 write_text(self.config_text, self.run_dir / "config.yaml")
-            assert self.server is not None
-            self.server.ledger.open(self.run_dir / LEDGER)
+            if ledger is not None:
+                ledger.open(self.run_dir / LEDGER)
+                self._writing.callback(ledger.close)
+                if resumed:
+                    ledger.add(event="resumed", round=self.current_round)
             self.run_log = RunLog(self.run_dir, self._logger_choice, self.current_round, self.max_logged_clients)
             self.loggers = self.run_log.loggers
             figures = datamodule.figures() if hasattr(datamodule, "figures") else {}
@@ -334,7 +322,6 @@ class FederatedLoop(pl.Trainer):
         self.history.add(self.record)
         if self.run_log is not None:
             self.run_log.add(self.record)
-        server.ledger.flush()
         if last:
             self._call("on_last_round_end")
             self._ended = True

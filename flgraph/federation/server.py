@@ -64,6 +64,7 @@ class Server:
         client_fraction: share of the clients that take part in a round.
         personal: patterns of tensors that stay with clients, whatever the algorithm's routes say.
         tolerance: what becomes of the run when a client fails.
+        ledger: where every message is noted; nowhere when ``None``.
     """
 
     def __init__(
@@ -76,14 +77,14 @@ class Server:
         client_fraction: float,
         personal: Sequence[str] = (),
         tolerance: Tolerance | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self.aggregator, self.engine, self.clients = aggregator, engine, list(clients)
         self.seed, self.client_fraction, self.personal = seed, client_fraction, list(personal)
         self.tolerance = tolerance or Tolerance()
         engine.keep_going = (self.tolerance.on_bad_upload or ("end" if engine.trusted else "drop")) == "drop"
         aggregator.seed = seed
-        self.ledger = Ledger(None)
-        """What crossed, line by line; in the run's folder once there is one."""
+        self.ledger = ledger
         self._sent: dict[str, Payload] = {}  # what is about to be sent
         self.door = ServerDoor(aggregator)
         self.version = 0  # how often the aggregator changed what it has to give
@@ -158,6 +159,8 @@ class Server:
         record.clients = self.participants(number)
         for exchange in self.aggregator.exchanges(number):
             record.clients = self._exchange(number, exchange, record.clients, record)
+        if self.ledger is not None:
+            self.ledger.flush()
 
     def participants(self, number: int) -> list[str]:
         """The clients of a round, in the order of the federation; depends on the seed and the round alone.

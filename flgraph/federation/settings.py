@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytorch_lightning.core.mixins.hparams_mixin import HyperparametersMixin
@@ -43,6 +44,37 @@ def describe(value: Any, depth: int = 2) -> tuple[dict[str, Any], dict[str, Any]
     objects = {name: own for name, own in arguments.items() if name not in plain and depth and _is_object(own)}
     nested = {name: describe(own, depth - 1)[0] for name, own in objects.items()}
     return {"class": kind.__name__, **plain, **nested}, plain_values(defaults(kind))
+
+
+def describe_run(
+    seed: int,
+    trainer: Mapping[str, Any],
+    aggregator: FederatedCallback,
+    callbacks: Sequence[Any],
+    model: Any,
+    datamodule: Any,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a run must share to continue from its checkpoints, under the names that users know, and defaults of it.
+
+    Args:
+        seed: of the run.
+        trainer: arguments of the trainer that decide what a run computes.
+        aggregator: the algorithm.
+        callbacks: those that were given to the trainer.
+        model: see :meth:`FederatedTrainer.fit`.
+        datamodule: see there.
+    """
+    settings: dict[str, Any] = {"seed": seed, "trainer": dict(trainer), "callbacks": {}}
+    usual: dict[str, Any] = {"trainer": {"personal": []}, "callbacks": {}}
+    settings["trainer"]["aggregator"], usual["trainer"]["aggregator"] = describe(aggregator)
+    for callback in callbacks:
+        own, default = describe(callback)
+        same = sum(other["class"] == own["class"] for other in settings["callbacks"].values())
+        name = f"{own['class']} {same + 1}" if same else own["class"]
+        settings["callbacks"][name], usual["callbacks"][name] = own, default
+    settings["model"], usual["model"] = describe(model)
+    settings["datamodule"], usual["datamodule"] = describe(datamodule)
+    return settings, usual
 
 
 def algorithm_digest(aggregator: Any, routing: RoutingTable) -> str:

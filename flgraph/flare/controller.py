@@ -17,7 +17,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from flgraph.errors import ClientError, EngineError, encode_error
+from flgraph.errors import UNREADABLE, ClientError, EngineError, InputError, encode_error
 from flgraph.federation.engines.host import Message
 from flgraph.flare.jobs import OUTCOME, RESULTS
 from flgraph.flare.run import open_site, serve
@@ -37,7 +37,6 @@ class FederationController(Controller):
         name: of the run.
         sites: names of the sites, in the order of the federation.
         deadline: seconds that a site has for its part of an exchange.
-        min_clients: clients that must answer in time.
         wait: seconds in which all sites must be there.
         ask_every: seconds between questions to a site that missed a deadline whether it is back.
     """
@@ -48,13 +47,12 @@ class FederationController(Controller):
         name: str,
         sites: Sequence[str],
         deadline: float = 600.0,
-        min_clients: int = 1,
         wait: float = 120.0,
         ask_every: float = 10.0,
     ) -> None:
         super().__init__()
         self.config, self.run_name, self.sites, self.wait = config, name, list(sites), wait
-        self.options = {"deadline": deadline, "min_clients": min_clients, "ask_every": ask_every}
+        self.options = {"deadline": deadline, "ask_every": ask_every}
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Nothing to do."""
@@ -114,7 +112,7 @@ class AuxTransport:
             request[BODY] = bytes(message.to_bytes())
             reply = (self._engine.send_aux_request([site], TOPIC, request, timeout, self._fl_ctx) or {}).get(site)
             if reply is not None and reply.get_return_code() == ReturnCode.OK:
-                answers.append(Message.from_bytes(reply[BODY]))
+                answers.append(read_answer(reply.get(BODY)))
 
         # FLARE's call does not look at the abort signal, and must not keep the job from ending.
         thread = threading.Thread(target=ask, daemon=True)
@@ -124,3 +122,11 @@ class AuxTransport:
             if self._abort.triggered:
                 raise EngineError("FLARE ended the job.")
         return answers[0] if answers else None
+
+
+def read_answer(body: Any) -> Message:
+    """A site's answer; one that says so where it cannot be read."""
+    try:
+        return Message.from_bytes(body)
+    except (InputError, TypeError):
+        return Message({"error": UNREADABLE})

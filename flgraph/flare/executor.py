@@ -11,7 +11,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from flgraph.federation.engines.host import Message
+from flgraph.federation.engines.host import Message, attempt, coded
 from flgraph.flare.controller import BODY, TOPIC
 from flgraph.flare.run import Site
 
@@ -35,6 +35,8 @@ class SiteExecutor(Executor):
 
     def _answer(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         assert self._site is not None
+        site = self._site
+        asked = attempt(lambda: site.answer(Message.from_bytes(request[BODY])))
         reply = make_reply(ReturnCode.OK)
-        reply[BODY] = bytes(self._site.answer(Message.from_bytes(request[BODY])).to_bytes())
+        reply[BODY] = bytes(coded(asked).to_bytes())
         return reply

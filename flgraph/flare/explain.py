@@ -68,7 +68,7 @@ def _rounding(digits: int | None) -> str:
 def _limits(policy: Policy, clients: dict[str, Client]) -> Iterator[str]:
     job = next(iter(clients.values())).door.job
     yield "At most, in this run and for each client:"
-    yield f"  {job.rounds} rounds of {job.local_epochs} local epochs (the policy allows {policy.rounds} of {policy.local_epochs})"
+    yield f"  {job.rounds} rounds of {job.local_epochs} local epochs"
     yield f"  {policy.most_turns(job)} requests for work, {policy.most_evaluations(job)} evaluations"
     yield f"  {policy.megabytes:g} megabytes sent"
     yield f"The server {'may' if policy.accept_states else 'may not'} put clients into states that it sends."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,15 @@ import yaml
 
 from flgraph.cli.fit import FederatedCLI
 from flgraph.errors import REFUSED, EngineError, InputError, expect
+from flgraph.federation.client import Client
 from flgraph.federation.engines.host import Message, SiteHost, attempt, coded
 from flgraph.federation.engines.remote import Remote, SiteTransport, checked_about, site_error
 from flgraph.federation.lightning import WHERE
+from flgraph.federation.policy import Policy
 from flgraph.flare.classes import refuse_foreign_classes, refuse_foreign_names
 from flgraph.flare.gather import checkpoint_key
 from flgraph.flare.settings import (
+    FILE,
     SiteSettings,
     clients_folder,
     encryption_secret,
@@ -27,6 +31,9 @@ from flgraph.flare.settings import (
     site_seed,
 )
 from flgraph.runs.checkpoint import find_checkpoint
+from flgraph.runs.files import private_folder
+
+_log = logging.getLogger(__name__)
 
 
 class SitesData(pl.LightningDataModule):
@@ -72,6 +79,10 @@ class Site:
     def _open(self, config: str, run: str) -> Message:
         settings = read_settings(self.kit)
         made = self.host = host(config, settings, run)
+        if (self.kit / "local" / "privacy.json").is_file():
+            _log.warning(
+                "FLARE's privacy filters do not see flgraph's messages; `policy` in local/%s replaces them.", FILE
+            )
         about = {name: client.disclosed(made.key) for name, client in made.clients.items()}
         # The site's own choices, but for where it computes, go with what a run must share to go on.
         trainer = {key: value for key, value in settings.trainer.items() if key not in WHERE}
@@ -93,24 +104,14 @@ def host(config: str, settings: SiteSettings, run: str) -> SiteHost:
         InputError: the configuration names a class that the site does not allow, or cannot be used with its data; or
             the run's name is none.
     """
-    clients = clients_of(config, settings, Policy(**settings.policy))
-    folder = Path(settings.folder) / "ledger"
-    private_folder(folder)
-    ledger = Ledger(folder / f"{run_name(run)}.jsonl")
-    before = spent(read_ledger(ledger.file)) if ledger.file.is_file() else {}
-    for name, client in clients.items():
-        client.door.ledger = ledger
-        client.door.spent.update(before.get(name, {}))
-    if (kit / "local" / "privacy.json").is_file():
-        _log.warning("FLARE's privacy filters do not see flgraph's messages; `policy` in %s stands in their place.", FILE)
-    return SiteHost(
-        clients,
-        clients_folder(settings),
-        run,
-        site_secret(settings),
-        encryption_secret(settings),
-        accept_states=Policy(**settings.policy).accept_states,
-    )
+    policy = Policy(**settings.policy)
+    clients = clients_of(config, settings, policy)
+    secret, encryption = site_secret(settings), encryption_secret(settings)
+    made = SiteHost(clients, clients_folder(settings), run, secret, encryption, policy.accept_states)
+    ledgers = Path(settings.folder) / "ledger"
+    private_folder(ledgers)
+    made.note_in(ledgers / f"{run}.jsonl")
+    return made
 
 
 def clients_of(config: str, settings: SiteSettings, policy: Policy | None) -> dict[str, Client]:
@@ -129,9 +130,7 @@ def clients_of(config: str, settings: SiteSettings, policy: Policy | None) -> di
     quiet = {"logger": False, "enable_checkpointing": False, "default_root_dir": settings.folder, "policy": None}
     cli = _configured(config, settings, quiet, settings.data)
     cli.trainer.policy = policy
-    return cli.trainer.host(
-        cli.model, cli.datamodule, settings.clients or None, site_seed(settings, cli.trainer.seed)
-    )
+    return cli.trainer.host(cli.model, cli.datamodule, settings.clients or None, site_seed(settings, cli.trainer.seed))
 
 
 def open_site(

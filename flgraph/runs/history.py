@@ -35,9 +35,9 @@ class RoundRecord:
         bytes_down: wire bytes of all downloads.
         metric_bytes: wire bytes with which clients reported metrics.
         clients: who took part.
-        dropped: who was left out, and why: a failure, or an answer that could not be used.
         metrics: client to metric to value; empty in rounds without evaluation.
         server: what the algorithm's server half reports of the round (:meth:`Aggregator.log_scalars`).
+        dropped: who was left out, and why: a failure, or an answer that could not be used.
     """
 
     round: int
@@ -46,9 +46,9 @@ class RoundRecord:
     bytes_down: int = 0
     metric_bytes: int = 0
     clients: list[str] = field(default_factory=list)
-    dropped: dict[str, str] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=dict)
     server: dict[str, float] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
 
     @property
     def mean(self) -> dict[str, float]:

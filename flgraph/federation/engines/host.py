@@ -17,6 +17,8 @@ from flgraph.federation.client import Client
 from flgraph.federation.messages import Predictions, Request, Turn
 from flgraph.federation.settings import algorithm_digest
 from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, save_file, state_bytes, state_name
+from flgraph.runs.ledger import Ledger
+from flgraph.runs.ledger_reader import spent
 from flgraph.runs.site_states import SiteStates
 
 _log = logging.getLogger(__name__)
@@ -244,13 +246,25 @@ class SiteHost(Host):
         self._before: dict[str, tuple[int, bytes]] = {}
         self._bases, self._numbers = dict[str, int](), dict[str, int]()  # of the request that is worked on
         self._lock = threading.Lock()
+        self._ledger = Ledger()
+
+    def note_in(self, file: Path) -> None:
+        """Notes every message in a ledger, with which the policy's limits go on where an earlier job ended."""
+        before = spent(file)
+        self._ledger.open(file)
+        self._ledger.add(event="opened", run=self.states.run, job=next(iter(self._algorithm.values()), ""))
+        for name, client in self.clients.items():
+            client.door.ledger = self._ledger
+            client.door.spent.update(before.get(name, {}))
 
     def answer(self, request: Message) -> Message:
         """What to answer; says that it is busy while an earlier request is being worked on."""
         if not self._lock.acquire(blocking=False):
             return Message({"busy": True})
         try:
-            return coded(super().answer(request))
+            answer = coded(super().answer(request))
+            self._ledger.flush()
+            return answer
         finally:
             self._lock.release()
 
@@ -328,7 +342,9 @@ class SiteHost(Host):
 def coded(answer: Message) -> Message:
     """The answer as it may leave a site: errors as codes, while the site's log has their sentences and tracebacks."""
 
-    def code(encoded: Mapping[str, Any]) -> str:
+    def code(encoded: Any) -> str:
+        if isinstance(encoded, str):
+            return encoded
         _log.error("%s", encoded["trace"])
         return code_of(encoded)
 
