@@ -262,6 +262,7 @@ class FederatedLoop(pl.Trainer):
             **self.history.results(),
             "stopped_early": self.should_stop,
             "dropped": server.dropped,
+            "ledger": server.ledger.head if server.ledger else None,
             "setup_bytes": {"up": server.setup_record.bytes_up, "down": server.setup_record.bytes_down},
             "aggregator": server.aggregator.summary(),
             "parameters": {name: client["parameters"] for name, client in about.items()},
@@ -296,8 +297,7 @@ class FederatedLoop(pl.Trainer):
             if ledger is not None:
                 ledger.open(self.run_dir / LEDGER)
                 self._writing.callback(ledger.close)
-                if resumed:
-                    ledger.add(event="resumed", round=self.current_round)
+                ledger.add(event="opened", run=self.run_dir.parent.name, round=self.current_round)
             self.run_log = RunLog(self.run_dir, self._logger_choice, self.current_round, self.max_logged_clients)
             self.loggers = self.run_log.loggers
             figures = datamodule.figures() if hasattr(datamodule, "figures") else {}

@@ -46,7 +46,9 @@ class Policy:
     algorithms: Sequence[str] = ()
     tensors: Sequence[str] = ("*",)
     exchanges: Sequence[str] = ("*",)
-    metrics: Mapping[str, int | None] = field(default_factory=lambda: {"train/*": 4, "val/*": 4, "test/*": 4})
+    metrics: Mapping[str, int | None] = field(
+        default_factory=lambda: {"train/*": 4, "val/*": 4, "test/*": 4, "global_test/*": 4}
+    )
     num_samples: int | None = 1
     min_samples: int = 1
     rounds: int = 1000
@@ -125,7 +127,7 @@ class Policy:
                 continue
             if name.rpartition("/")[2] == SAMPLES:
                 if self.num_samples is not None and value >= self.min_samples:
-                    told[name] = self.count(value)
+                    told[name] = float(self.count(value))
                 continue
             measured = metrics.get(samples_of(name), train_samples if name.startswith("train/") else None)
             if self.min_samples > 1 and (measured is None or measured < self.min_samples):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, Literal, TypeVar
 
-from flgraph.errors import EngineError, InputError, expect
+from flgraph.errors import ClientError, EngineError, InputError, expect
 from flgraph.federation.aggregation import weighted_mean
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.door import ServerDoor, note_message
@@ -226,8 +226,8 @@ class Server:
 
         Raises:
             InputError: an answer cannot be used, or a client refused, and that is to end the run.
-            ClientError: a client failed, and that is to end the run.
-            EngineError: too few are left.
+            ClientError: a client failed, and that is to end the run; or too few are left.
+            EngineError: too few answered in time.
         """
         for name, turn in turns.items():
             if turn.download is not None:
@@ -261,7 +261,8 @@ class Server:
         needed = max(least, len(turns) - len(bad)) if first else least
         if len(found) < needed:
             missing = ", ".join(f"{name} ({bad[name]})" if name in bad else name for name in turns if name not in found)
-            raise EngineError(f"Only {len(found)} of at least {needed} clients answered in time; missing: {missing}.")
+            kind = ClientError if bad else EngineError  # what was bad would be so again
+            raise kind(f"Only {len(found)} of at least {needed} clients answered in time; missing: {missing}.")
         return found
 
     def _strike(self, name: str, turn: Turn, error: Exception, record: RoundRecord) -> None:

@@ -22,6 +22,9 @@ from flgraph.runs.history import read_records
 
 METHODS = ("fedstar", "fedego", "fedhgn", "fclg")  # FedAvg does nothing that FedStar does not
 
+POLICY = {"algorithms": ["*"], "metrics": {"*": None}, "accept_states": True}
+"""As in one process: nothing is held back."""
+
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:LightningCLI's args")]
 
 
@@ -53,15 +56,14 @@ def test_same_bits(
     kits, *names = tmp_path / "kits", *expected["results"]["final"]["clients"]
     data = {"class_path": f"federations.{methods.kind(method).__name__}"}
     sites = {"north": {"clients": names[:-1]}, "east": {"clients": names[-1:]}}
-    sites = {site: {**own, "data": data, "seed": 0} for site, own in sites.items()}  # the run's own seed
+    common = {"data": data, "seed": 0, "policy": POLICY}  # the run's own seed
+    sites = {site: {**own, **common} for site, own in sites.items()}
     (kits / "server" / "local").mkdir(parents=True)
 
     def run_at_sites(name: str) -> Path:
         transport = in_memory(kits, sites)
         settings = read_settings(kits / "server")
         opened = transport.open(config, name)
-        for site in transport.sites.values():  # as their policies say where a run may come from elsewhere
-            site.host.accept_states = name == "began-here"
         serve(config, name, transport, opened, settings, {"deadline": 60.0})
         return gather(name, kits, tmp_path)
 
