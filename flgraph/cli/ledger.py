@@ -16,6 +16,7 @@ from flgraph.runs.ledger import LEDGER, NOTHING
 from flgraph.runs.ledger_reader import Comparison, Line, Total, compare, printable, read_ledger, totals
 
 _DIFFERS, _SHOWN = 1, 20
+_TIMES = {0: "", 1: "once"}
 _WHOLE = ("client", "message", "times", "size")
 _TITLES = {"down": "What the server sent to clients", "up": "What clients sent to the server"}
 
@@ -108,12 +109,12 @@ def _table(rows: Sequence[Total], title: str) -> Table:
         "client": [row.client for row in rows],
         "message": [row.exchange or row.request for row in rows],
         "times": [f"{row.times}" for row in rows],
-        "asked again": [f"{row.again} times" if row.again else "" for row in rows],
+        "asked again": [_TIMES.get(row.again, f"{row.again} times") for row in rows],
         "dropped": [f"{row.dropped}" if row.dropped else "" for row in rows],
         "size": [decimal(row.bytes) for row in rows],
         "tensors": [_few([f"{name} {form}" for name, form in row.tensors.items()]) for row in rows],
         "scalars": [_few(list(row.scalars)) for row in rows],
-        "policy": [_few([f"{text} ({count} times)" for text, count in row.policies.items()]) for row in rows],
+        "policy": [_few([f"{text} ({count})" for text, count in row.policies.items()]) for row in rows],
     }
     columns = {head: cells for head, cells in columns.items() if any(cells)}
     table = Table(title=title)
