@@ -54,8 +54,8 @@ def row(out: str, client: str, title: str) -> list[str]:
 def test_who_got_what(done: Call, run: Path) -> None:
     head = write(run / LEDGER)
     out = done("ledger", str(run)).out
-    assert row(out, "south", "What the server sent") == ["south", "train", "2", "14 bytes"]
-    up = "What clients sent"
+    assert row(out, "north, south", "What the server sent") == ["north, south", "train", "2", "14 bytes"]
+    up = "What each client sent"
     north = row(out, "north", up)
     assert north[:5] == ["north", "train", "3", "once", "-"]
     assert north[5].startswith("21")
