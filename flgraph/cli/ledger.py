@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
@@ -123,7 +123,8 @@ def _table(rows: Sequence[Total], title: str) -> Table:
     table = Table(title=title)
     shown = [column for column in range(len(_HEADS)) if any(line[column] for line in lines)]
     for head in (_HEADS[column] for column in shown):
-        table.add_column(head, justify="right" if head in ("times", "size") else "left", no_wrap=head in _WHOLE)
+        justify: JustifyMethod = "right" if head in ("times", "size") else "left"
+        table.add_column(head, justify=justify, no_wrap=head in _WHOLE, overflow="fold")
     for line in lines:
         table.add_row(*(Text(printable(line[column] or "-")) for column in shown))
     return table
