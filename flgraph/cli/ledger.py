@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
@@ -16,8 +16,10 @@ from flgraph.runs.ledger import LEDGER, NOTHING
 from flgraph.runs.ledger_reader import Comparison, Line, Total, compare, printable, read_ledger, totals
 
 _DIFFERS, _SHOWN = 1, 20
-_WHOLE = ("client", "message", "times", "size")
-_TITLES = {"down": "What the server sent to clients", "up": "What clients sent to the server"}
+_TIMES = {0: "", 1: "once"}
+_HEADS = ("client", "message", "times", "asked again", "dropped", "size", "tensors", "scalars", "policy")
+_WHOLE = ("message", "times", "size")
+_TITLES = {"down": "What the server sent to each client", "up": "What each client sent to the server"}
 
 
 def main(args: Sequence[str]) -> None:
@@ -103,24 +105,28 @@ def _chain(lines: Sequence[Line]) -> str:
 
 
 def _table(rows: Sequence[Total], title: str) -> Table:
-    """A row per client and message; columns that would be empty are left out."""
-    columns: dict[str, list[str]] = {
-        "client": [row.client for row in rows],
-        "message": [row.exchange or row.request for row in rows],
-        "times": [f"{row.times}" for row in rows],
-        "asked again": [f"{row.again} times" if row.again else "" for row in rows],
-        "dropped": [f"{row.dropped}" if row.dropped else "" for row in rows],
-        "size": [decimal(row.bytes) for row in rows],
-        "tensors": [_few([f"{name} {form}" for name, form in row.tensors.items()]) for row in rows],
-        "scalars": [_few(list(row.scalars)) for row in rows],
-        "policy": [_few([f"{text} ({count} times)" for text, count in row.policies.items()]) for row in rows],
-    }
-    columns = {head: cells for head, cells in columns.items() if any(cells)}
+    """A row per message, for all clients that it is the same for; columns that would be empty are left out."""
+    clients: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        cells = (
+            row.exchange or row.request,
+            f"{row.times}",
+            _TIMES.get(row.again, f"{row.again} times"),
+            f"{row.dropped}" if row.dropped else "",
+            decimal(row.bytes),
+            _few([f"{name} {form}" for name, form in row.tensors.items()]),
+            _few(list(row.scalars)),
+            _few([f"{text} ({count})" for text, count in row.policies.items()]),
+        )
+        clients.setdefault(cells, []).append(row.client)
+    lines = [(", ".join(names), *cells) for cells, names in clients.items()]
     table = Table(title=title)
-    for head in columns:
-        table.add_column(head, justify="right" if head in ("times", "size") else "left", no_wrap=head in _WHOLE)
-    for cells in zip(*columns.values(), strict=True):
-        table.add_row(*(Text(printable(cell or "-")) for cell in cells))
+    shown = [column for column in range(len(_HEADS)) if any(line[column] for line in lines)]
+    for head in (_HEADS[column] for column in shown):
+        justify: JustifyMethod = "right" if head in ("times", "size") else "left"
+        table.add_column(head, justify=justify, no_wrap=head in _WHOLE, overflow="fold")
+    for line in lines:
+        table.add_row(*(Text(printable(line[column] or "-")) for column in shown))
     return table
 
 

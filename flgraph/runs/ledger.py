@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from flgraph.errors import expect
+from flgraph.errors import InputError, expect
 from flgraph.runs.files import flush_folder, writing
 
 LEDGER = "ledger.jsonl"
@@ -187,12 +187,13 @@ def checked_line(text: bytes, where: str) -> dict[str, Any]:
         line = json.loads(text)
     except (ValueError, RecursionError):
         line = None
-    expect(isinstance(line, dict), where, "a JSON object", f"{len(text)} bytes that are none")
+    if not isinstance(line, dict):
+        raise InputError(where, "a JSON object", f"{len(text)} bytes that are none")
     told = {name: line.get(name) for name in ("n", "time", "previous", "hash")}
     for name, value in told.items():
         expect(value is not None, where, f"with the field {name}", "none")
-    same = rest == f'{hashlib.sha256(body + b"}").hexdigest()}"}}'.encode()
-    expect(same and type(line["n"]) is int, where, "what its hash was made of", "something else: it was changed")
+    if rest != f'{hashlib.sha256(body + b"}").hexdigest()}"}}'.encode() or type(line["n"]) is not int:
+        raise InputError(where, "what its hash was made of", "something else: it was changed")
     return line
 
 

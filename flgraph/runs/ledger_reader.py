@@ -61,12 +61,14 @@ def read_ledger(file: Path) -> list[Line]:
     except OSError as error:
         raise InputError(printable(file), "a readable file", error.strerror or type(error).__name__) from error
     *texts, half = content.split(b"\n")
-    expect(not half, f"{printable(file)}, line {len(texts) + 1}", "whole", "half a line")
+    if half:
+        raise InputError(f"{printable(file)}, line {len(texts) + 1}", "whole", "half a line")
     for number, text in enumerate(texts, start=1):
         where = f"{printable(file)}, line {number}"
         line = checked_line(text, where)
-        chained = line["previous"] == previous and line["n"] == number
-        expect(chained, where, "what came after the line before", "another one: lines were removed, inserted or moved")
+        if (line["previous"], line["n"]) != (previous, number):
+            got = "another one: lines were removed, inserted or moved"
+            raise InputError(where, "what came after the line before", got)
         previous = line["hash"]
         for name in REPEATED:
             value = line.get(name)
@@ -75,14 +77,17 @@ def read_ledger(file: Path) -> list[Line]:
                 line[name] = written[name][value]
             elif value is not None:
                 written[name][number] = value
-        for name, value in line.items():
-            right = type(value) is _TYPES.get(name, type(value)) and (type(value) is not int or value >= 0)
+        for name in _TYPES.keys() & line.keys():
+            value = line[name]
+            right = type(value) is _TYPES[name] and (not isinstance(value, int) or value >= 0)
             expect(right, f"{where}, {name}", "of a ledger", type(value).__name__)
         for name in ("tensors", "scalars"):
             entries = line.get(name, ())
             entries = entries.values() if isinstance(entries, dict) else entries
             expect(all(isinstance(entry, str) for entry in entries), f"{where}, {name}", "of texts", "others")
-        expect(line.get("direction", "up") in ("up", "down"), f"{where}, direction", "up or down", "another")
+        expect(
+            line.get("direction", "up") in ("up", "down"), f"{where}, direction", "up or down", line.get("direction")
+        )
         needed = ("direction", "client", "request", "round") if "direction" in line else ("event",)
         for name in needed:
             expect(name in line, where, f"with the field {name}", "none")
