@@ -262,7 +262,6 @@ class FederatedLoop(pl.Trainer):
             **self.history.results(),
             "stopped_early": self.should_stop,
             "dropped": server.dropped,
-            "ledger": server.ledger.head if server.ledger else None,
             "setup_bytes": {"up": server.setup_record.bytes_up, "down": server.setup_record.bytes_down},
             "aggregator": server.aggregator.summary(),
             "parameters": {name: client["parameters"] for name, client in about.items()},
@@ -279,7 +278,8 @@ class FederatedLoop(pl.Trainer):
         self._call("on_federation_end")
         if final := self.history.final or self.history.last:
             self.console.print(final_table(final, self.history.best, self.monitor))
-        self.console.print(f"results in {self.run_dir}", soft_wrap=True, markup=False)
+        head = f", newest line of the ledger {server.ledger.head[:16]}" if server.ledger else ""
+        self.console.print(f"results in {self.run_dir}{head}", soft_wrap=True, markup=False)
         return results
 
     def _begin_folder(

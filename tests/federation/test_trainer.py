@@ -47,7 +47,16 @@ METRICS = {"train/loss", "val/loss", "val/accuracy", "test/loss", "test/accuracy
 def test_results_have_the_documented_shape(fit: Fit) -> None:
     """Others read this file; what it holds besides is listed here too, so that nothing is added in passing."""
     results = results_of(fit(FedAvg()))
-    further = {"stopped_early", "metric_bytes_per_round", "setup_bytes", "aggregator", "parameters", "data", "dropped", "ledger"}
+    further = {
+        "stopped_early",
+        "metric_bytes_per_round",
+        "setup_bytes",
+        "aggregator",
+        "parameters",
+        "data",
+        "dropped",
+        "ledger",
+    }
     documented = {"final", "best_val", "rounds", "seconds_per_round", "bytes_per_round", "seed", "versions", "config"}
     assert results.keys() == documented | further
     for part in ("final", "best_val"):
