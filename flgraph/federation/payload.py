@@ -23,7 +23,7 @@ MAX_HEADER = 4 * 2**20
 times as much memory, so that a few megabytes of names must not become gigabytes."""
 
 _LONGEST_NAME = 500
-_DTYPES = frozenset("F64 F32 F16 BF16 C64 I64 I32 I16 I8 U8 BOOL".split())
+_DTYPES = frozenset(["F64", "F32", "F16", "BF16", "C64", "I64", "I32", "I16", "I8", "U8", "BOOL"])
 _LARGEST = 2**40
 """Of a tensor's sizes: those of an empty one take no bytes, and may be anything."""
 
