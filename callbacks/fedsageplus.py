@@ -198,7 +198,7 @@ class FedSagePlus(FedAvg):
             _check_input({"z": z, "counts": counts}, own["layers.0.weight"][1], fgen.max_neighbours, field)
             expect(len(z) <= most, field, f"with generators for at most {most} nodes", len(z))
             fgen.load_state_dict({name.removeprefix(_FGEN): tensor for name, tensor in part.items()})
-            gradients[other] = foreign_gradients(fgen, z, counts, x)
+            gradients[other] = foreign_gradients(fgen, z.to(next(fgen.parameters())), counts, x)
         return Payload({"gradient": gradients})
 
     def on_before_optimizer_step(

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from flgraph.callbacks.fedprox import FedProx
@@ -77,7 +76,7 @@ class SchemaFedAvg(FedProx):
         if round:
             self.check_shared(client, upload)
             names = self._names.get(client, ())
-            expect_group(relations, {name: self._relations[name].shape for name in names}, field)
+            expect_group(relations, {name: self._relations[name] for name in names}, field)
             return
         expect(len(relations) <= _MOST_RELATIONS, field, f"of at most {_MOST_RELATIONS} relations", len(relations))
         for name, row in relations.items():
@@ -95,19 +94,21 @@ class SchemaFedAvg(FedProx):
         return super().aggregate(uploads, round, exchange)
 
     def _take_schema(self, relations: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """The first weights of each relation are those of the first client that has it in the shape that most have.
+        """The first weights of each relation are those of the first client that has it in the form that most have.
 
-        Where as many have another one, it is the shape that more rows of the same parameter have. Whoever sent another
+        Where as many have another one, it is the form that more rows of the same parameter have. Whoever sent another
         one is left out of the relation, and cannot take it from the others.
         """
-        rows = [(name, row.shape) for own in relations.values() for name, row in own.items()]
-        alike = Counter(rows)
-        beside = Counter((name.partition("/")[0], shape) for name, shape in rows)
-        shapes: dict[str, torch.Size] = {}
-        for name, shape in sorted(reversed(list(alike)), key=lambda row: (alike[row], beside[row[0].partition("/")[0], row[1]])):
-            shapes[name] = shape
+        forms = [(name, (row.shape, row.dtype)) for own in relations.values() for name, row in own.items()]
+        alike = Counter(forms)
+        beside = Counter((name.partition("/")[0], form) for name, form in forms)
+        common: dict[str, Any] = {}
+        for name, form in sorted(
+            reversed(list(alike)), key=lambda row: (alike[row], beside[row[0].partition("/")[0], row[1]])
+        ):
+            common[name] = form
         for client, own in relations.items():
-            fitting = {name: row for name, row in own.items() if row.shape == shapes[name]}
+            fitting = {name: row for name, row in own.items() if (row.shape, row.dtype) == common[name]}
             self._names[client] = list(fitting)
             self._relations = {**fitting, **self._relations}
 

@@ -46,18 +46,27 @@ def expect_tensor(tensors: Mapping[str, Tensor], name: str, shape: Shape, field:
 
 
 def expect_group(
-    tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape], field: str, kind: Kind = "float"
+    tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape | Tensor], field: str, kind: Kind = "float"
 ) -> Mapping[str, Tensor]:
-    """Tensors that must have these names, neither more nor fewer, and these shapes.
+    """Tensors that must have these names, neither more nor fewer.
+
+    Args:
+        tensors: what was received.
+        shapes: name to shape; or to a tensor, whose shape and type it must have.
+        field: see :class:`~flgraph.errors.InputError`.
+        kind: see :func:`expect_tensor`.
 
     Raises:
-        InputError: they have not.
+        InputError: they have not, or are of another shape or type.
     """
     for name in tensors:
         if name not in shapes:
             raise InputError(field, "without what was not asked for", f"`{brief(name)}`")
-    for name, shape in shapes.items():
-        expect_tensor(tensors, name, shape, field, kind)
+    for name, form in shapes.items():
+        if isinstance(form, Tensor):
+            expect_tensor(tensors, name, form.shape, field, form.dtype)
+        else:
+            expect_tensor(tensors, name, form, field, kind)
     return tensors
 
 
