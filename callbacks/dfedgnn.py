@@ -118,7 +118,7 @@ class DFedGNN(Aggregator):
         return self.payload(key, mix)  # in a complete graph all clients get the same
 
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
-        self._models |= {client: upload.tensors for client, upload in uploads.items()}
+        self._models |= {client: upload.group() for client, upload in uploads.items()}
         return {}  # nobody has a model of all
 
     def summary(self) -> dict[str, Any]:

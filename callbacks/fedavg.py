@@ -8,7 +8,11 @@ from typing import Any, Literal
 from flgraph.errors import expect
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.payload import Payload
+from flgraph.federation.received import expect_count
 from flgraph.federation.routes import Route, shared
+
+MOST_SAMPLES = 2**53
+"""That floats can count."""
 
 
 class FedAvg(Aggregator):
@@ -18,7 +22,8 @@ class FedAvg(Aggregator):
     different features and classes, input and output layers so stay with the client.
 
     Args:
-        weighting: ``"samples"`` weighs clients by their number of training samples, ``"uniform"`` alike.
+        weighting: ``"samples"`` weighs clients by their number of training samples, ``"uniform"`` alike; the number
+            then does not leave them.
         kwargs: see :class:`~flgraph.federation.Aggregator`.
     """
 
@@ -26,11 +31,23 @@ class FedAvg(Aggregator):
         super().__init__(**kwargs)
         expect(weighting in ("samples", "uniform"), "aggregator.weighting", "samples or uniform", weighting)
         self.weighting = weighting
+        if weighting == "uniform":
+            self.upload_scalars = tuple(name for name in self.upload_scalars if name != "num_samples")
 
     def routes(self) -> list[Route]:
         return shared("*", on_mismatch="personal")
 
     # ----------------------------------------------------------------------------------------------- server half
+    def check_shared(self, client: str, upload: Payload) -> None:
+        """Asks for the number of samples besides, where clients count by it."""
+        super().check_shared(client, upload)
+        self.check_samples(client, upload)
+
+    def check_samples(self, client: str, upload: Payload) -> None:
+        """Refuses numbers of samples by which no mean can be weighed."""
+        if self.weighting == "samples":
+            expect_count(upload, "num_samples", 1, MOST_SAMPLES, f"upload` of client `{client}")
+
     def client_weights(self, uploads: Mapping[str, Payload]) -> dict[str, float]:
         """How much each client counts, by ``weighting``; not normalised."""
         if self.weighting == "uniform":

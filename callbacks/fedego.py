@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from flgraph.errors import expect
+from flgraph.errors import InputError, expect
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.client import Client
-from flgraph.federation.payload import Payload
+from flgraph.federation.payload import Payload, brief
+from flgraph.federation.received import expect_between, expect_group, expect_tensor, shapes_of
 from flgraph.federation.routes import Route, UploadKind, personal, shared
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.server_model import ServerModel, relative_distance, server_trainer
+from flgraph.models.base import OPTIMIZERS
 from flgraph.models.nodes.fedego import EgoHead, MashedEgoGraphs
 from flgraph.models.nodes.fedego import FedEgo as FedEgoNet
 from flgraph.nn.batches import EgoBatch
 
 _EGO_GRAPHS = "ego_graphs"
+
+_HEAD: dict[str, tuple[type, float, float]] = {
+    "hidden_channels": (int, 1, 8192),
+    "num_classes": (int, 1, 100_000),
+    "num_layers": (int, 1, 8),
+    "linear": (bool, 0, 1),
+    "ego": (bool, 0, 1),
+    "dropout": (float, 0, 1 - 1e-9),
+    "lr": (float, 1e-12, 100),
+    "weight_decay": (float, 0, 100),
+}
+"""Settings of the server's layers that clients send, beside the optimizer: their types and ranges."""
+
+_MOST_WEIGHTS = 2**27
+"""Of the server's layers."""
+
+_MOST_POSITIONS = 100_000
+"""Nodes of an ego-graph."""
 
 
 class FedEgo(Aggregator):
@@ -53,7 +75,7 @@ class FedEgo(Aggregator):
         mixup: whether ego-graphs are averaged over a batch; otherwise the first one of each batch is sent as it is,
             which gives a node's embedding away.
         noise: standard deviation of Gaussian noise that clients add to the embeddings they send. It has no privacy
-            budget. Like all that a client draws it derives from the client's seed, see :class:`Client`.
+            budget. At a site it is drawn anew whenever something is sent, see :meth:`Client.private_seed`.
         server_epochs: epochs that the server trains per round.
         server_fraction: share of the mashed ego-graphs that one of these epochs visits, drawn anew for each.
         server_batch_size: mashed ego-graphs per batch.
@@ -66,6 +88,7 @@ class FedEgo(Aggregator):
     server_attributes: Sequence[str] = ("_head", "_labels", "_loss")
     client_attributes: Sequence[str] = ("_own",)
     upload_scalars = ("head", "fanouts")
+    common_scalars = ("head", "fanouts")
     reported_scalars = ("mixing/lambda", "mixing/emd", "mixing/divergence")
 
     def __init__(
@@ -110,6 +133,12 @@ class FedEgo(Aggregator):
         kept = [*personal("personalization.*"), *personal("*")]
         return [*shared("reduction.*"), *kept] if self.average_reduction else kept[1:]
 
+    @property
+    def reveals(self) -> str:
+        if self.mixup:
+            return ""
+        return "The server gets representations and classes of single nodes and of their neighbours."
+
     # ----------------------------------------------------------------------------------------------- server half
     def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
         super().start(initial, clients)
@@ -120,15 +149,39 @@ class FedEgo(Aggregator):
             return super().download(client, round, exchange)
         return Payload({**self.shared, "global": self._model.tensors(), "labels": {"global": self._labels}})
 
+    def check_upload(self, client: str, upload: Payload, round: int, exchange: str) -> None:
+        """Reduction layers, and ego-graphs of the shape that the client's settings say, with shares of classes."""
+        self.check_shared(client, upload)
+        field = f"upload` of client `{client}"
+        head = _read_head(upload.scalars.get("head"), field)
+        expect(not self._head or head == self._head, field, "one with the `head` of the first round", "another")
+        fanouts = _read_fanouts(upload.scalars.get("fanouts"), head["num_layers"] if head["ego"] else 0, field)
+        count = 1 + sum(math.prod(fanouts[:hops]) for hops in range(1, len(fanouts) + 1))
+        expect(count <= _MOST_POSITIONS, field, f"one with ego-graphs of at most {_MOST_POSITIONS} nodes", count)
+        sent = upload.group(_EGO_GRAPHS)
+        embedding = expect_tensor(sent, "embedding", (None, count, head["hidden_channels"]), field)
+        shape = (*embedding.shape[:2], head["num_classes"])
+        expect_group(sent, {"embedding": embedding.shape, "label": shape}, field)
+        expect(len(embedding) > 0, field, "one with ego-graphs", "none")
+        label = sent["label"].double()
+        expect_between(label, 0, 1.001, "shares of classes", field)
+        expect_between(label.sum(2), 0, 1.001, "sums of shares", field)
+        expect_between(label[:, 0].sum(1), 0.999, 1.001, "sums of the centers' shares", field)
+
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
+        if not uploads:
+            return {}
         self._check_heads(uploads)
         reduction = super().aggregate(uploads, round, exchange)
         ego_graphs = self.collect(uploads)
         labels = ego_graphs.label.sum((0, 1))
         self._labels = labels / labels.sum()  # not every position need have a class
         self._model = self._model or self._make_model()
+        before = self._model.state()
         batches = _MashedLoader(ego_graphs, self.server_batch_size, self.server_fraction)
         self._loss = self._model.fit(batches, self.server_epochs, round)["train/loss"]
+        if not all(bool(tensor.isfinite().all()) for tensor in self._model.tensors().values()):
+            self._model.load_state(before)  # embeddings may be finite, and too large to learn from
         return reduction
 
     def collect(self, uploads: Mapping[str, Payload]) -> MashedEgoGraphs:
@@ -167,9 +220,19 @@ class FedEgo(Aggregator):
     # ----------------------------------------------------------------------------------------------- client half
     def install(self, client: Client, download: Payload) -> None:
         self.install_reduction(client, download.group())
-        received = download.group("global")
-        if received:
-            self._mix(client, received, download.group("labels")["global"])
+        received, labels = download.group("global"), download.group("labels")
+        if not received:
+            return
+        field = f"download` of client `{client.name}"
+        state = client.module.state_dict()
+        own = {name: tensor for name, tensor in state.items() if name.startswith("personalization.")}
+        expect_group(received, shapes_of(own), field)
+        finite = all(bool(tensor.isfinite().all()) for tensor in received.values())
+        expect(finite, field, "one with finite personalization layers", "others")
+        shares = expect_tensor(labels, "global", label_distribution(client).shape, field)
+        expect_between(shares, 0, 1.001, "shares of classes", field)
+        expect_between(shares.double().sum(), 0.999, 1.001, "a sum of shares", field)
+        self._mix(client, received, shares)
 
     def install_reduction(self, client: Client, layers: Mapping[str, Tensor]) -> None:
         """Puts the averaged reduction layers into the client."""
@@ -179,8 +242,6 @@ class FedEgo(Aggregator):
         emd = float((label_distribution(client) - labels.double()).abs().sum())
         coefficient = (emd / 2) ** self.gamma if self.mixing is None else self.mixing
         own = {name: t for name, t in client.module.state_dict().items() if name in received}
-        fits = {n: t.shape for n, t in own.items()} == {n: t.shape for n, t in received.items()}
-        expect(fits, f"model of client `{client.name}`", f"tensors {sorted(received)} as the server's", sorted(own))
         # Not from what the model holds now: a client that sits rounds out is evaluated, and would mix again each time.
         self._own = self._own or {name: tensor.clone() for name, tensor in own.items()}
         for name, tensor in received.items():
@@ -202,7 +263,7 @@ class FedEgo(Aggregator):
         module.train()  # Lightning would leave it as it is, and train without dropout
         embedding = torch.cat([part.embedding for part in mashed])
         if self.noise:
-            embedding = embedding + self.noise * torch.randn(embedding.shape).to(embedding)
+            embedding = embedding + self.noise * _noise(client, embedding.shape).to(embedding)
         ego_graphs = {"embedding": embedding, "label": torch.cat([part.label for part in mashed])}
         keys = ("hidden_channels", "num_classes", "num_layers", "linear", "ego", "dropout", "lr", "weight_decay")
         head = json.dumps({key: module.hparams[key] for key in (*keys, "optimizer")})
@@ -235,6 +296,52 @@ def _mixup_data(client: Client) -> MixupData:
     wanted = f"data with `mixup_dataloader` and `train_labels` in client `{client.name}`"
     expect(isinstance(data, MixupData), "data", wanted, type(data).__name__)
     return data
+
+
+def _noise(client: Client, shape: torch.Size) -> Tensor:
+    """Gaussian noise: of the turn's own draws in a simulation, at a site such as nobody can draw again."""
+    if client.simulated:
+        return torch.randn(shape)
+    # torch takes 32 bits of a seed. Where an embedding is 0, as after a ReLU it often is, the noise is seen as it is,
+    # and whoever tries all seeds would find the rest of it.
+    seeds = [client.private_seed("noise", part) for part in range(3)]
+    drawn = np.random.Generator(np.random.Philox(seeds)).standard_normal(tuple(shape))
+    return torch.from_numpy(drawn)
+
+
+def _read_head(text: Any, field: str) -> dict[str, Any]:
+    """The settings of the server's layers, of the types and in the ranges that it makes layers of."""
+    head = _json(text, field, "head")
+    names = {*_HEAD, "optimizer"}
+    if not isinstance(head, dict) or head.keys() != names:
+        raise InputError(field, f"one with a `head` of {', '.join(sorted(names))}", brief(head))
+    for name, (kind, low, high) in _HEAD.items():
+        value = head[name]
+        typed = type(value) is kind or (kind is float and type(value) is int)
+        if not typed or not low <= value <= high:
+            raise InputError(field, f"one with `{name}` of its `head` a {kind.__name__} in range", brief(value))
+    count = head["hidden_channels"] * (2 * head["hidden_channels"] * head["num_layers"] + head["num_classes"])
+    expect(count <= _MOST_WEIGHTS, field, f"one with a `head` of at most {_MOST_WEIGHTS} weights", count)
+    known = isinstance(head["optimizer"], str) and head["optimizer"] in OPTIMIZERS
+    expect(known, field, f"one with an `optimizer` among {', '.join(OPTIMIZERS)}", brief(head["optimizer"]))
+    return head
+
+
+def _read_fanouts(text: Any, hops: int, field: str) -> list[int]:
+    """Neighbours per node; none where there are centers only."""
+    fanouts = _json(text, field, "fanouts")
+    numbers = isinstance(fanouts, list) and all(type(n) is int and 1 <= n <= 10_000 for n in fanouts)
+    fits = numbers and (hops <= len(fanouts) <= 8 if hops else not fanouts)
+    if not fits:
+        raise InputError(field, f"one with `fanouts` of {hops} hops", brief(fanouts))
+    return list(fanouts)
+
+
+def _json(text: Any, field: str, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(field, f"one with `{name}` in JSON", brief(text)) from error
 
 
 class _MashedLoader:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
@@ -14,11 +15,15 @@ from flgraph.callbacks.fedavg import FedAvg
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
+from flgraph.federation.received import expect_between, expect_count, expect_tensor
 from flgraph.federation.routes import UploadKind
 from flgraph.models.nodes.gcn import NeighbourSums, NodeGCN
 
 _SETUP = "setup"
 """Group of the tensors that are no part of the model."""
+
+_MOST_FEATURES = 10_000_000
+"""Columns of a client's features."""
 
 
 class FedGCN(FedAvg):
@@ -45,8 +50,12 @@ class FedGCN(FedAvg):
       they hold, as sparse rows, and get the sums of these for their own nodes (and the neighbours).
 
     The server sees all of this in the clear: who holds which nodes, how many edges each has, and the sums, which are
-    a node's features where there is one term only. A client learns which earlier clients hold its nodes, and the sums
-    of others' features, from which the like can be told. The paper encrypts the sums; this is not done here.
+    a node's features where there is one term only; with degrees of its own choice it can make more of them so. A
+    client learns which earlier clients hold its nodes, and the sums of others' features, from which the like can be
+    told. The paper encrypts the sums; this is not done here.
+
+    A client that is left out in one of these exchanges is left out of the sums; what it was to count of nodes and
+    edges that others hold, too, is counted by nobody.
 
     Goes with :class:`flgraph.models.NodeGCN` and data that has ``graph``, a :class:`~flgraph.data.NodeGraph` cut from a
     common one, such as :class:`flgraph.data.WholeGraphFederation`.
@@ -58,6 +67,7 @@ class FedGCN(FedAvg):
 
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {f"{_SETUP}/*": "data"}
     upload_scalars = ("num_samples", "cross_edges", "num_features")
+    common_scalars = ("cross_edges", "num_features")
 
     def __init__(self, num_hops: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -67,7 +77,15 @@ class FedGCN(FedAvg):
         self._answers: dict[str, dict[str, Tensor]] = {}  # what each client is sent beside the weights
         self._keys: dict[str, Tensor] = {}  # nodes that each client speaks of, its own first
         self._sizes: dict[str, int] = {}  # how many of them are its own
+        self._common: tuple[bool, int] = (False, 0)  # whether clients know edges across; columns of their features
         self._part: _Part | None = None  # the client half's, during the setup
+
+    @property
+    def reveals(self) -> str:
+        return (
+            "The server reads which nodes a client holds and how many edges each of them has, and can work out the "
+            "features of single nodes; other clients learn some of both."
+        )
 
     def exchanges(self, round: int) -> Sequence[str]:
         return ("train",) if round else ("nodes", "degrees", "neighbours")
@@ -84,57 +102,102 @@ class FedGCN(FedAvg):
         weights = super().download(client, round, exchange)
         return Payload({**(weights.tensors if weights else {}), _SETUP: answer}) if answer else weights
 
+    def check_upload(self, client: str, upload: Payload, round: int, exchange: str) -> None:
+        """Weights; or numbers of nodes, degrees and sparse rows that can be indexed by and sized by."""
+        if round:
+            return self.check_shared(client, upload)
+        field, tensors = f"upload` of client `{client}", upload.group(_SETUP)
+        if exchange == "nodes":
+            expect_count(upload, "num_features", 1, _MOST_FEATURES, field)
+            known = type(upload.scalars.get("cross_edges")) is bool
+            expect(known, field, "one with `cross_edges`, true or false", "something else")
+            nodes = _numbers(tensors, "nodes", field)
+            expect(nodes.numel() > 0, field, "one with nodes", "none")
+            return None
+        expect(client in self._keys, field, "of a client that told its nodes", "another one's")
+        if exchange == "neighbours":
+            expect_count(upload, "num_features", self._common[1], self._common[1], field)
+            _rows_of(tensors, self._keys[client].numel(), self._common[1], field)
+            return None
+        own, outside = self._keys[client], _numbers(tensors, "outside", field)
+        apart = not bool(torch.isin(outside, own).any())
+        expect(apart, field, "one with `outside` of nodes that it does not hold", "one that it holds")
+        expect(self._common[0] or not outside.numel(), field, "without nodes of others", "some")
+        degree = expect_tensor(tensors, "degree", (own.numel() + outside.numel(),), field, torch.int32)
+        # What a client counts for a node comes from nodes that it holds, from each once.
+        expect_between(degree, 0, own.numel(), "`degree`", field)
+
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         self._answers = {}
         if round:
             return super().aggregate(uploads, round, exchange)
+        there = {client: uploads[client] for client in self._clients if client in uploads}
         if exchange == "nodes":
-            self._take_nodes(uploads)
-        elif exchange == "degrees":
-            self._add_degrees(uploads)
+            self._take_nodes(there)
         else:
-            self._add_neighbours(uploads)
-            self._keys = {}
+            self._keys = {client: keys for client, keys in self._keys.items() if client in there}
+            there = {client: there[client] for client in self._keys}
+            if exchange == "degrees":
+                self._add_degrees(there)
+            else:
+                self._add_neighbours(there)
+                self._keys = {}
         return {}
 
     def _take_nodes(self, uploads: Mapping[str, Payload]) -> None:
-        for name in ("cross_edges", "num_features"):
+        for name in self.common_scalars:
             values = {upload.scalars[name] for upload in uploads.values()}
-            expect(len(values) == 1, f"data.{name}", "the same for all clients", sorted(values))
-        self._keys = {client: uploads[client].group(_SETUP)["nodes"] for client in self._clients}
+            expect(len(values) <= 1, f"data.{name}", "the same for all clients", sorted(values))
+        for upload in uploads.values():
+            self._common = (bool(upload.scalars["cross_edges"]), int(upload.scalars["num_features"]))
+        self._keys = {client: upload.group(_SETUP)["nodes"] for client, upload in uploads.items()}
         self._sizes = {client: keys.numel() for client, keys in self._keys.items()}
-        for number, client in enumerate(self._clients):
+        clients = list(self._keys)
+        for number, client in enumerate(clients):
             own = self._keys[client]
-            earlier = [torch.isin(own, self._keys[other]) for other in self._clients[:number]]
+            earlier = [torch.isin(own, self._keys[other]) for other in clients[:number]]
             held = torch.stack(earlier, dim=1) if earlier else torch.zeros(own.numel(), 0, dtype=torch.bool)
             self._answers[client] = {"earlier": held}
 
     def _add_degrees(self, uploads: Mapping[str, Payload]) -> None:
+        if not uploads:
+            return
         held = torch.cat(list(self._keys.values())).unique()
-        for client in self._clients:
-            self._keys[client] = torch.cat([self._keys[client], uploads[client].group(_SETUP)["outside"]])
-        total = torch.zeros(self._num_nodes(), dtype=torch.int32)
-        for client in self._clients:
-            total.index_add_(0, self._keys[client], uploads[client].group(_SETUP)["degree"])
+        for client, upload in uploads.items():
+            self._keys[client] = torch.cat([self._keys[client], upload.group(_SETUP)["outside"]])
+        positions, count = self._positions()
+        total = torch.zeros(count, dtype=torch.int32)
+        for client, upload in uploads.items():
+            total.index_add_(0, positions[client], upload.group(_SETUP)["degree"])
         for client, keys in self._keys.items():
-            # What no client holds has no features to add up; 0 tells the client to leave it out.
-            degree = torch.where(torch.isin(keys, held), total[keys], 0)
+            # What no client holds has no features to add up; 0 tells the client to leave it out. A node that is held
+            # counts itself, unless whose turn it was is gone.
+            degree = torch.where(torch.isin(keys, held), total[positions[client]].clamp(min=1), 0)
             self._answers[client] = {"degree": degree}
             self._keys[client] = keys[degree > 0]
 
     def _add_neighbours(self, uploads: Mapping[str, Payload]) -> None:
-        columns = int(next(iter(uploads.values())).scalars["num_features"])
-        total = sparse.csr_matrix((self._num_nodes(), columns), dtype=np.float64)
-        for client in self._clients:
-            part, index = _rows_of(uploads[client].group(_SETUP), columns), self._keys[client].numpy()
-            size = (total.shape[0], index.size)
-            total = total + sparse.csr_matrix((np.ones(index.size), (index, np.arange(index.size))), size) @ part
-        for client, keys in self._keys.items():  # their own and, for two hops, their neighbours
-            wanted = keys if self.num_hops == 2 else keys[: self._sizes[client]]
+        if not uploads:
+            return
+        positions, count = self._positions()
+        columns = self._common[1]
+        total = sparse.csr_matrix((count, columns), dtype=np.float64)
+        for client, upload in uploads.items():
+            place = positions[client].numpy()
+            part = _rows_of(upload.group(_SETUP), place.size, columns, f"upload` of client `{client}")
+            total = total + _placed(part, place, count)
+        for client, position in positions.items():  # their own and, for two hops, their neighbours
+            wanted = position if self.num_hops == 2 else position[: self._sizes[client]]
             self._answers[client] = _csr_parts(total[wanted.numpy()])
 
-    def _num_nodes(self) -> int:
-        return 1 + max(int(keys.max()) for keys in self._keys.values())
+    def _positions(self) -> tuple[dict[str, Tensor], int]:
+        """Where every client's nodes are among all that are spoken of, and how many these are.
+
+        By rank and not by number, so that memory follows from what was sent.
+        """
+        every, rank = torch.cat(list(self._keys.values())).unique(return_inverse=True)
+        parts = rank.split([keys.numel() for keys in self._keys.values()])
+        return dict(zip(self._keys, parts, strict=True)), every.numel()
 
     # ----------------------------------------------------------------------------------------------- client half
     def install(self, client: Client, download: Payload) -> None:
@@ -142,10 +205,10 @@ class FedGCN(FedAvg):
         answer = download.group(_SETUP)
         if self._part is None or not answer:
             return
-        if "earlier" in answer:
-            self._part.count(answer["earlier"])
-        elif "degree" in answer:
-            self._part.scale(answer["degree"])
+        if self._part.awaits == "earlier":
+            self._part.count(answer)
+        elif self._part.awaits == "degree":
+            self._part.scale(answer)
         else:
             assert isinstance(client.module, NodeGCN)
             client.module.use_sums(self._part.finish(answer, self.num_hops))
@@ -159,7 +222,7 @@ class FedGCN(FedAvg):
     def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
         if round:
             return super().upload(client, round, exchange)
-        if self._part is None:
+        if self._part is None or exchange == "nodes":
             module = client.module
             expect(isinstance(module, NodeGCN), "model", "flgraph.models.NodeGCN for FedGCN", type(module).__name__)
             self._part = _Part(client.data, client.name)
@@ -168,6 +231,8 @@ class FedGCN(FedAvg):
             expect(cross or self.num_hops == 1, "aggregator.num_hops", wanted, self.num_hops)
             scalars = {"cross_edges": cross, "num_features": self._part.x.shape[1]}
             return Payload({_SETUP: {"nodes": self._part.nodes.int()}}, scalars)
+        awaited = {"degrees": "degree", "neighbours": "sums"}.get(exchange)
+        expect(self._part.awaits == awaited, "exchange", f"one that follows on `{self._part.awaits}`", exchange)
         if exchange == "degrees":
             return Payload({_SETUP: self._part.degrees()})
         return Payload({_SETUP: self._part.sums()}, {"num_features": self._part.x.shape[1]})
@@ -182,6 +247,7 @@ class _Part:
     """
 
     def __init__(self, data: Any, client: str) -> None:
+        self.field, self.awaits = f"download` of client `{client}", "earlier"
         graph = data.graph.to("cpu")
         expect(graph.undirected, f"graph of client `{client}`", "undirected for FedGCN", "directed")
         self.nodes: Tensor = graph.nodes
@@ -201,29 +267,36 @@ class _Part:
         self.counted = torch.ones_like(target, dtype=torch.bool)
         self.degree = torch.zeros(0)
 
-    def count(self, earlier: Tensor) -> None:
+    def count(self, answer: Mapping[str, Tensor]) -> None:
         """Finds out which contributions an earlier client makes.
 
         Args:
-            earlier: whether the own nodes are held by each of the clients before ``[N, k]``.
+            answer: ``earlier``, whether the own nodes are held by each of the clients before ``[N, k]``.
         """
+        earlier = expect_tensor(answer, "earlier", (self.nodes.numel(), None), self.field, torch.bool)
         held = earlier[self.source]
         if self.cross is None:  # an edge is known to who holds both ends, and to who holds the source otherwise
             held = held & earlier[self.target]
-        self.counted = ~held.any(dim=1)
+        self.counted, self.awaits = ~held.any(dim=1), "degree"
 
     def degrees(self) -> dict[str, Tensor]:
         """Number of own contributions to every node, 1 for the node itself included."""
         counts = torch.bincount(self.target[self.counted], minlength=self.nodes.numel() + self.outside.numel())
         return {"outside": self.outside.int(), "degree": counts.int()}
 
-    def scale(self, degree: Tensor) -> None:
-        """Takes the degrees in the union graph; leaves out what no client holds."""
+    def scale(self, answer: Mapping[str, Tensor]) -> None:
+        """Takes the ``degree`` of every node in the union graph; leaves out what no client holds."""
+        own = self.degrees()["degree"]
+        degree = expect_tensor(answer, "degree", own.shape, self.field, torch.int32)
         kept = degree > 0
+        # A sum over clients is no less than what this one gave; the own nodes are held.
+        fits = bool((kept | (degree == 0)).all() and (degree >= own)[kept].all() and kept[: self.nodes.numel()].all())
+        expect(fits, self.field, "one with degrees that are sums of clients' counts", "others")
         position = kept.cumsum(0) - 1
         inside = kept[self.target]
         self.target, self.source = position[self.target[inside]], self.source[inside]
         self.counted, self.degree = self.counted[inside], degree[kept].double()
+        self.awaits = "sums"
 
     def sums(self) -> dict[str, Tensor]:
         r"""Sums of :math:`x_j / \sqrt{d_j}` over own contributions, for every node."""
@@ -234,7 +307,8 @@ class _Part:
     def finish(self, tensors: Mapping[str, Tensor], num_hops: int) -> NeighbourSums:
         """The rows and, for two hops, the matrix that the model takes."""
         scale = self.degree.rsqrt()
-        total = _rows_of(tensors, self.x.shape[1])
+        rows = self.degree.numel() if num_hops == 2 else self.nodes.numel()
+        total = _rows_of(tensors, rows, self.x.shape[1], self.field)
         first = sparse.diags(scale[: total.shape[0]].numpy()) @ total
         if num_hops == 1:
             return NeighbourSums(self.nodes, _torch(first))
@@ -267,10 +341,40 @@ def _csr_parts(rows: sparse.csr_matrix) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array) for name, array in zip(_PARTS, arrays, strict=True)}
 
 
-def _rows_of(tensors: Mapping[str, Tensor], columns: int) -> sparse.csr_matrix:
-    """What :func:`_csr_parts` made tensors of, in float64."""
-    rowptr, col, value = (tensors[name].numpy() for name in _PARTS)
-    return sparse.csr_matrix((value.astype(np.float64), col, rowptr), (rowptr.size - 1, columns))
+def _rows_of(tensors: Mapping[str, Tensor], rows: int, columns: int, field: str) -> sparse.csr_matrix:
+    """What :func:`_csr_parts` made tensors of, in float64.
+
+    Raises:
+        InputError: they are no sparse matrix of this shape; scipy would read and write beside its memory.
+    """
+    rowptr = expect_tensor(tensors, "rowptr", (rows + 1,), field, torch.int32)
+    col = expect_tensor(tensors, "col", (None,), field, torch.int32)
+    value = expect_tensor(tensors, "value", col.shape, field, torch.float32)
+    whole = int(rowptr[0]) == 0 and int(rowptr[-1]) == col.numel() and bool((rowptr.diff() >= 0).all())
+    expect(whole, field, f"one with `rowptr` from 0 to {col.numel()}", "others")
+    expect_between(col, 0, columns - 1, "`col`", field)
+    row = torch.repeat_interleave(rowptr.diff(), output_size=col.numel())
+    ascending = (col.diff() > 0) | (row.diff() > 0)
+    expect(bool(ascending.all()), field, "one with columns in ascending order in each row", "others")
+    expect(bool(value.isfinite().all()), field, "one with finite `value`", "others")
+    return sparse.csr_matrix((value.double().numpy(), col.numpy(), rowptr.numpy()), (rows, columns))
+
+
+def _placed(part: sparse.csr_matrix, position: NDArray[np.int64], rows: int) -> sparse.csr_matrix:
+    """A matrix whose rows ``position`` are those of ``part``; a product would take memory for every column."""
+    order = np.argsort(position)
+    part, counts = part[order], np.zeros(rows, dtype=np.int64)
+    counts[position[order]] = np.diff(part.indptr)
+    rowptr = np.concatenate([[0], np.cumsum(counts)])
+    return sparse.csr_matrix((part.data, part.indices, rowptr), (rows, part.shape[1]))
+
+
+def _numbers(tensors: Mapping[str, Tensor], name: str, field: str) -> Tensor:
+    """Numbers of nodes, each once."""
+    found = expect_tensor(tensors, name, (None,), field, torch.int32)
+    expect_between(found, 0, 2**31 - 1, f"`{name}`", field)
+    expect(found.unique().numel() == found.numel(), field, f"one with `{name}` of different nodes", "some twice")
+    return found
 
 
 def _torch(rows: sparse.csr_matrix) -> Tensor:

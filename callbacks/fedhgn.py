@@ -14,8 +14,12 @@ from flgraph.callbacks.fedavg import FedAvg
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
+from flgraph.federation.received import expect_group
 from flgraph.federation.routes import Route, UploadKind, personal, shared
 from flgraph.nn import at_least_float32
+
+_MOST_ROWS = 10_000
+"""Of a layer, that a client sends; it receives at most a hundred times as many."""
 
 _COEFFICIENTS, _BASES = ".coefficients", ".bases"
 
@@ -76,6 +80,13 @@ class FedHGN(FedAvg):
         assert weights is not None
         return Payload({**weights.tensors, "rows": self._rows_for(client)}) if self.alignment else weights
 
+    def check_upload(self, client: str, upload: Payload, round: int, exchange: str) -> None:
+        """Weights, and rows of coefficients for each layer whose bases the client shares."""
+        self.check_shared(client, upload)
+        layers = {n: self.shared[n] for n in self.owners.get(client, ()) if n.endswith(_BASES) and n in self.shared}
+        shapes = {name.removesuffix(_BASES): (None, bases.size(0)) for name, bases in layers.items()}
+        _expect_rows(upload.group("rows"), shapes if self.alignment else {}, _MOST_ROWS, f"upload` of client `{client}")
+
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         self._rows |= {client: upload.group("rows") for client, upload in uploads.items()}
         return super().aggregate(uploads, round, exchange)
@@ -87,7 +98,8 @@ class FedHGN(FedAvg):
             if not name.endswith(_BASES):
                 continue
             layer = name.removesuffix(_BASES)
-            sent = [self._rows[other][layer] for other in sorted(self._rows) if other != client]
+            others = [self._rows[other] for other in sorted(self._rows) if other != client]
+            sent = [rows[layer] for rows in others if layer in rows]
             silent = len(sent) < len(self.owners) - 1
             result[layer] = by_value(torch.cat([*sent, bases.new_zeros(int(silent), bases.size(0))]))
         return result
@@ -96,6 +108,10 @@ class FedHGN(FedAvg):
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         """Local training with the alignment term."""
         self._received = client.last_download.group("rows")
+        own = {name: parameter for name, parameter in client.module.named_parameters() if name.endswith(_COEFFICIENTS)}
+        shapes = {n.removesuffix(_COEFFICIENTS): (None, coefficients.size(1)) for n, coefficients in own.items()}
+        shapes = {layer: shapes[layer] for layer in shapes if layer in self._received}  # others' bases may be their own
+        _expect_rows(self._received, shapes, 100 * _MOST_ROWS, f"download` of client `{client.name}")
         super().local_update(client, round, exchange)
         self._received = {}
 
@@ -133,6 +149,14 @@ class FedHGN(FedAvg):
             nearest = others[distances.argmin(dim=1)]
             gradient = 2 * self.alignment * (coefficients.detach() - nearest)
             coefficients.grad = gradient if coefficients.grad is None else coefficients.grad.add_(gradient)
+
+
+def _expect_rows(
+    rows: Mapping[str, Tensor], shapes: Mapping[str, tuple[int | None, int]], most: int, field: str
+) -> None:
+    expect_group(rows, shapes, field)
+    for layer, tensor in rows.items():
+        expect(len(tensor) <= most, field, f"of at most {most} rows of `{layer}`", len(tensor))
 
 
 def by_value(rows: Tensor) -> Tensor:

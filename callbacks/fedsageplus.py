@@ -14,13 +14,22 @@ from flgraph.callbacks.fedavg import FedAvg
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
+from flgraph.federation.received import (
+    Shape,
+    expect_between,
+    expect_count,
+    expect_group,
+    expect_tensor,
+    most_common,
+    shapes_of,
+)
 from flgraph.federation.routes import Route, UploadKind, collected, personal, shared
-from flgraph.federation.seeding import derive_seed
 from flgraph.models.nodes.sage import NeighGenSAGE
 from flgraph.nn import FeatureGenerator
 from flgraph.nn.neighgen import feature_loss, first_ones, nearest_of_all
 
 _FGEN = "generator.fgen."
+_MOST_FEATURES = 10_000_000
 
 
 class FedSagePlus(FedAvg):
@@ -43,7 +52,7 @@ class FedSagePlus(FedAvg):
     What leaks: the server can solve a client's gradient for the features of the nodes that were nearest, exactly where
     fewer neighbours are compared than the last hidden layer of fGen has columns; so can, with two clients, the other.
     Clients see the others' fGen with its input, which is a model of hidden neighbours' features, and how many of each
-    node were hidden. The noise is drawn once, from the client's seed, see :class:`Client`.
+    node were hidden. The noise is drawn once, see :meth:`Client.private_seed`, as its mean over many draws is none.
 
     Goes with :class:`flgraph.models.NeighGenSAGE` and data whose batches are whole graphs, such as
     :class:`flgraph.data.WholeGraphFederation`.
@@ -58,6 +67,7 @@ class FedSagePlus(FedAvg):
 
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"input/*": "data", "gradient/*": "gradient"}
     upload_scalars = ("num_samples", "num_features")
+    common_scalars = ("num_features",)
 
     def __init__(
         self, pretrain_epochs: int = 20, generator_rounds: int = 20, alpha: float = 1.0, **kwargs: Any
@@ -68,11 +78,20 @@ class FedSagePlus(FedAvg):
         expect(0 <= alpha < float("inf"), "aggregator.alpha", "a finite number, 0 or more", alpha)
         self.pretrain_epochs, self.generator_rounds, self.alpha = pretrain_epochs, generator_rounds, alpha
         self._answers: dict[str, dict[str, Any]] = {}  # what each client is sent before the first round
+        self._forms: dict[str, Shape] = {}  # shapes of the generator that most clients have, without prefixes
+        self._handed_round: list[str] = []  # the clients whose generators the others compare
         self._gradients: dict[str, Tensor] = {}  # the client half's: sums of theirs, until the next step
         self._visible = 0  # the client half's: nodes that are not hidden
 
     def routes(self) -> list[Route]:
         return [*collected(_FGEN + "*"), *personal("generator.*"), *shared("*", on_mismatch="personal")]
+
+    @property
+    def reveals(self) -> str:
+        return (
+            "The server can work out the features of single nodes from gradients, with two clients each can work out "
+            "the other's; other clients get noisy representations of single nodes."
+        )
 
     def exchanges(self, round: int) -> Sequence[str]:
         if round:
@@ -86,25 +105,53 @@ class FedSagePlus(FedAvg):
             return super().download(client, round, exchange)
         return Payload(self._answers[client]) if client in self._answers else None
 
+    def check_upload(self, client: str, upload: Payload, round: int, exchange: str) -> None:
+        """Weights; a generator whose layers fit together, with its input; or a gradient of each other one's."""
+        if round:
+            return self.check_shared(client, upload)
+        field = f"upload` of client `{client}"
+        if exchange.startswith("compare"):
+            others = [other for other in self._handed_round if other != client]
+            shapes = {f"{other}/{name}": shape for other in others for name, shape in self._forms.items()}
+            expect_group(upload.group("gradient"), shapes, field)
+        elif exchange != self.exchanges(0)[-1]:
+            features = expect_count(upload, "num_features", 1, _MOST_FEATURES, field)
+            _check_generator(_generator(upload), upload.group("input"), features, field)
+        return None
+
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         self._answers = {}
         if round:
             return super().aggregate(uploads, round, exchange)
         if exchange.startswith("compare"):
             self._answers = {client: {"gradient": _summed(uploads, client)} for client in uploads}
-        elif exchange != self.exchanges(0)[-1]:
-            columns = {client: upload.scalars["num_features"] for client, upload in uploads.items()}
-            expect(len(set(columns.values())) <= 1, "data", "of as many features at all clients for FedSage+", columns)
-            generators = {client: {**upload.group(), **upload.group("input")} for client, upload in uploads.items()}
-            for client in uploads:
-                foreign = {other: tensors for other, tensors in generators.items() if other != client}
-                self._answers[client] = {"generator": foreign}
+        elif exchange != self.exchanges(0)[-1] and uploads:
+            self._hand_round(uploads)
         return {}
+
+    def _hand_round(self, uploads: Mapping[str, Payload]) -> None:
+        """Gives every client the generators of the others; without those of another form than most have."""
+        columns = {client: upload.scalars["num_features"] for client, upload in uploads.items()}
+        expect(len(set(columns.values())) <= 1, "data", "of as many features at all clients for FedSage+", columns)
+        forms = {client: tuple(shapes_of(_generator(upload)).items()) for client, upload in uploads.items()}
+        common = most_common(forms[client] for client in sorted(forms))
+        self._forms = dict(common)
+        self._handed_round = [client for client, form in forms.items() if form == common]
+        generators = {n: {**uploads[n].group(), **uploads[n].group("input")} for n in self._handed_round}
+        for client in uploads:
+            foreign = {other: tensors for other, tensors in generators.items() if other != client}
+            self._answers[client] = {"generator": foreign}
 
     # ----------------------------------------------------------------------------------------------- client half
     def install(self, client: Client, download: Payload) -> None:
         super().install(client, download)
-        self._gradients = download.group("gradient")
+        gradients, field = download.group("gradient"), f"download` of client `{client.name}"
+        if gradients:
+            module = _module(client)
+            ready = self._visible > 0 and not module.generator_frozen
+            expect(ready, field, "without gradients but for a generator that learns", "some")
+            expect_group(gradients, shapes_of(dict(module.generator.fgen.named_parameters())), field)
+        self._gradients = gradients
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         """Training of the generator; comparing others' generated neighbours with one's own nodes; local training."""
@@ -131,7 +178,7 @@ class FedSagePlus(FedAvg):
         return Payload({**fgen, "input": {"z": z, "counts": counts.int()}}, {"num_features": module.in_channels})
 
     def _begin(self, client: Client) -> None:
-        _module(client).draw_from(derive_seed(self.seed, client.name, "neighgen"))
+        _module(client).draw_from(client.private_seed("neighgen"))
 
     def _settle(self, client: Client) -> None:
         if not _module(client).generator_frozen:
@@ -141,12 +188,17 @@ class FedSagePlus(FedAvg):
     def _compare(self, client: Client) -> Payload:
         module, x = _module(client), _batch(client).x
         fgen, gradients = copy.deepcopy(module.generator.fgen).eval(), {}
-        generators = client.last_download
-        for other in sorted({name.split("/")[1] for name in generators.tensors}):
+        generators, own = client.last_download, shapes_of(fgen.state_dict())
+        most = 10_000 + 100 * x.size(0)
+        for other in sorted({name.partition("/")[0] for name in generators.group("generator")}):
             part = {name: tensor.to(module.device) for name, tensor in generators.group(f"generator/{other}").items()}
-            z, counts = part.pop("z"), part.pop("counts")
+            field = f"download` of client `{client.name}"
+            z, counts = part.pop("z", torch.zeros(())), part.pop("counts", torch.zeros(()))
+            expect_group(part, {_FGEN + name: shape for name, shape in own.items()}, field)
+            _check_input({"z": z, "counts": counts}, own["layers.0.weight"][1], fgen.max_neighbours, field)
+            expect(len(z) <= most, field, f"with generators for at most {most} nodes", len(z))
             fgen.load_state_dict({name.removeprefix(_FGEN): tensor for name, tensor in part.items()})
-            gradients[other] = foreign_gradients(fgen, z, counts, x)
+            gradients[other] = foreign_gradients(fgen, z.to(next(fgen.parameters())), counts, x)
         return Payload({"gradient": gradients})
 
     def on_before_optimizer_step(
@@ -181,6 +233,32 @@ def foreign_gradients(fgen: FeatureGenerator, z: Tensor, counts: Tensor, x: Tens
         loss = feature_loss(generated, x, nearest)
         names, parameters = zip(*fgen.named_parameters(), strict=True)
         return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+def _generator(upload: Payload) -> dict[str, Tensor]:
+    """The tensors of a client's fGen."""
+    return {name.removeprefix(_FGEN): t for name, t in upload.group().items() if name.startswith(_FGEN)}
+
+
+def _check_generator(fgen: Mapping[str, Tensor], inputs: Mapping[str, Tensor], features: int, field: str) -> None:
+    """Refuses layers that do not follow on each other, from the input to neighbours' features."""
+    shapes: dict[str, Shape] = {}
+    first = expect_tensor(fgen, "layers.0.weight", (None, None), field)
+    width = first.size(1)
+    for number in range(max(1, len(fgen) // 2)):
+        weight = expect_tensor(fgen, f"layers.{number}.weight", (None, width), field)
+        width = weight.size(0)
+        shapes |= {f"layers.{number}.weight": weight.shape, f"layers.{number}.bias": (width,)}
+    expect_group(fgen, shapes, field)
+    whole = width >= features and width % features == 0
+    expect(whole, field, f"one with {features} features for every neighbour", f"{width} columns")
+    _check_input(inputs, first.size(1), width // features, field)
+
+
+def _check_input(inputs: Mapping[str, Tensor], columns: int, neighbours: int, field: str) -> None:
+    z = expect_tensor(inputs, "z", (None, columns), field)
+    counts = expect_tensor(inputs, "counts", z.shape[:1], field, torch.int32)
+    expect_between(counts, 0, neighbours, "`counts`", field)
 
 
 def _summed(uploads: Mapping[str, Payload], client: str) -> dict[str, Tensor]:

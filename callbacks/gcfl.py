@@ -89,7 +89,7 @@ class GCFL(FedPer):
 
     def _take_updates(self, uploads: Mapping[str, Payload]) -> None:
         for client, upload in uploads.items():
-            self._updates[client] = _flat(upload.tensors) - _flat(self._models[self._cluster_of(client)])
+            self._updates[client] = _flat(upload.group()) - _flat(self._models[self._cluster_of(client)])
 
     def _should_split(self, number: int, round: int) -> bool:
         members = self._clusters[number]

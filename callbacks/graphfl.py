@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -16,6 +17,7 @@ from flgraph.callbacks.fedavg import FedAvg
 from flgraph.errors import InputError, expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
+from flgraph.federation.received import expect_group
 from flgraph.federation.routes import UploadKind
 
 
@@ -88,10 +90,26 @@ class GraphFL(FedAvg):
         return ("meta", "train") if round else ()
 
     # ----------------------------------------------------------------------------------------------- server half
+    def check_upload(self, client: str, upload: Payload, round: int, exchange: str) -> None:
+        """Weights; or gradients of shared tensors, of their shapes."""
+        if exchange != "meta":
+            return self.check_shared(client, upload)
+        self.check_samples(client, upload)
+        gradients, own = upload.group("gradient"), self.owners.get(client, ())
+        # Which of them are parameters, and not buffers, the server learns from what most clients send.
+        known = {name: self.shared[name] for name in gradients if name in own and name in self.shared}
+        shapes = {name: tensor.shape for name, tensor in known.items() if tensor.is_floating_point()}
+        expect_group(gradients, shapes, f"upload` of client `{client}")
+
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         if exchange != "meta":
             return super().aggregate(uploads, round, exchange)
-        gradients = {client: upload.group("gradient") for client, upload in uploads.items()}
+        sent = {client: upload.group("gradient") for client, upload in uploads.items()}
+        counts = Counter(name for own in sent.values() for name in own)
+        gradients = {
+            client: {name: gradient for name, gradient in own.items() if 2 * counts[name] > len(sent)}
+            for client, own in sent.items()
+        }
         return self._meta_step(self.combine(gradients, self.client_weights(uploads)))
 
     def _meta_step(self, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -122,7 +140,7 @@ class GraphFL(FedAvg):
             return super().upload(client, round, exchange)
         gradients = {name: self._gradients[name] for name in client.routing.shared if name in self._gradients}
         self._gradients = {}
-        return Payload({"gradient": gradients}, {"num_samples": client.num_samples})
+        return Payload({"gradient": gradients}, self.sample_count(client))
 
     def meta_gradients(self, client: Client) -> dict[str, Tensor]:
         """:math:`g_m`, by the names of parameters."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -11,10 +12,12 @@ from torch import Tensor
 from flgraph.callbacks.fedprox import FedProx
 from flgraph.errors import expect
 from flgraph.federation.client import Client
-from flgraph.federation.payload import Payload
+from flgraph.federation.payload import Payload, brief
+from flgraph.federation.received import expect_group, expect_tensor
 from flgraph.federation.routes import Route, UploadKind, personal, shared
 
 _RELATIONS = "relations"
+_MOST_RELATIONS = 10_000
 
 
 class SchemaFedAvg(FedProx):
@@ -48,10 +51,14 @@ class SchemaFedAvg(FedProx):
         super().__init__(mu, **kwargs)
         self.rows, self.common = list(rows), list(common)
         self._relations: dict[str, Tensor] = {}  # of the server half: name to weights
-        self._names: dict[str, list[str]] = {}  # client to the names it sent
+        self._names: dict[str, list[str]] = {}  # client to the names that it sent before the first round
 
     def routes(self) -> list[Route]:
         return [*personal(*self.rows), *shared(*self.common), *personal("*")]
+
+    @property
+    def reveals(self) -> str:
+        return "The server reads the names of a client's relations and of the node types that they join."
 
     def exchanges(self, round: int) -> Sequence[str]:
         return ("train",) if round else ("schema",)
@@ -62,15 +69,48 @@ class SchemaFedAvg(FedProx):
         relations = {name: self._relations[name] for name in self._names.get(client, ())}
         return Payload({**(common.tensors if common else {}), _RELATIONS: relations})
 
+    def check_upload(self, client: str, upload: Payload, round: int, exchange: str) -> None:
+        """A schema of plain names; later weights, and those of the very relations that the client named in it."""
+        field, relations = f"upload` of client `{client}", upload.group(_RELATIONS)
+        self.check_samples(client, upload)
+        if round:
+            self.check_shared(client, upload)
+            names = self._names.get(client, ())
+            expect_group(relations, {name: self._relations[name] for name in names}, field)
+            return
+        expect(len(relations) <= _MOST_RELATIONS, field, f"of at most {_MOST_RELATIONS} relations", len(relations))
+        for name, row in relations.items():
+            parameter, _, relation = name.partition("/")
+            plain = _matches(parameter, self.rows) and bool(relation) and name.isprintable()
+            expect(plain, field, f"of relations of {', '.join(self.rows)}, with names to print", brief(repr(name)))
+            expect_tensor(relations, name, (None,) * row.dim(), field)
+
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         relations = {client: upload.group(_RELATIONS) for client, upload in uploads.items()}
-        self._names |= {client: list(sent) for client, sent in relations.items()}
         if exchange == "schema":
-            for client in self._names:  # the first client's that has it
-                self._relations = {**relations[client], **self._relations}
+            self._take_schema(relations)
             return {}
         self._relations |= self.relation_means(relations, self.client_weights(uploads))
         return super().aggregate(uploads, round, exchange)
+
+    def _take_schema(self, relations: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """The first weights of each relation are those of the first client that has it in the form that most have.
+
+        Where as many have another one, it is the form that more rows of the same parameter have. Whoever sent another
+        one is left out of the relation, and cannot take it from the others.
+        """
+        forms = [(name, (row.shape, row.dtype)) for own in relations.values() for name, row in own.items()]
+        alike = Counter(forms)
+        beside = Counter((name.partition("/")[0], form) for name, form in forms)
+        common: dict[str, Any] = {}
+        for name, form in sorted(
+            reversed(list(alike)), key=lambda row: (alike[row], beside[row[0].partition("/")[0], row[1]])
+        ):
+            common[name] = form
+        for client, own in relations.items():
+            fitting = {name: row for name, row in own.items() if (row.shape, row.dtype) == common[name]}
+            self._names[client] = list(fitting)
+            self._relations = {**fitting, **self._relations}
 
     def relation_means(
         self, relations: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]
@@ -86,9 +126,10 @@ class SchemaFedAvg(FedProx):
     # ----------------------------------------------------------------------------------------------- client half
     def install(self, client: Client, download: Payload) -> None:
         relations = download.group(_RELATIONS)
-        for name, row in _rows_of(client, self.rows):
-            if name in relations:
-                row.copy_(relations[name])
+        rows = {name: row for name, row in _rows_of(client, self.rows) if name in relations}
+        expect_group(relations, {name: row.shape for name, row in rows.items()}, f"download` of client `{client.name}")
+        for name, row in rows.items():
+            row.copy_(relations[name])
         super().install(client, download)
 
     def center(self, client: Client) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from torch import Tensor
 from flgraph.callbacks import FedAvg
 from flgraph.data import SyntheticFederation
 from flgraph.federation import Aggregator, Client, Combine, FederatedTrainer, Payload
+from flgraph.federation.received import expect_group
 from flgraph.models import GNN
 
 
@@ -55,6 +56,11 @@ class SCAFFOLD(FedAvg):
         control = {name: self._control[name] for name in self.owners[client]}
         return Payload({name: self.shared[name] for name in self.owners[client]} | {"control": control})
 
+    def check_upload(self, client: str, upload: Payload, round: int, exchange: str) -> None:
+        self.check_shared(client, upload)
+        known = {name: self._control[name].shape for name in upload.group("control") if name in self.owners[client]}
+        expect_group(upload.group("control"), known, f"upload` of client `{client}")
+
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         for client in sorted(uploads):
             for name, change in uploads[client].group("control").items():
@@ -64,6 +70,8 @@ class SCAFFOLD(FedAvg):
     # Client half.
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         control = client.last_download.group("control")
+        shapes = {name: tensor.shape for name, tensor in client.shared_tensors().items()}
+        expect_group(control, shapes, f"download` of client `{client.name}")
         self._own = self._own or {name: torch.zeros_like(c) for name, c in control.items()}
         self._correction, self._steps = {name: c - self._own[name] for name, c in control.items()}, 0
         client.fit()
@@ -86,7 +94,7 @@ class SCAFFOLD(FedAvg):
             if name in parameters
         }
         self._own = {name: own + change.get(name, 0) for name, own in self._own.items()}
-        return Payload({**client.shared_tensors(), "control": change}, {"num_samples": client.num_samples})
+        return Payload({**client.shared_tensors(), "control": change}, self.sample_count(client))
 
 
 class FedOpt(FedAvg):
@@ -165,7 +173,7 @@ class Ditto(FedAvg):
                 parameter.grad.add_(parameter.detach() - self._center[name].to(parameter), alpha=self.pull)
 
     def upload(self, client: Client, round: int, exchange: str) -> Payload:
-        return Payload(self._global, {"num_samples": client.num_samples})
+        return Payload(self._global, self.sample_count(client))
 
 
 class TrimmedMean(Combine):

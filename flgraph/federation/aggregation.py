@@ -50,14 +50,17 @@ def weighted_mean(tensors: Mapping[str, Tensors], weights: Mapping[str, float]) 
 
     Args:
         tensors: client to tensors by name.
-        weights: client to weight, not negative.
+        weights: client to weight, finite and not negative.
 
     Returns:
         Name to mean, in the order of first appearance over sorted clients.
 
     Raises:
-        InputError: a tensor's shape differs between clients, or its weights sum to zero.
+        InputError: a tensor's shape differs between clients, its weights sum to zero, or one is negative or not finite.
     """
+    for client in tensors:
+        counts = 0 <= weights[client] < float("inf")
+        expect(counts, f"weight of client `{client}", "a finite number, 0 or more", weights[client])
     sums: dict[str, Tensor] = {}
     totals: dict[str, float] = {}
     dtypes = _dtypes(tensors)

@@ -97,7 +97,7 @@ class Aggregator(FederatedCallback):
 
     @property
     def reveals(self) -> str:
-        """What the server or other clients can read of single records in what is sent, as a sentence.
+        """What the server or other clients can read of single records, or of a schema's names, as a sentence.
 
         Empty where uploads are sums or means over a client's records, as weights are. A site whose policy does not name
         an algorithm refuses it where this says something.
@@ -145,11 +145,20 @@ class Aggregator(FederatedCallback):
         """
         if type(self).upload is not Aggregator.upload:
             return
+        self.check_shared(client, upload)
         field = f"upload` of client `{client}"
-        for name in self.owners.get(client, ()):
-            expect(name in upload.tensors, field, f"with the shared tensor `{name}`", None)
         for name in self.upload_scalars:
             expect(name in upload.scalars, field, f"with the scalar `{name}`", None)
+
+    def check_shared(self, client: str, upload: Payload) -> None:
+        """Refuses an upload of which no mean can be taken: all of the client's shared tensors must be there.
+
+        Raises:
+            InputError: names what is wrong.
+        """
+        for name in self.owners.get(client, ()):
+            found = name in upload.tensors
+            expect(found, f"upload` of client `{client}", f"with the shared tensor `{name}`", "none")
 
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         """Makes new shared tensors of the uploads of one exchange, by default the clients' weighted mean.
@@ -218,8 +227,12 @@ class Aggregator(FederatedCallback):
         client.fit()
 
     def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
-        """What the client sends (nothing if ``None``); by default its shared tensors and number of training samples."""
-        return Payload(client.shared_tensors(), {"num_samples": client.num_samples})
+        """What the client sends (nothing if ``None``); by default its shared tensors and :meth:`sample_count`."""
+        return Payload(client.shared_tensors(), self.sample_count(client))
+
+    def sample_count(self, client: Client) -> dict[str, int]:
+        """The scalar ``num_samples``, where :attr:`upload_scalars` has it."""
+        return {"num_samples": client.num_samples} if "num_samples" in self.upload_scalars else {}
 
     def state_dict(self) -> dict[str, Any]:
         """The client half's :attr:`client_attributes`, for its checkpoint."""

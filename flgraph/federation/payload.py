@@ -17,6 +17,16 @@ from torch import Tensor
 from flgraph.errors import InputError, expect
 
 Scalar = str | int | float | bool
+
+MAX_HEADER = 4 * 2**20
+"""Bytes of names, shapes and scalars that are read of what another side sent: some 40,000 tensors. Reading takes 25
+times as much memory, so that a few megabytes of names must not become gigabytes."""
+
+_LONGEST_NAME = 500
+_DTYPES = frozenset(["F64", "F32", "F16", "BF16", "C64", "I64", "I32", "I16", "I8", "U8", "BOOL"])
+_LARGEST = 2**40
+"""Of a tensor's sizes: those of an empty one take no bytes, and may be anything."""
+
 Tensors = Mapping[str, "Tensor | Tensors"]
 """Names to tensors, or to further names: ``{"control": {"weight": tensor}}``."""
 
@@ -50,6 +60,7 @@ class Payload:
     def __post_init__(self) -> None:
         tensors = dict(_flat(self.tensors))
         for name, tensor in tensors.items():
+            expect(len(name) <= _LONGEST_NAME, "payload", f"of names of at most {_LONGEST_NAME} letters", len(name))
             expect(isinstance(tensor, Tensor), f"payload.tensors.{name}", "a tensor", type(tensor).__name__)
         for name, scalar in self.scalars.items():
             plain = type(scalar) in (str, int, float, bool)
@@ -82,20 +93,35 @@ class Payload:
         return safetensors.torch.save(_unshared(tensors), {"scalars": json.dumps(dict(self.scalars))})
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Payload:
-        """Reads what :meth:`to_bytes` wrote.
+    def from_bytes(cls, data: bytes, max_header: int = MAX_HEADER) -> Payload:
+        """Reads what :meth:`to_bytes` wrote, whoever may have written it.
+
+        Args:
+            data: the bytes.
+            max_header: bytes of its header at most; more for what was written here, such as a server's checkpoint.
 
         Raises:
-            InputError: ``data`` is not a whole payload.
+            InputError: ``data`` is not a whole payload; or its header is too long, says something twice, or names a
+                type of numbers that no algorithm takes.
         """
+        size = int.from_bytes(data[:8], "little")
+        expect(size <= max_header, "payload", f"one with a header of at most {max_header} bytes", f"{size} bytes")
         try:
+            header = _parsed(data[8 : 8 + size].decode())
+            scalars = _plain_scalars(_parsed(header.pop("__metadata__")["scalars"]))
+            for entry in header.values():
+                dtype = entry["dtype"]
+                if dtype not in _DTYPES:
+                    raise InputError("payload", f"of tensors of {', '.join(sorted(_DTYPES))}", brief(dtype))
+                if max(entry["shape"], default=0) > _LARGEST:
+                    raise ValueError("a size above 2^40")
             tensors = safetensors.torch.load(data)
-            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-            scalars = json.loads(header["__metadata__"]["scalars"])
-            if not isinstance(scalars, dict):
-                raise TypeError("its scalars have no names")
-        except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
-            raise InputError("payload", "whole safetensors bytes", f"{len(data)} bytes: {error}") from error
+        except InputError:
+            raise
+        except (SafetensorError, LookupError, AttributeError, ValueError, TypeError, RuntimeError) as error:
+            # RuntimeError: RecursionError, and what torch says of shapes.
+            found = f"{len(data)} bytes: {type(error).__name__} {brief(error)}"
+            raise InputError("payload", "whole safetensors bytes", found) from error
         # safetensors gives them in no order, another one each time.
         return cls({name: tensors[name] for name in sorted(tensors)}, scalars)
 
@@ -113,6 +139,39 @@ class Payload:
     def nbytes(self) -> int:
         """Bytes on the wire: ``tensor_nbytes + header_nbytes``."""
         return len(self.to_bytes())
+
+
+def brief(value: object) -> str:
+    """What another side wrote, for an error: 60 letters at most."""
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """An object of JSON; one that says something twice is none, since two readers may differ about it."""
+    found = json.loads(text, object_pairs_hook=_unique)
+    if not isinstance(found, dict):
+        raise TypeError("something without names")
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name twice")
+    return found
+
+
+def _plain_scalars(scalars: dict[str, Any]) -> dict[str, Scalar]:
+    for name, value in scalars.items():
+        name.encode()  # half of a surrogate pair is a letter in JSON, and in no file
+        if isinstance(value, str):
+            value.encode()
+        elif type(value) not in (int, float, bool) or (type(value) is int and value.bit_length() > 128):
+            raise ValueError("a scalar that is no str, float, bool, or int of 128 bits")
+        if len(name) > _LONGEST_NAME:
+            raise ValueError("a scalar with too long a name")
+    return scalars
 
 
 def pack(value: Any) -> Payload:

@@ -303,7 +303,7 @@ class Server:
 
     def load_state(self, data: bytes) -> dict[str, Any]:
         """Puts back what :meth:`state` wrote; returns what was passed as ``further`` (among the rest)."""
-        state = unpack(Payload.from_bytes(data))
+        state = unpack(Payload.from_bytes(data, max_header=len(data)))
         loop: dict[str, Any] = state["loop"]
         self.version, self.installed = index(loop["version"]), dict(loop["installed"])
         self.strikes = dict(loop["strikes"])

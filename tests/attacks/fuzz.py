@@ -1,0 +1,352 @@
+"""Uploads of a client that sends anything: what the server lets in never breaks it, nor what the others share.
+
+Records a tiny run of every algorithm, changes one client's uploads at random, and lets the server half go on::
+
+    python tests/attacks/fuzz.py --count 100000 [--seed N] [ALGORITHM ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flgraph.errors import InputError
+from flgraph.federation import Aggregator, FederatedTrainer, Payload
+from flgraph.federation.lightning import flushing_denormals
+from flgraph.federation.seeding import seed_all
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+# ------------------------------------------------------------------------------------------------------- honest runs
+@dataclass
+class Step:
+    """An exchange of an honest run: the server half before it, and what clients sent."""
+
+    server: Aggregator
+    round: int
+    exchange: str
+    uploads: dict[str, bytes]
+
+
+@dataclass
+class Recording:
+    """A run's exchanges, and the forms of what its clients share, ``name -> (shape, dtype)``."""
+
+    steps: list[Step] = field(default_factory=list)
+    forms: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+
+
+def record(make: Any, rounds: int = 2) -> Recording:
+    """Runs an algorithm honestly.
+
+    Args:
+        make: makes aggregator, model and data.
+        rounds: of the run.
+    """
+    aggregator, model, data = make()
+    recording, kind = Recording(), type(aggregator)
+
+    def spy(self: Any, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
+        twin = copy.deepcopy(self)
+        twin.__class__ = kind
+        sent = {client: upload.to_bytes() for client, upload in uploads.items()}
+        recording.steps.append(Step(twin, round, exchange, sent))
+        for upload in uploads.values():
+            recording.forms |= {n: (t.shape, t.dtype) for n, t in upload.group().items()}
+        result: Mapping[str, Tensor] = kind.aggregate(self, uploads, round, exchange)
+        return result
+
+    aggregator.__class__ = type(kind.__name__, (kind,), {"aggregate": spy})  # the trainer makes a copy of the object
+    monitor = {"monitor": "val/loss", "monitor_mode": "min"} if type(model).__name__ == "FCLG" else {}
+    with tempfile.TemporaryDirectory() as folder, flushing_denormals():
+        quiet = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu", "enable_checkpointing": False}
+        trainer = FederatedTrainer(aggregator, rounds=rounds, default_root_dir=folder, **quiet, **monitor)
+        trainer.fit(model, data)
+    return recording
+
+
+# -------------------------------------------------------------------------------------------------------------- door
+class Door:
+    """What stands between a client's bytes and the server half.
+
+    Args:
+        server: the server half.
+        recording: of the honest run, for what clients agreed on and said at the start.
+    """
+
+    def __init__(self, server: Aggregator, recording: Recording) -> None:
+        self.server, self.forms = server, recording.forms
+        self.collected = [route.pattern for route in server.routes() if route.kind == "collected"]
+        self.samples = {
+            client: Payload.from_bytes(data).scalars["num_samples"]
+            for step in recording.steps
+            for client, data in step.uploads.items()
+            if data and "num_samples" in Payload.from_bytes(data).scalars
+        }
+
+    def admit(self, client: str, data: bytes, round: int, exchange: str) -> Payload | None:
+        """What a client sent, if it may come in."""
+        try:
+            upload = Payload.from_bytes(data) if data else Payload()
+            if not self._is_declared(client, upload):
+                return None
+            self.server.check_upload(client, upload, round, exchange)
+        except InputError:
+            return None
+        return upload
+
+    def admit_all(self, uploads: Mapping[str, bytes], round: int, exchange: str) -> dict[str, Payload]:
+        """What may come in of all clients, who have to agree in some scalars."""
+        found = {client: self.admit(client, data, round, exchange) for client, data in uploads.items()}
+        admitted = {client: upload for client, upload in found.items() if upload is not None}
+        for name in self.server.common_scalars:
+            values = Counter(upload.scalars.get(name) for upload in admitted.values())
+            most = values.most_common(1)[0][0] if values else None
+            admitted = {client: upload for client, upload in admitted.items() if upload.scalars.get(name) == most}
+        return admitted
+
+    def _is_declared(self, client: str, upload: Payload) -> bool:
+        for name, tensor in upload.tensors.items():
+            floats = tensor.is_floating_point() or tensor.is_complex()
+            if floats and not bool((tensor.isfinite() & (tensor.abs() <= 1e18)).all()):
+                return False
+            group, _, rest = name.partition("/")
+            if name in self.server.owners.get(client, ()):
+                if (tensor.shape, tensor.dtype) != self.forms[name]:
+                    return False
+            elif not any(fnmatchcase(name, pattern) for pattern in (*self.collected, *self.server.extra_tensors)):
+                return False
+            kind = self.server.extra_tensors.get(f"{group}/*", "data")
+            if kind != "data" and rest in self.forms and tensor.shape != self.forms[rest][0]:
+                return False
+        for name, value in upload.scalars.items():
+            if name not in self.server.upload_scalars or (isinstance(value, str) and len(value) > 10_000):
+                return False
+            if isinstance(value, float) and not abs(value) <= 1e300:
+                return False
+        return upload.scalars.get("num_samples", self.samples.get(client)) == self.samples.get(client)
+
+
+# --------------------------------------------------------------------------------------------------------- mutations
+NUMBERS = [float("nan"), float("inf"), 1e38, 1e18, -1e18, 1e-45, -1.0, 0.0, 1e9]
+INTEGERS = [-1, -(2**31), 2**31 - 1, 100_000, 0, 1, 7]
+SCALARS = [None, True, -1, 0, 1, 2**62, 2**200, 10**9, 0.5, "nan", "", "x" * 20_000, "[]", "{}", "[1000000, 1000000]"]
+DTYPES = [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
+DTYPES += [torch.complex64, torch.float32]
+
+
+def mutated(data: bytes, others: list[bytes], draw: random.Random) -> bytes:
+    """One to three changes of an upload.
+
+    Args:
+        data: what the client would have sent.
+        others: further uploads, of other clients and exchanges.
+        draw: generator.
+    """
+    kind = draw.random()
+    if kind < 0.1:
+        return _bytes_changed(data, draw)
+    if kind < 0.2:
+        return _header_changed(data, draw)
+    if kind < 0.25:
+        return draw.choice(others)
+    payload = Payload.from_bytes(data) if data else Payload()
+    tensors, scalars = dict(payload.tensors), dict(payload.scalars)
+    for _ in range(draw.randint(1, 3)):
+        if tensors and draw.random() < 0.85:
+            _tensor_changed(tensors, draw)
+        else:
+            _scalar_changed(scalars, draw)
+    try:
+        return Payload(tensors, scalars).to_bytes()
+    except InputError:
+        return b"no payload at all"
+
+
+def _bytes_changed(data: bytes, draw: random.Random) -> bytes:
+    changed = bytearray(data or b"\0")
+    start = draw.randrange(len(changed))
+    match draw.randrange(4):
+        case 0:
+            changed[start] ^= 1 << draw.randrange(8)
+        case 1:
+            del changed[start:]
+        case 2:
+            changed[start:start] = changed[start : start + draw.randint(1, 64)]
+        case _:
+            changed[start : start + 8] = draw.randbytes(8)
+    return bytes(changed)
+
+
+def _header_changed(data: bytes, draw: random.Random) -> bytes:
+    size = int.from_bytes(data[:8], "little")
+    header, rest = json.loads(data[8 : 8 + size] or b"{}"), data[8 + size :]
+    names = [name for name in header if name != "__metadata__"]
+    entry = header[draw.choice(names)] if names else {}
+    match draw.randrange(6):
+        case 0:
+            entry["dtype"] = draw.choice(["F64", "I8", "F8_E4M3", "I32", "I64", "F32", "BOOL", 3])
+        case 1:
+            entry["shape"] = draw.choice([[], [-1], [2**62], [0, 2**62], [2**31, 2**31], [1] * 80, "x", [True]])
+        case 2:
+            entry["data_offsets"] = draw.choice([[0, 0], [0, 2**63], [-4, 0], [8, 4], [0]])
+        case 3:
+            header["__metadata__"] = draw.choice([None, {}, {"scalars": "[" * 5000}, {"scalars": '{"n": [1]}'}, []])
+        case 4:
+            old = json.loads(header["__metadata__"]["scalars"])
+            header["__metadata__"]["scalars"] = json.dumps(old)[:-1] + ', "a\\ud800": 1e999}'
+        case _:
+            header["x" * draw.choice([1, 600])] = dict(entry)
+    text = json.dumps(header).encode()
+    if draw.random() < 0.2:
+        text = text[:-1] + b"," + text[1:]  # every name twice
+    return len(text).to_bytes(8, "little") + text + rest
+
+
+def _tensor_changed(tensors: dict[str, Tensor], draw: random.Random) -> None:
+    name = draw.choice(list(tensors))
+    tensor, other = tensors[name].clone(), draw.choice(list(tensors))
+    match draw.randrange(14):
+        case 0:
+            del tensors[name]
+            return
+        case 1:
+            del tensors[name]
+            name = draw.choice([f"{name}x", name.rpartition("/")[0] + "/../x", name.partition("/")[2], f"a/{other}"])
+        case 2:
+            name = draw.choice([f"{name}/more", f"{name.partition('/')[0]}/A/x", "\n" + name, "", name + "|b|c"])
+        case 3:
+            tensors[other], tensor = tensor, tensors[other]
+        case 4:
+            tensor = draw.choice([tensor.flatten(), tensor.unsqueeze(0), tensor.T if tensor.dim() == 2 else tensor[:0]])
+        case 5 if tensor.dim():
+            tensor = draw.choice([tensor[:0], tensor[:-1], torch.cat([tensor, tensor]), torch.cat([tensor[:1]] * 300)])
+        case 6:
+            tensor = tensor.to(draw.choice(DTYPES))
+        case 7 if tensor.numel():
+            tensor = tensor.flatten()[torch.randperm(tensor.numel())].view(tensor.shape)
+        case _ if tensor.numel():
+            values = NUMBERS if tensor.is_floating_point() or tensor.is_complex() else INTEGERS
+            value = draw.choice(values)
+            value = bool(value) if tensor.dtype == torch.bool else value
+            value = max(0, min(255, int(value))) if tensor.dtype == torch.uint8 else value
+            flat = tensor.contiguous().view(-1)
+            flat[draw.randrange(flat.numel()) if draw.random() < 0.6 else slice(None)] = value
+            tensor = flat.view(tensor.shape)
+    tensors[name] = tensor
+
+
+def _scalar_changed(scalars: dict[str, Any], draw: random.Random) -> None:
+    name = draw.choice([*scalars, "num_samples", "head", "fanouts", "extra"])
+    value = draw.choice(SCALARS)
+    text = scalars.get(name)
+    if isinstance(text, str) and text.startswith("{") and draw.random() < 0.8:
+        inner = json.loads(text)
+        inner[draw.choice([*inner, "extra"])] = draw.choice([*SCALARS, 1e300, [1], float("nan"), "sgd", 100])
+        value = json.dumps(inner)
+    scalars.pop(name, None)
+    if value is not None:
+        scalars[name] = value
+
+
+# -------------------------------------------------------------------------------------------------------------- fuzz
+def attack(recording: Recording, draw: random.Random) -> str:
+    """One client sends something else in one exchange, and the run goes on to the end of the round.
+
+    Returns:
+        ``refused``, ``accepted``, or ``stopped`` where the server half stopped the run with an InputError.
+
+    Raises:
+        Exception: the server half breaks.
+        AssertionError: what clients share is not finite.
+    """
+    first = draw.randrange(len(recording.steps))
+    step = recording.steps[first]
+    server, client = copy.deepcopy(step.server), draw.choice(list(step.uploads))
+    others = [data for some in recording.steps for data in some.uploads.values()]
+    torch.manual_seed(draw.randrange(2**31))
+    uploads = {**step.uploads, client: mutated(step.uploads[client], others, draw)}
+    door, gone, outcome = Door(server, recording), set[str](), "accepted"
+    for following in recording.steps[first:]:
+        if following.round != step.round:
+            break
+        if following is not step:
+            uploads = {name: data for name, data in following.uploads.items() if name not in gone}
+        admitted = door.admit_all(uploads, following.round, following.exchange)
+        if following is step and client not in admitted:
+            outcome = "refused"
+        gone |= uploads.keys() - admitted.keys()
+        seed_all(0)
+        try:
+            server.accept(server.aggregate(admitted, following.round, following.exchange))
+        except InputError:
+            return "stopped"
+        _check(server, list(admitted), following)
+    return outcome
+
+
+def _check(server: Aggregator, clients: list[str], step: Step) -> None:
+    """All that the server has and sends is finite."""
+    tensors = dict(server.shared)
+    for client in clients:
+        download = server.download(client, step.round, None if step.round else step.exchange)
+        if download is not None:
+            tensors |= Payload.from_bytes(download.to_bytes()).tensors
+    for name, tensor in tensors.items():
+        assert not tensor.is_floating_point() or bool(tensor.isfinite().all()), f"{name} is not finite"
+
+
+def makes(names: list[str] | None = None) -> dict[str, Any]:
+    """Name to what makes aggregator, model and data: the algorithms of ``tests/callbacks`` and of ``examples``."""
+    sys.path[:0] = [str(TESTS / "callbacks"), str(TESTS / "parity"), str(TESTS.parent / "examples")]
+    try:
+        import algorithms
+        import federations
+        import test_all_algorithms
+    finally:
+        del sys.path[:3]
+    found = dict(test_all_algorithms.ALGORITHMS)
+    gnn = found["FedAvg"][1]
+    found |= {name: (make, gnn, "Graphs") for name, make in algorithms.ALGORITHMS.items()}
+    found |= {"FedAvg-uniform": (lambda: test_all_algorithms.callbacks.FedAvg(weighting="uniform"), gnn, "Graphs")}
+
+    def maker(name: str) -> Any:
+        aggregator, model, data = found[name]
+        return lambda: (aggregator(), model(), getattr(federations, data)())
+
+    return {name: maker(name) for name in names or found}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("algorithms", nargs="*")
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    given = makes(args.algorithms)
+    for name, make in given.items():
+        recording, outcomes = record(make), Counter[str]()
+        for number in range(args.seed, args.seed + -(-args.count // len(given))):
+            try:
+                outcomes[attack(recording, random.Random(number))] += 1
+            except Exception as error:
+                outcomes["broken"] += 1
+                print(f"{name} {number}: {type(error).__name__}: {error}", flush=True)
+        print(f"{name:24}", *(f"{kind} {outcomes[kind]}" for kind in ("refused", "accepted", "stopped", "broken")))
