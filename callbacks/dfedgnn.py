@@ -45,6 +45,7 @@ class DFedGNN(Aggregator):
     """
 
     server_attributes = ("_clients", "_edges", "_models")
+    upload_scalars = ()
 
     def __init__(
         self,

@@ -306,7 +306,7 @@ def test_bad_settings(federate: Federate, ego_federation: Make) -> None:
         federate(FedEgo(), rounds=1).fit(net(), bare)
     data = ego_federation()
     data.given["B"].graph.num_classes = 4
-    with pytest.raises(InputError, match="model of client `B`"):
+    with pytest.raises(InputError, match="`head` of client `B`"):
         federate(FedEgo(), rounds=1).fit(net(), data)
 
 
