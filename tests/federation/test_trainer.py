@@ -55,7 +55,6 @@ def test_results_have_the_documented_shape(fit: Fit) -> None:
         "parameters",
         "data",
         "dropped",
-        "ledger",
     }
     documented = {"final", "best_val", "rounds", "seconds_per_round", "bytes_per_round", "seed", "versions", "config"}
     assert results.keys() == documented | further
