@@ -44,6 +44,7 @@ class DFedGNN(Aggregator):
         kwargs: see :class:`~flgraph.federation.Aggregator`.
     """
 
+    upload_scalars = ()
     server_attributes = ("_clients", "_edges", "_models")
     upload_scalars = ()
 
