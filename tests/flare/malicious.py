@@ -62,7 +62,7 @@ def spoil(module):
                 return given
             return Message({**given.header}, {CLIENT: Payload(scalars={"val/accuracy": "a" * 1000}).to_bytes()})
         if way == "an error":
-            return Message({"error": {"kind": "OSError", "args": ["no"], "notes": []}})
+            return Message({"error": "failed"})
         if way == "no message at all":
             return Nonsense()
         pieces = {name: change(way, upload) for name, upload in given.pieces.items()}
