@@ -163,9 +163,13 @@ class Client:
 
     def _install(self, turn: Turn, download: Payload | None) -> None:
         if download is not None:
-            self.changed = True
+            self.changed, before = True, self._download
             self._download = turn.download
-            self.aggregator.install(self, download)
+            try:
+                self.aggregator.install(self, download)
+            except InputError:
+                self._download = before
+                raise
 
     def _agree(self, terms: Payload) -> Payload:
         self.routing.agree(_names(terms, "shared"))

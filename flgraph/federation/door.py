@@ -117,7 +117,7 @@ class ServerDoor:
             return refused
         largest: dict[str, dict[str, float]] = {}
         for client, upload in uploads.items():
-            for name, value in largest_values(upload.group(), client).items():
+            for name, value in largest_values(upload.tensors, client).items():
                 largest.setdefault(name, {})[client] = value
         for name, of in largest.items():
             most = _OUTLIER * max(1.0, statistics.median(of.values()))

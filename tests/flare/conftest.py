@@ -22,7 +22,7 @@ import yaml
 
 from flgraph.cli.main import main
 from flgraph.federation.engines.host import Message
-from flgraph.flare.run import Site, open_site
+from flgraph.flare.run import Site, open_sites
 from flgraph.flare.settings import read_settings, site_secret
 from flgraph.runs.compatibility import sealed
 
@@ -178,7 +178,7 @@ class InMemory:
 
     def open(self, config: str, run: str) -> dict[str, Any]:
         """What all sites tell of their clients."""
-        return {site: open_site(self, site, config, 60.0, run) for site in self.sites}
+        return open_sites(self, list(self.sites), config, 60.0, run)
 
 
 @pytest.fixture
