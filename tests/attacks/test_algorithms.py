@@ -62,6 +62,12 @@ def first_twice(tensor: Tensor) -> Tensor:
     return torch.cat([tensor[:1], tensor[:-1]])
 
 
+def overflowing(rowptr: Tensor) -> Tensor:
+    """Differences that are not negative in 32 bits, whatever the numbers are."""
+    rowptr[1:4] = torch.tensor([2**30, 2**31 - 1, -(2**31)])
+    return rowptr
+
+
 UPLOADS: list[tuple[str, str, Change]] = [
     ("FedGCN", "nodes", at("setup/nodes", 0, -1)),
     ("FedGCN", "nodes", of("setup/nodes", first_twice)),
@@ -85,6 +91,7 @@ UPLOADS: list[tuple[str, str, Change]] = [
     ("FedGCN", "neighbours", at("setup/rowptr", 1, 2**31 - 1)),
     ("FedGCN", "neighbours", at("setup/rowptr", -1, 2**31 - 1)),
     ("FedGCN", "neighbours", of("setup/rowptr", lambda rowptr: rowptr[1:])),
+    ("FedGCN", "neighbours", of("setup/rowptr", overflowing)),
     ("FedGCN", "neighbours", of("setup/value", lambda value: value[1:])),
     ("FedGCN", "neighbours", scalar("num_features", 7)),
     ("FedSagePlus", "generate", at("input/counts", 0, 6)),
