@@ -107,14 +107,7 @@ class Client:
             first=personal,
             client=name,
         )
-        self.door = ClientDoor(
-            self.routing,
-            self.aggregator,
-            policy,
-            rounds=rounds,
-            local_epochs=local_epochs,
-            num_samples=data.num_train_samples,
-        )
+        self.door = ClientDoor(self.routing, self.aggregator, policy, rounds, local_epochs, data.num_train_samples)
         self.changed = True  # since it was last written to disk
         self._snapshot: dict[str, Tensor] = {}
         self._download: bytes | None = None  # as it came: clients in one process share its memory

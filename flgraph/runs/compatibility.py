@@ -122,8 +122,10 @@ def comparable(saved: dict[str, Any], current: dict[str, Any]) -> tuple[dict[str
     kind, sites = current["datamodule"]["class"], current["datamodule"]["class"] == SITES
     common: dict[str, Any] = {"datamodule": {}} if sites or saved.get("datamodule", {}).get("class") != kind else {}
     if sites:
-        data = {name: of for name, of in saved.get("data", {}).items() if name in current["data"]}
-        saved = {**saved, "data": data}
+        saved, current = (
+            {**one, "data": {name: of for name, of in one["data"].items() if name in other["data"]}}
+            for one, other in ((saved, current), (current, saved))
+        )
     return (
         {**saved, **common, "callbacks": {name: own for name, own in then.items() if name in now}},
         {**current, **common, "callbacks": {name: own for name, own in now.items() if name in then}},
