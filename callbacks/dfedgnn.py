@@ -44,8 +44,8 @@ class DFedGNN(Aggregator):
         kwargs: see :class:`~flgraph.federation.Aggregator`.
     """
 
-    server_attributes = ("_clients", "_edges", "_models")
     upload_scalars = ()
+    server_attributes = ("_clients", "_edges", "_models")
 
     def __init__(
         self,

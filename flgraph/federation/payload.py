@@ -24,6 +24,7 @@ times as much memory, so that a few megabytes of names must not become gigabytes
 
 _LONGEST_NAME = 500
 _DTYPES = frozenset(["F64", "F32", "F16", "BF16", "C64", "I64", "I32", "I16", "I8", "U8", "BOOL"])
+_MOST_DIMENSIONS = 16
 _LARGEST = 2**40
 """Of a tensor's sizes: those of an empty one take no bytes, and may be anything."""
 
@@ -113,8 +114,8 @@ class Payload:
                 dtype = entry["dtype"]
                 if dtype not in _DTYPES:
                     raise InputError("payload", f"of tensors of {', '.join(sorted(_DTYPES))}", brief(dtype))
-                if max(entry["shape"], default=0) > _LARGEST:
-                    raise ValueError("a size above 2^40")
+                if len(entry["shape"]) > _MOST_DIMENSIONS or max(entry["shape"], default=0) > _LARGEST:
+                    raise ValueError("a shape of too many dimensions, or of a size above 2^40")
             tensors = safetensors.torch.load(data)
         except InputError:
             raise
