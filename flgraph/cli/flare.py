@@ -106,11 +106,8 @@ def _provision(given: Namespace, _: Sequence[str]) -> None:
     from flgraph.flare.kits import PASSPHRASE, provision
 
     *kits, authority = provision(_names(given.sites), given.server, given.port, given.out, given.data)
-    root = (
-        "with the root key, encrypted"
-        if os.environ.get(PASSPHRASE)
-        else f"without the root key ({PASSPHRASE} keeps it)"
-    )
+    without = f"without the root key, which was removed ({PASSPHRASE} would keep it, encrypted)"
+    root = "with the root key, encrypted" if os.environ.get(PASSPHRASE) else without
     print(f"kits to hand out: {', '.join(map(str, kits))}\nkeep to yourself: {authority}, {root}")
 
 

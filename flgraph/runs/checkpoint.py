@@ -281,8 +281,8 @@ def reading(file: Path) -> Iterator[None]:
     """
     try:
         yield
-    except InputError:
-        raise
+    except InputError as error:
+        raise error.within(str(file)) from error
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise InputError(str(file), "a state of this run", f"one with {type(error).__name__}: {error}") from error
 

@@ -79,12 +79,13 @@ def only_writer(folder: Path) -> Iterator[None]:
         InputError: another one does, and goes on doing so for some seconds.
     """
     lock = FileLock(folder / LOCK)
-    with writing(folder):
-        try:
-            lock.acquire(timeout=_PATIENCE)
-        except Timeout as error:
-            alone = "the folder of a run that nobody else writes to"
-            raise InputError(str(folder), alone, "one that another process is writing to") from error
+    try:
+        lock.acquire(timeout=_PATIENCE)
+    except Timeout as error:  # which is an OSError, too
+        alone = "the folder of a run that nobody else writes to"
+        raise InputError(str(folder), alone, "one that another process is writing to") from error
+    except OSError as error:
+        raise InputError(str(folder), "writable", error.strerror or error) from error
     try:
         yield
     finally:

@@ -140,9 +140,11 @@ class SiteStates:
         """
         file, whose = self._file(client, label), f"whose state of client `{client}`"
         try:
-            state, signed = file.read_bytes(), json.loads(file.with_suffix(".json").read_bytes())
+            state, told = file.read_bytes(), file.with_suffix(".json").read_bytes()
         except OSError as error:
             raise InputError("ckpt_path", f"a checkpoint {whose} is at its site, with a signature", label) from error
+        try:
+            signed = json.loads(told)
         except (ValueError, RecursionError):
             signed = None
         binding = {key: own for key, own in signed.items() if key != "hmac"} if isinstance(signed, dict) else {}
