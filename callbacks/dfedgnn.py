@@ -46,7 +46,6 @@ class DFedGNN(Aggregator):
 
     upload_scalars = ()
     server_attributes = ("_clients", "_edges", "_models")
-    upload_scalars = ()
 
     def __init__(
         self,

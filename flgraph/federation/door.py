@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,9 @@ from flgraph.errors import InputError, expect
 from flgraph.federation.messages import Turn
 from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.policy import NUM_SAMPLES
-from flgraph.federation.routes import form_of
+from flgraph.federation.routes import Route, RouteKind, UploadKind, form_of
+from flgraph.federation.routes import personal as make_personal
+from flgraph.runs.history import SAMPLES
 from flgraph.runs.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -25,11 +28,21 @@ if TYPE_CHECKING:
 _LARGEST = 1e18
 """Beyond this, squares overflow in float32."""
 
+_LARGEST_INTEGER = 2**53
+"""Means are taken in float64, which holds no larger ones exactly."""
+
+_LARGEST_INITIAL = 1e4
+"""Weights that were just drawn are far below; everybody begins with those of one client, who could be anybody."""
+
+_LARGEST_METRIC = 1e100
+"""So that sums of squares over many clients are finite."""
+
 _OUTLIER = 1000.0
 """How many times the median client's largest value (or 1) a client's may be, where three or more sent a tensor."""
 
 _LONGEST_TEXT = 10_000
 _MOST_METRICS = 1000
+_FORM = re.compile(r"(scalar|\d{1,15}(x\d{1,15}){0,15}) [a-z]{1,10}\d{0,3}")
 
 SHARED, COLLECTED = "shared", "collected"
 """Fields of a client's description of its model."""
@@ -40,10 +53,11 @@ class ServerDoor:
 
     Args:
         aggregator: the server half.
+        personal: patterns of tensors that stay with clients, whatever the algorithm's routes say.
     """
 
-    def __init__(self, aggregator: Aggregator) -> None:
-        self.aggregator = aggregator
+    def __init__(self, aggregator: Aggregator, personal: Sequence[str] = ()) -> None:
+        self.aggregator, self.personal = aggregator, personal
         self.read: dict[str, Payload] = {}
         """Client to its last answer, as far as it could be read."""
         self.forms: dict[str, dict[str, str]] = {}
@@ -58,7 +72,8 @@ class ServerDoor:
         payload = self._read(client, answer)
         expect(set(payload.scalars) <= {SHARED, COLLECTED, NUM_SAMPLES}, field, "of known fields", "others")
         expect(not payload.tensors, field, "without tensors", f"{len(payload.tensors)}")
-        shared, collected = (_forms(payload.scalars.get(key), field) for key in (SHARED, COLLECTED))
+        shared = self._forms(payload.scalars.get(SHARED), field, RouteKind.SHARED)
+        collected = self._forms(payload.scalars.get(COLLECTED, "{}"), field, RouteKind.COLLECTED)
         count = payload.scalars.get(NUM_SAMPLES)
         if NUM_SAMPLES in self.aggregator.upload_scalars:
             whole = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 2**53
@@ -66,6 +81,24 @@ class ServerDoor:
             self.counts[client] = int(count or 0)
         self.forms[client] = {**shared, **collected}
         return shared
+
+    def differing(self, described: Mapping[str, Mapping[str, str]]) -> dict[str, InputError]:
+        """Clients that cannot share what more than half of the others do, where the routes want it of all, and why."""
+        refused: dict[str, InputError] = {}
+        for name in {name: None for forms in described.values() for name in forms}:
+            route = self._route(name)
+            if route is None or route.on_mismatch == "personal":
+                continue
+            owners = (
+                described if route.on_mismatch == "error" else [c for c, forms in described.items() if name in forms]
+            )
+            found = {client: described[client].get(name, "none") for client in owners}
+            usual, count = Counter(found.values()).most_common(1)[0]
+            for client, form in found.items() if 2 * count > len(found) else ():
+                if form != usual:
+                    wanted = f"with `{name}` of {usual}, as of most clients,"
+                    refused[client] = InputError(f"description` of client `{client}", wanted, shortened(form))
+        return refused
 
     def agree(self, client: str, described: Mapping[str, str], agreed: Sequence[str]) -> None:
         """Takes note of what a client shares of what it would share."""
@@ -79,7 +112,8 @@ class ServerDoor:
         exact = set(payload.tensors) == set(wanted) and not payload.scalars
         expect(exact, field, "those that it was asked for", "others")
         self._check_forms(client, payload, field)
-        largest_values(payload.tensors, field)
+        for name, value in largest_values(payload.tensors, field).items():
+            expect(value <= _LARGEST_INITIAL, field, f"up to {_LARGEST_INITIAL:g} in `{name}`", value)
         return dict(payload.tensors)
 
     # ----------------------------------------------------------------------------------------------- in every round
@@ -117,7 +151,8 @@ class ServerDoor:
             return refused
         largest: dict[str, dict[str, float]] = {}
         for client, upload in uploads.items():
-            for name, value in largest_values(upload.tensors, client).items():
+            weights = {name: tensor for name, tensor in upload.tensors.items() if self._extra(name) != "data"}
+            for name, value in largest_values(weights, client).items():
                 largest.setdefault(name, {})[client] = value
         for name, of in largest.items():
             most = _OUTLIER * max(1.0, statistics.median(of.values()))
@@ -150,7 +185,9 @@ class ServerDoor:
         few = not payload.tensors and len(payload.scalars) <= _MOST_METRICS
         expect(few, field, f"{_MOST_METRICS} numbers or fewer", f"{len(payload.scalars)}, or tensors")
         for name, value in payload.scalars.items():
-            number = (isinstance(value, int | float) and abs(value) < 2**1023) or value != value
+            number = (isinstance(value, int | float) and abs(value) <= _LARGEST_METRIC) or value != value
+            if name.rpartition("/")[2] == SAMPLES:
+                number = isinstance(value, int | float) and 0 <= value <= _LARGEST_INTEGER
             named = 0 < len(name) <= 200 and name.isprintable()
             if not (number and named):
                 raise InputError(field, "numbers by name", f"{type(value).__name__} as {shortened(name)}")
@@ -168,12 +205,38 @@ class ServerDoor:
                 if not alike(found, forms[name]):
                     raise InputError(field, f"one with `{name}` of {forms[name]}", found)
                 continue
-            kind = next((kind for p, kind in self.aggregator.extra_tensors.items() if fnmatchcase(name, p)), None)
-            if kind is None:
+            kind = self._extra(name)
+            if kind is None or not name.isprintable():
                 raise InputError(field, "of what the routes name", shortened(name))
             own = forms.get(name.partition("/")[2]) if kind != "data" else None
             if own is not None and found.split()[0] != own.split()[0]:
                 raise InputError(field, f"one with `{name}` of {own.split()[0]}", found)
+
+    def _extra(self, name: str) -> UploadKind | None:
+        """What a tensor is that is no part of the model."""
+        return next((kind for p, kind in self.aggregator.extra_tensors.items() if fnmatchcase(name, p)), None)
+
+    def _route(self, name: str) -> Route | None:
+        routes = [*make_personal(*self.personal), *self.aggregator.routes()]
+        return next((route for route in routes if fnmatchcase(name, route.pattern)), None)
+
+    def _forms(self, text: Scalar | None, field: str, kind: RouteKind) -> dict[str, str]:
+        """Names and forms of tensors, as :meth:`ClientDoor.describe` wrote them."""
+        try:
+            forms = json.loads(text) if isinstance(text, str) else None
+        except (ValueError, RecursionError):
+            forms = None
+        fits = isinstance(forms, dict) and all(
+            isinstance(form, str) and _FORM.fullmatch(form) and len(name) <= 500 and name.isprintable()
+            for name, form in (forms or {}).items()
+        )
+        expect(fits, field, "names and forms of tensors", "something else")
+        assert isinstance(forms, dict)
+        for name in forms:
+            route = self._route(name)
+            if route is None or route.kind != kind or "/" in name:
+                raise InputError(field, f"of tensors that are {kind}", shortened(name))
+        return forms
 
     # ------------------------------------------------------------------------------------------------- persistence
     def state(self) -> dict[str, Any]:
@@ -240,8 +303,13 @@ def largest_values(tensors: Mapping[str, Tensor], field: str) -> dict[str, float
     """The largest magnitude in every floating-point tensor.
 
     Raises:
-        InputError: a value is not finite, or so large that squares of it are not.
+        InputError: a value is not finite, or so large that squares of it are not; or a whole number is beyond 53 bits.
     """
+    for name, tensor in tensors.items():
+        if tensor.dtype in (torch.int64, torch.uint64) and tensor.numel():
+            low, high = (int(value) for value in tensor.aminmax())
+            most = max(-low, high)
+            expect(most <= _LARGEST_INTEGER, field, f"up to {_LARGEST_INTEGER} in `{name[:60]}`", most)
     floats = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
     floats |= {name: torch.view_as_real(tensor) for name, tensor in tensors.items() if tensor.is_complex()}
     floats = {name: tensor for name, tensor in floats.items() if tensor.numel()}
@@ -259,21 +327,6 @@ def expect_plain(value: Scalar, field: str) -> None:
         expect(len(value) <= _LONGEST_TEXT, field, f"of texts of {_LONGEST_TEXT} characters or fewer", len(value))
     else:
         expect(abs(value) <= 2**63, field, "of finite scalars", shortened(value))  # NaN is not
-
-
-def _forms(text: Scalar | None, field: str) -> dict[str, str]:
-    """Names and forms of tensors, as :meth:`ClientDoor.describe` wrote them."""
-    try:
-        forms = json.loads(text) if isinstance(text, str) else {}
-    except (ValueError, RecursionError):
-        forms = None
-    fits = isinstance(forms, dict) and all(
-        isinstance(form, str) and len(form) <= 200 and len(form.split()) == 2 and len(name) <= 500 and "/" not in name
-        for name, form in (forms or {}).items()
-    )
-    expect(fits, field, "names and forms of tensors", "something else")
-    assert isinstance(forms, dict)
-    return forms
 
 
 def shortened(value: Any) -> str:

@@ -105,12 +105,12 @@ class FederatedLoop(pl.Trainer):
     def snapshot(self, clients: Collection[str]) -> None:
         """Lets clients keep a copy of their models as they are, in place of an earlier one."""
         assert self.server is not None
-        self.server.request(Request.SNAPSHOT, clients, self.current_round)
+        self.server.request(Request.SNAPSHOT, clients, self.record)
 
     def restore(self, clients: Collection[str]) -> None:
         """Lets clients exchange their models and the copies that :meth:`snapshot` made."""
         assert self.server is not None
-        self.server.request(Request.RESTORE, clients, self.current_round)
+        self.server.request(Request.RESTORE, clients, self.record)
 
     def retire(self, clients: Collection[str]) -> None:
         """Lets clients take part in no more rounds; they are evaluated all the same."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, Literal, TypeVar
 
+from torch import Tensor
+
 from flgraph.errors import ClientError, EngineError, InputError, expect
 from flgraph.federation.aggregation import weighted_mean
 from flgraph.federation.aggregator import Aggregator
@@ -47,7 +49,7 @@ class Tolerance:
     def __post_init__(self) -> None:
         for name in ("min_clients", "strikes"):
             value = getattr(self, name)
-            whole = isinstance(value, int) and value >= 1
+            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             expect(whole, f"trainer.tolerance.{name}", "a whole number of 1 or more", value)
         known = self.on_bad_upload in ("drop", "end", None)
         expect(known, "trainer.tolerance.on_bad_upload", "drop, end or null", self.on_bad_upload)
@@ -86,7 +88,7 @@ class Server:
         aggregator.seed = seed
         self.ledger = ledger
         self._sent: dict[str, Payload] = {}  # what is about to be sent
-        self.door = ServerDoor(aggregator)
+        self.door = ServerDoor(aggregator, self.personal)
         self.version = 0  # how often the aggregator changed what it has to give
         self.installed: dict[str, int] = {}  # which version each client has
         self.setup_record = RoundRecord(0)
@@ -120,27 +122,41 @@ class Server:
         """
         record = self.setup_record = RoundRecord(0)
         turns = {name: Turn(0, Request.DESCRIBE) for name in self.clients}
-        described = self._ask(turns, record, self.door.describe)
+        if self.engine.keep_going:
+            described = self._ask(turns, record, self.door.describe, self.door.differing)
+        else:  # the sentence of `agree` says more
+            described = self._ask(turns, record, self.door.describe)
         agreed = agree(described, self.aggregator.routes(), self.personal)
-        self.aggregator.owners = agreed
-        asked: set[str] = set()
-        wanted: dict[str, list[str]] = {}
-        start = self.aggregator.initial_weights
         for name in agreed:
             self.door.agree(name, described[name], agreed[name])
-            wanted[name] = [tensor for tensor in agreed[name] if tensor not in asked and start != "own"]
-            if start == "first":
-                asked.update(wanted[name])
-            terms = Payload(scalars={"shared": "\n".join(agreed[name]), "initial": "\n".join(wanted[name])})
-            turns[name] = Turn(0, Request.AGREE, download=self._send(name, terms, record))
-        turns = {name: turns[name] for name in agreed}
-        own = self._ask(turns, record, lambda name, answer: self.door.initial(name, answer, wanted[name]))
+        start, initial = self.aggregator.initial_weights, dict[str, Tensor]()
+        own = self._initial(agreed, initial, record)
+        while start == "first" and any(set(agreed[name]) - initial.keys() for name in self.members):
+            # Who was to send them is left out: the next client's are taken.
+            own = self._initial({name: agreed[name] for name in self.members}, initial, record)
         if start == "mean":
             initial = weighted_mean(own, dict.fromkeys(own, 1.0))
-        else:
-            initial = {name: tensor for tensors in own.values() for name, tensor in tensors.items()}
+        self.aggregator.owners = {name: agreed[name] if name in self.members else [] for name in self.clients}
         self.aggregator.start(initial, self.members)
         self.version += 1
+
+    def _initial(
+        self, agreed: Mapping[str, Sequence[str]], initial: dict[str, Tensor], record: RoundRecord
+    ) -> dict[str, dict[str, Tensor]]:
+        """Tells clients what they share, and asks for values that ``initial`` lacks; they are added to it."""
+        start, asked = self.aggregator.initial_weights, set(initial)
+        wanted: dict[str, list[str]] = {}
+        turns: dict[str, Turn] = {}
+        for name, names in agreed.items():
+            wanted[name] = [tensor for tensor in names if tensor not in asked and start != "own"]
+            if start == "first":
+                asked.update(wanted[name])
+            terms = Payload(scalars={"shared": "\n".join(names), "initial": "\n".join(wanted[name])})
+            turns[name] = Turn(0, Request.AGREE, download=self._send(name, terms, record))
+        own = self._ask(turns, record, lambda name, answer: self.door.initial(name, answer, wanted[name]))
+        for tensors in own.values():
+            initial |= tensors
+        return own
 
     def prepare(self, report: Callable[[str, int, int], None]) -> None:
         """Runs the exchanges of round 0 and sends what is to send.
@@ -151,14 +167,15 @@ class Server:
         exchanges = self.aggregator.exchanges(0)
         for number, exchange in enumerate(exchanges, start=1):
             report(exchange, number, len(exchanges))
-            self._exchange(0, exchange, self.members, self.setup_record)
+            self._exchange(0, exchange, self.members, self.setup_record, len(self.excluded))
         self.evaluate(0, (), self.setup_record)
 
     def round(self, number: int, record: RoundRecord) -> None:
         """Runs all exchanges of a round with the clients drawn for it."""
         record.clients = self.participants(number)
+        missing = len(self._drawn(number) & self.excluded)
         for exchange in self.aggregator.exchanges(number):
-            record.clients = self._exchange(number, exchange, record.clients, record)
+            record.clients = self._exchange(number, exchange, record.clients, record, missing)
         if self.ledger is not None:
             self.ledger.flush()
 
@@ -167,11 +184,14 @@ class Server:
 
         Those that have retired or are excluded are drawn, too, and left out.
         """
-        count = max(1, round(self.client_fraction * len(self.clients)))
-        drawn = set(self.clients)
-        if count < len(self.clients):
-            drawn = set(random.Random(derive_seed(self.seed, "participants", number)).sample(self.clients, count))
+        drawn = self._drawn(number)
         return [name for name in self.members if name in drawn - self.retired]
+
+    def _drawn(self, number: int) -> set[str]:
+        count = max(1, round(self.client_fraction * len(self.clients)))
+        if count == len(self.clients):
+            return set(self.clients)
+        return set(random.Random(derive_seed(self.seed, "participants", number)).sample(self.clients, count))
 
     def evaluate(self, number: int, splits: tuple[str, ...], record: RoundRecord) -> Metrics:
         """Each client's metrics on ``splits``, with what is new installed unless the trained model is to be evaluated.
@@ -186,28 +206,39 @@ class Server:
             if splits or download is not None
         }
 
-        return self._ask(turns, record, self.door.metrics, counted="metric_bytes")
+        return self._ask(turns, record, self.door.metrics, counted="metric_bytes", missing=len(self.excluded))
 
-    def request(self, request: Request, clients: Collection[str], number: int) -> None:
-        """Has clients do something that they answer nothing to.
+    def request(self, request: Request, clients: Collection[str], record: RoundRecord) -> None:
+        """Has clients do something that they answer nothing to; who cannot is left out for the rest of the run.
 
         Raises:
-            EngineError: a client does not do it; its model would not be the one that its metrics are of.
+            EngineError: a client does not answer; its model would not be the one that its metrics are of.
         """
-        clients = [name for name in clients if name not in self.excluded]
-        answers = self.engine.run({name: Turn(number, request) for name in clients})
-        missing = ", ".join(f"`{name}`" for name in clients if not isinstance(answers.get(name), bytes))
+        number = record.round
+        turns = {name: Turn(number, request) for name in clients if name not in self.excluded}
+        answers = self.engine.run(turns)
+        for name, turn in turns.items():
+            answer = answers.get(name)
+            if isinstance(answer, Exception):
+                self._strike(name, turn, answer, record, last=True)
+        missing = ", ".join(f"`{name}`" for name in turns if answers.get(name) is None)
         if missing:
             raise EngineError(f"Not all clients answered in time in round {number} ({request}); missing: {missing}.")
 
-    def _exchange(self, number: int, exchange: str, clients: Sequence[str], record: RoundRecord) -> list[str]:
-        """Returns who took part."""
+    def _exchange(
+        self, number: int, exchange: str, clients: Sequence[str], record: RoundRecord, missing: int
+    ) -> list[str]:
+        """Returns who took part; ``missing`` is how many would have been asked, were they not excluded."""
         turns = {
             name: Turn(number, Request.EXCHANGE, exchange, self._download(name, number, exchange, record))
             for name in clients
         }
         uploads = self._ask(
-            turns, record, lambda name, answer: self.door.upload(name, answer, number, exchange), self.door.compare
+            turns,
+            record,
+            lambda name, answer: self.door.upload(name, answer, number, exchange),
+            self.door.compare,
+            missing=missing,
         )
         seed_all(derive_seed(self.seed, "aggregate", number, exchange))
         self.aggregator.accept(self.aggregator.aggregate(uploads, number, exchange))
@@ -221,6 +252,7 @@ class Server:
         read: Callable[[str, bytes], T],
         compare: Callable[[Mapping[str, T]], Mapping[str, Exception]] = lambda answers: {},
         counted: Literal["bytes_up", "metric_bytes"] = "bytes_up",
+        missing: int = 0,
     ) -> dict[str, T]:
         """What clients answered, in the order of ``turns``, without those whose answers cannot be used.
 
@@ -256,21 +288,24 @@ class Server:
         for name, error in bad.items():
             self._strike(name, turns[name], error, record)
         found = {name: answer for name, answer in found.items() if name not in bad}
-        least = min(self.tolerance.min_clients, len(turns))
+        least = min(self.tolerance.min_clients, len(turns) + missing)
         first = any(turn.round == 0 for turn in turns.values())  # all must agree
         needed = max(least, len(turns) - len(bad)) if first else least
         if len(found) < needed:
-            missing = ", ".join(f"{name} ({bad[name]})" if name in bad else name for name in turns if name not in found)
-            kind = ClientError if bad else EngineError  # what was bad would be so again
-            raise kind(f"Only {len(found)} of at least {needed} clients answered in time; missing: {missing}.")
+            absent = [f"{name} ({bad[name]})" if name in bad else name for name in turns if name not in found]
+            absent += [f"{name} (left out before)" for name in sorted(self.excluded - set(turns))]
+            kind = ClientError if bad or self.excluded else EngineError  # what was bad would be so again
+            raise kind(
+                f"Only {len(found)} of at least {needed} clients answered in time; missing: {', '.join(absent)}."
+            )
         return found
 
-    def _strike(self, name: str, turn: Turn, error: Exception, record: RoundRecord) -> None:
+    def _strike(self, name: str, turn: Turn, error: Exception, record: RoundRecord, last: bool = False) -> None:
         if not self.engine.keep_going:
             raise error
         record.dropped[name] = str(error)
         self.strikes[name] = self.strikes.get(name, 0) + 1
-        if turn.round == 0 or self.strikes[name] >= self.tolerance.strikes:
+        if last or turn.round == 0 or self.strikes[name] >= self.tolerance.strikes:
             self.exclude([name])
         rest = ", and for the rest of the run" if name in self.excluded else ""
         _log.warning("Client `%s` is left out of round %d (%s)%s: %s", name, turn.round, turn.name, rest, error)
