@@ -13,8 +13,8 @@ from torch import Tensor
 
 from flgraph import callbacks
 from flgraph.callbacks.gcfl import cosine_similarity, minimum_cut
-from flgraph.errors import InputError
-from flgraph.federation import Aggregator, FederatedTrainer, Payload, Request, Sequential, Turn
+from flgraph.errors import ClientError, InputError
+from flgraph.federation import Aggregator, FederatedTrainer, Payload, Request, Sequential, Tolerance, Turn
 from flgraph.federation.aggregation import weighted_mean
 from flgraph.runs.checkpoint import load_bytes, state_bytes
 
@@ -190,29 +190,32 @@ def test_many_columns_take_no_memory() -> None:
     assert placed.nnz == 2
 
 
-class Without(Sequential):
-    """A client does nothing from an exchange on."""
+class Failing(Sequential):
+    """A client fails in an exchange."""
 
     def __init__(self, client: str, exchange: str) -> None:
         super().__init__()
-        self.client, self.exchange, self.gone = client, exchange, False
+        self.client, self.exchange = client, exchange
 
-    def run(self, turns: Any) -> dict[str, bytes]:
-        self.gone = self.gone or any(turn.exchange == self.exchange for turn in turns.values())
-        left = {n: t for n, t in turns.items() if n != self.client or t.request != Request.EXCHANGE or not self.gone}
-        return super().run(left)
+    def run(self, turns: Any) -> dict[str, Any]:
+        answers = dict(super().run(turns))
+        if self.client in turns and turns[self.client].exchange == self.exchange:
+            answers[self.client] = ClientError("it failed")
+        return answers
 
 
 @pytest.mark.parametrize("exchange", ["nodes", "degrees", "neighbours"])
 @pytest.mark.parametrize("client", ["client-1", "client-3"])
 def test_fedgcn_goes_on_without_a_client(exchange: str, client: str, made: Any, federate: Any) -> None:
     aggregator, model, data = made["FedGCN"]()
-    engine = Without(client, exchange)
-    results = federate(aggregator, rounds=2, engine=engine, enable_checkpointing=False).fit(model, data)
-    for name in data.clients:
-        if name != engine.client:
-            assert engine.clients[name].module.sums is not None
-            assert results["final"]["clients"][name]["val/loss"] < 100
+    engine, tolerance = Failing(client, exchange), Tolerance(on_bad_upload="drop")
+    trainer = federate(aggregator, rounds=2, engine=engine, tolerance=tolerance, enable_checkpointing=False)
+    results = trainer.fit(model, data)
+    others = [name for name in data.clients if name != client]
+    assert list(results["final"]["clients"]) == others
+    for name in others:
+        assert engine.clients[name].module.sums is not None
+        assert results["final"]["clients"][name]["val/loss"] < 100
 
 
 def test_the_first_client_cannot_take_generators_from_the_others(recorded: Any) -> None:
