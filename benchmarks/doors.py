@@ -131,9 +131,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     rounds = measure(FedStarNet(), TUFederation(tu_settings()["chem"]), args.rounds)[2:]
     whole = median(one["round"] for one in rounds)
-    print(
-        f"FedStar on CHEM, {args.threads} thread(s): {len(rounds)} rounds of {whole:.3f} s (median)"
-    )
+    print(f"FedStar on CHEM, {args.threads} thread(s): {len(rounds)} rounds of {whole:.3f} s (median)")
     total = 0.0
     for part in PARTS:
         spent = median(one.get(part, 0.0) for one in rounds)

@@ -108,14 +108,7 @@ class Client:
             first=personal,
             client=name,
         )
-        self.door = ClientDoor(
-            self.routing,
-            self.aggregator,
-            policy,
-            rounds=rounds,
-            local_epochs=local_epochs,
-            num_samples=data.num_train_samples,
-        )
+        self.door = ClientDoor(self.routing, self.aggregator, policy, rounds, local_epochs, data.num_train_samples)
         self.changed = True  # since it was last written to disk
         self._snapshot: dict[str, Tensor] = {}
         self._download: bytes | None = None  # as it came: clients in one process share its memory
@@ -164,9 +157,13 @@ class Client:
 
     def _install(self, turn: Turn, download: Payload | None) -> None:
         if download is not None:
-            self.changed = True
+            self.changed, before = True, self._download
             self._download = turn.download
-            self.aggregator.install(self, download)
+            try:
+                self.aggregator.install(self, download)
+            except InputError:
+                self._download = before
+                raise
 
     def _agree(self, terms: Payload) -> Payload:
         self.routing.agree(_names(terms, "shared"))

@@ -57,7 +57,6 @@ class ClientDoor:
         routing: RoutingTable,
         aggregator: AlgorithmHalf,
         policy: Policy | None,
-        *,
         rounds: int,
         local_epochs: int,
         num_samples: int,

@@ -278,8 +278,8 @@ class FederatedLoop(pl.Trainer):
         self._call("on_federation_end")
         if final := self.history.final or self.history.last:
             self.console.print(final_table(final, self.history.best, self.monitor))
-        head = f", newest line of the ledger {server.ledger.head[:16]}" if server.ledger else ""
-        self.console.print(f"results in {self.run_dir}{head}", soft_wrap=True, markup=False)
+        self.console.print(f"newest line of the ledger: {server.ledger.head[:16] if server.ledger else 'none'}")
+        self.console.print(f"results in {self.run_dir}", soft_wrap=True, markup=False)
         return results
 
     def _begin_folder(

@@ -347,6 +347,9 @@ class Server:
         groups, numbers = state["owners"]["groups"], state["owners"]["of"]
         self.aggregator.owners = {name: groups[number] for name, number in numbers.items()}
         order = {name: position for position, name in enumerate(numbers)}
+        for name in self.clients:
+            expect(name in order, f"data.{name}", "left out, as when the run began,", "it")
+        self.exclude(order.keys() - set(self.clients))  # their site did not open the job
         self.clients.sort(key=order.__getitem__)  # which are drawn for a round depends on it
         self.setup_record = RoundRecord(0, **loop["setup"])
         self.aggregator.accept(state["algorithm"]["shared"])

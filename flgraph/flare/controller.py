@@ -21,7 +21,7 @@ from flgraph.errors import ClientError, EngineError, encode_error
 from flgraph.federation.engines.host import Message
 from flgraph.federation.engines.remote import read_answer
 from flgraph.flare.jobs import OUTCOME, RESULTS
-from flgraph.flare.run import open_site, serve
+from flgraph.flare.run import open_sites, serve
 from flgraph.flare.settings import read_settings
 
 TOPIC, HELLO, BODY = "flgraph", "hello", "body"
@@ -69,8 +69,7 @@ class FederationController(Controller):
         try:
             transport = AuxTransport(fl_ctx, abort_signal)
             self._greet(abort_signal, fl_ctx)
-            deadline = self.options["deadline"]
-            sites = {site: open_site(transport, site, self.config, deadline, self.run_name) for site in self.sites}
+            sites = open_sites(transport, self.sites, self.config, self.options["deadline"], self.run_name)
             settings = read_settings(Path(workspace.get_root_dir()))
             run = serve(self.config, self.run_name, transport, sites, settings, self.options)
             for file in RESULTS:

@@ -31,6 +31,14 @@ data:
     root: /path/to/data
 # Which of its clients are here; all of them if empty.
 clients: []
+# What may leave, whatever a server or a job asks. These are the defaults; docs/security.md explains all fields, and
+# `flgraph flare explain KIT -c federation.yaml` says what a job would get.
+policy:
+  algorithms: []    # those of flgraph that reveal nothing of single records; or names, such as [FedAvg, FedStar]
+  metrics: {train/*: 4, val/*: 4, test/*: 4, global_test/*: 4}    # and to how many decimals
+  num_samples: 1    # numbers of samples are rounded to multiples of it; null: never told
+  min_samples: 1    # nothing is measured on fewer
+  rounds: 1000      # of a run, at most
 """
 
 

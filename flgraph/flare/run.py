@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import yaml
 
 from flgraph.cli.fit import FederatedCLI
-from flgraph.errors import REFUSED, EngineError, InputError, expect, first_line
+from flgraph.errors import REFUSED, ClientError, EngineError, InputError, expect, first_line
 from flgraph.federation.client import Client
 from flgraph.federation.engines.host import Message, SiteHost, attempt, coded
 from flgraph.federation.engines.remote import Remote, SiteTransport, checked_about, site_error
@@ -161,7 +161,7 @@ def serve(
     config: str,
     name: str,
     transport: SiteTransport,
-    sites: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    sites: Mapping[str, Mapping[str, Mapping[str, Any]] | Exception],
     settings: SiteSettings,
     options: Mapping[str, Any],
 ) -> Path:
@@ -171,7 +171,8 @@ def serve(
         config: the job's configuration as YAML, without data.
         name: of the run.
         transport: carries messages to the sites.
-        sites: site to what its clients tell of themselves, by name.
+        sites: site to what its clients tell of themselves, by name; or the error of one that did not open the job,
+            without which a run goes on that was begun with it.
         settings: of the server.
         options: further arguments of :class:`~flgraph.federation.engines.remote.Remote`.
 
@@ -179,16 +180,41 @@ def serve(
         The run's folder.
 
     Raises:
+        InputError: a site refuses the job, and it is a new run.
         EngineError: clients are gone; the next job goes on from the last whole round.
     """
-    engine = Remote(transport, sites, **options)
+    newest = _newest(Path(settings.folder) / name)
+    there = {site: told for site, told in sites.items() if not isinstance(told, Exception)}
+    for site, error in sites.items():
+        if isinstance(error, Exception):
+            if newest is None or not there:
+                raise error
+            _log.warning("Site `%s` is left out for the rest of the run: %s", site, error)
+    engine = Remote(transport, there, **options)
     data = {"class_path": "flgraph.flare.run.SitesData", "init_args": {"names": list(engine.site_of), "title": name}}
     cli = _configured(config, settings, {"default_root_dir": settings.folder, "name": name}, data)
     cli.trainer.engine = engine
     cli.trainer.checkpoint_key = checkpoint_key(settings)
-    cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=_newest(Path(settings.folder) / name))
+    cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=newest)
     assert cli.trainer.run_dir is not None
     return cli.trainer.run_dir
+
+
+def open_sites(
+    transport: SiteTransport, sites: Sequence[str], config: str, deadline: float, run: str
+) -> dict[str, Mapping[str, Mapping[str, Any]] | Exception]:
+    """What :func:`open_site` gives for each site; the error of one that would refuse or fail again.
+
+    Raises:
+        EngineError: one did not answer in time.
+    """
+    opened: dict[str, Mapping[str, Mapping[str, Any]] | Exception] = {}
+    for site in sites:
+        try:
+            opened[site] = open_site(transport, site, config, deadline, run)
+        except (InputError, ClientError) as error:
+            opened[site] = error
+    return opened
 
 
 def _newest(runs: Path) -> str | None:

@@ -11,6 +11,9 @@ from typing import Any
 from flgraph.errors import InputError
 from flgraph.runs.keys import canonical, derive_key, signature
 
+SITES = "SitesData"
+"""Class of the datamodule of a server whose clients are at sites."""
+
 SEALED = "settings_sha256"
 """Stands for a client's settings where nobody else may see them."""
 
@@ -114,9 +117,15 @@ def _as_the_other(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str,
 def comparable(saved: dict[str, Any], current: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings of two runs with what both have: callbacks may come and go, and sites have a datamodule of their own."""
     then, now = saved.get("callbacks", {}), current["callbacks"]
-    # Where the datamodule is another one, what its clients' data is made of is compared all the same.
-    other = saved.get("datamodule", {}).get("class") != current["datamodule"]["class"]
-    common: dict[str, Any] = {"datamodule": {}} if other else {}
+    # Where the datamodule is another one, what its clients' data is made of is compared all the same; of those sites
+    # that are there.
+    kind, sites = current["datamodule"]["class"], current["datamodule"]["class"] == SITES
+    common: dict[str, Any] = {"datamodule": {}} if sites or saved.get("datamodule", {}).get("class") != kind else {}
+    if sites:
+        saved, current = (
+            {**one, "data": {name: of for name, of in one["data"].items() if name in other["data"]}}
+            for one, other in ((saved, current), (current, saved))
+        )
     return (
         {**saved, **common, "callbacks": {name: own for name, own in then.items() if name in now}},
         {**current, **common, "callbacks": {name: own for name, own in now.items() if name in then}},

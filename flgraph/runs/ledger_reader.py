@@ -209,14 +209,10 @@ def _place(line: Line) -> tuple[object, ...]:
     return line.client, line.round, line.request, line.exchange, line.direction
 
 
-def spent(file: Path) -> dict[str, Counter[str]]:
-    """What clients have answered so far: client to number of ``turns`` and ``evaluations``, and ``bytes`` sent.
-
-    Raises:
-        InputError: the ledger was changed.
-    """
+def spent(lines: Iterable[Line]) -> dict[str, Counter[str]]:
+    """What clients have answered: client to number of ``turns`` and ``evaluations``, and ``bytes`` sent."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
-    for line in read_ledger(file) if file.is_file() else []:
+    for line in lines:
         if line.direction == "up":
             found[line.client]["evaluations" if line.request == "evaluate" else "turns"] += 1
             found[line.client]["bytes"] += line.bytes

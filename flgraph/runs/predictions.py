@@ -39,8 +39,10 @@ def write_predictions(
     values = _joined(client, batches).float()
     rows = rows or {"row": list(range(len(values)))}
     for heading, column in rows.items():
+        field = f"{heading} of client {client}'s prediction_rows"
+        expect(isinstance(column, list | tuple), field, "a list", type(column).__name__)
         wanted = f"{len(values)} values, one for each row that was predicted,"
-        expect(len(column) == len(values), f"{heading} of client {client}'s prediction_rows", wanted, len(column))
+        expect(len(column) == len(values), field, wanted, len(column))
     width = range(values.size(1))
     heads, digits = {
         "probabilities": (["class", *(f"p{number}" for number in width)], ".6f"),
@@ -58,7 +60,9 @@ def write_predictions(
 
 
 def _joined(client: str, batches: list[Any]) -> torch.Tensor:
-    tables = bool(batches) and all(isinstance(batch, torch.Tensor) and batch.dim() == 2 for batch in batches)
+    tensors = [batch for batch in batches if isinstance(batch, torch.Tensor)]
+    widths = {batch.size(1) if batch.dim() == 2 else 0 for batch in tensors}
+    tables = len(tensors) == len(batches) and len(widths) == 1 and 0 not in widths
     given = {f"{list(b.shape)}" if isinstance(b, torch.Tensor) else type(b).__name__ for b in batches}
     got = ", ".join(sorted(given)) or "none"
     if not tables:

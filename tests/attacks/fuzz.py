@@ -71,7 +71,9 @@ def record(make: Any, rounds: int = 2) -> Recording:
         result: Mapping[str, Tensor] = kind.aggregate(self, uploads, round, exchange)
         return result
 
-    aggregator.__class__ = type(kind.__name__, (kind,), {"aggregate": spy})  # the trainer makes a copy of the object
+    aggregator.__class__ = type(
+        f"Watched{kind.__name__}", (kind,), {"aggregate": spy}
+    )  # the trainer makes a copy of the object
     monitor = {"monitor": "val/loss", "monitor_mode": "min"} if type(model).__name__ == "FCLG" else {}
     with tempfile.TemporaryDirectory() as folder, flushing_denormals():
         quiet = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu", "enable_checkpointing": False}

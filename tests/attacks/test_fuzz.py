@@ -10,7 +10,7 @@ import pytest
 
 from flgraph.federation.seeding import seed_all
 
-COUNT = 50
+COUNT = 40
 """Attacks on each algorithm; ``python tests/attacks/fuzz.py --count N`` does more."""
 
 NAMES = [

@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flgraph.callbacks import FedAvg
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.federation.payload import Payload, pack, unpack
+from flgraph.flare.gather import adopt, checkpoint_key
+from flgraph.flare.settings import read_settings
 from flgraph.runs import files
 from flgraph.runs.checkpoint import MANIFEST, SERVER, CheckpointStore, find_checkpoint, read_manifest
 from flgraph.runs.files import digest, only_writer
+from flgraph.runs.predictions import write_predictions
 
 KEY = b"k" * 32
 
@@ -229,3 +233,48 @@ def test_a_server_with_a_key_goes_on_from_its_own_checkpoints_only(fitted: Any, 
     fitted(2)
     with pytest.raises(InputError, match=not_signed):
         fitted(3, KEY, "last")
+
+
+def test_a_run_is_adopted_whole_or_not_at_all(fitted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server takes a run of one machine over when its owner says so, and signs it."""
+    monkeypatch.setattr(files, "_PATIENCE", 0.1)
+    kit = tmp_path / "kit"
+    (kit / "local").mkdir(parents=True)
+    trainer = fitted(3, keep_checkpoints=3)
+    run, key = trainer.run_dir, checkpoint_key(read_settings(kit))
+    with only_writer(run), pytest.raises(InputError, match="nobody else writes to"):
+        adopt(run, kit)
+    file = store_of(trainer).path(2) / SERVER
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + b"?")
+    with pytest.raises(InputError, match="bytes of other content"):
+        adopt(run, kit)
+    assert list((kit / "flgraph" / "run").iterdir()) == []
+    file.write_bytes(whole)
+    for path, name in ((run, "version_0"), (run.parent, "version_1")):
+        adopted = adopt(path, kit)
+        assert adopted == kit / "flgraph" / "run" / name
+        store = CheckpointStore(adopted / "checkpoints")
+        for number in store.rounds():
+            assert read_manifest(store.path(number), key)["round"] == number
+        with pytest.raises(InputError, match="`RUN` to be a run that the server does not have but got"):
+            adopt(path, kit)
+        fitted(2)  # another version
+    odd = run.parent.rename(tmp_path / "runs" / "a b")
+    with pytest.raises(InputError, match="`RUN` to be named of letters, digits, - and _ but got 'a b'"):
+        adopt(odd / "version_0", kit)
+
+
+@pytest.mark.parametrize(
+    ("batches", "rows", "sentence"),
+    [
+        ([torch.zeros(2, 0)], {}, r"to be a method that gives tensors \[rows, columns\] but got \[2, 0\]"),
+        ([torch.zeros(2, 1), torch.zeros(2, 3)], {}, r"\[rows, columns\] but got \[2, 1\], \[2, 3\]"),
+        ([torch.zeros(2, 2)], {"node": 3}, "`node of client A's prediction_rows` to be a list but got 'int'"),
+    ],
+)
+def test_predictions_of_another_process_are_looked_at(
+    batches: list[Any], rows: Any, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        write_predictions("A", batches, rows, "probabilities", tmp_path / "A.csv")

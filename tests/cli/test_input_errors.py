@@ -298,4 +298,4 @@ def test_no_older_checkpoint(call: Call, small: list[str], finished: Path) -> No
     shutil.rmtree(checkpoints / "round-00001")
     (last / "manifest.json").write_text("{}")
     sentence = call("test", *FEDPER, *small, "--ckpt_path", str(last)).sentence
-    assert sentence == f"Expected `{last / 'manifest.json'}` to be a whole manifest but got 'files'."
+    assert sentence == f"Expected `{last / 'manifest.json'}` to be a whole manifest but got one without `round`."

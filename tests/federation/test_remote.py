@@ -20,7 +20,7 @@ from flgraph.federation.engines.remote import Remote
 from flgraph.flare.gather import gather
 from flgraph.runs.checkpoint import CheckpointStore, load_file
 from flgraph.runs.keys import derive_key
-from flgraph.runs.site_states import is_complete, state_file
+from flgraph.runs.site_states import SiteStates, is_complete, state_file
 
 PERSONAL = {"base": ["first.*"]}
 
@@ -397,6 +397,42 @@ def test_checkpoints_without_a_site_are_not_gathered(remote: Callable[..., Any],
     (run.parents[1] / "cut" / "version_old").mkdir()  # somebody's; not looked at
     next((tmp_path / "sites" / "two" / "C").glob("*00002.ckpt")).unlink()
     with pytest.raises(InputError, match="`--kits` to be with the state of client `C`"):
+        gather("cut", tmp_path / "sites" / "kits", tmp_path / "again")
+
+
+def test_what_somebody_altered_is_not_gathered(remote: Callable[..., Any], tmp_path: Path) -> None:
+    trainer, _, fitted = remote(rounds=2, name="cut")
+    trainer.fit(*fitted)
+    gather_from(trainer, tmp_path / "sites", tmp_path / "gathered")
+    kits = tmp_path / "sites" / "kits"
+    manifest = trainer.run_dir / "checkpoints" / "round-00002" / "manifest.json"
+    state = state_file(tmp_path / "sites" / "two", "C", "cut.version_0.00002")
+    for file, sentence in ((manifest, "to be signed by this server"), (state, "one that was altered' in site `two`")):
+        whole = file.read_bytes()
+        file.write_bytes(whole.replace(b'"round": 2', b'"round": 3') if file is manifest else whole[:-1])
+        with pytest.raises(InputError, match=sentence):
+            gather("cut", kits, tmp_path / "again")
+        file.write_bytes(whole)
+    assert gather("cut", kits, tmp_path / "again").is_dir()
+
+
+def test_encrypted_states_are_gathered_in_the_clear(
+    remote: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLGRAPH_SITE_KEY", "ab" * 32)
+    trainer, office, fitted = remote(rounds=2, name="cut")
+    for host in office.hosts.values():
+        host.states = SiteStates(host.states.folder, "cut", host.key, bytes.fromhex("ab" * 32))
+    trainer.fit(*fitted)
+    with pytest.raises(InputError, match="`encrypt` to be true at this site, whose states are encrypted but got"):
+        gather_from(trainer, tmp_path / "sites", tmp_path / "gathered")
+    for site in ("one", "two"):
+        settings = {"folder": str(tmp_path / "sites" / f"{site}-settings"), "encrypt": True}
+        (tmp_path / "sites" / "kits" / site / "local" / "flgraph.yaml").write_text(json.dumps(settings))
+    run = gather("cut", tmp_path / "sites" / "kits", tmp_path / "gathered")
+    assert load_file(run / "checkpoints" / "last" / "clients" / "C.ckpt")["client"]["name"] == "C"
+    monkeypatch.setenv("FLGRAPH_SITE_KEY", "cd" * 32)
+    with pytest.raises(InputError, match="the site has the key for but got another key in site `"):
         gather("cut", tmp_path / "sites" / "kits", tmp_path / "again")
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,7 @@ import yaml
 
 from flgraph.cli.main import main
 from flgraph.federation.engines.host import Message
-from flgraph.flare.run import Site, open_site
+from flgraph.flare.run import Site, open_sites
 from flgraph.flare.settings import read_settings, site_secret
 from flgraph.runs.compatibility import sealed
 
@@ -33,7 +37,7 @@ class Federation:
 
     def __init__(self, folder: Path, start: Callable[..., Any]) -> None:
         self.folder, self.kits, self._start = folder, folder / "kits", start
-        self._running: list[Any] = []
+        self.running: list[Any] = []
 
     def begin(self, *args: str, log: str) -> Any:
         """``flgraph flare`` in a process of its own."""
@@ -41,13 +45,13 @@ class Federation:
 
     def begin_kit(self, kit: str) -> None:
         """Runs a server or a site until :meth:`stop`."""
-        self._running.append(self.begin("start", f"kits/{kit}", log=kit))
+        self.running.append(self.begin("start", f"kits/{kit}", log=kit))
 
     def stop(self) -> None:
         """Ends all kits; what one runs ends with it."""
-        for run in self._running:
+        for run in self.running:
             run.signal(signal.SIGTERM)
-        for run in self._running:
+        for run in self.running:
             run.wait()
 
     def rounds(self, name: str) -> list[dict[str, Any]]:
@@ -79,31 +83,78 @@ class Federation:
             time.sleep(0.1)
 
 
-@pytest.fixture
-def federation(tmp_path: Path, start: Callable[..., Any]) -> Iterator[Federation]:
+@contextmanager
+def running(
+    folder: Path, start: Callable[..., Any], sites: Mapping[str, Sequence[str]], begin: Mapping[str, Any] | None = None
+) -> Iterator[Federation]:
+    """Kits of a server and sites, and the processes that run them.
+
+    Args:
+        folder: of the test's own.
+        start: see the fixture of that name.
+        sites: site to the clients that it has.
+        begin: site to what begins it in another way, given the federation.
+    """
     pytest.importorskip("nvflare", reason="needs NVIDIA FLARE: pip install 'flgraph[flare]'")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    found = Federation(tmp_path, start)
-    data = tmp_path / "settings"
+    found = Federation(folder, start)
+    data = folder / "settings"
     data.mkdir()
-    for site, clients in SITES.items():
+    for site, clients in sites.items():
         content = yaml.safe_load((EXAMPLE / "north.yaml").read_text())
-        own = {**content, "clients": clients, "seed": 0}  # the run's own, for runs in one process to be compared with
+        # The run's own seed, and metrics as they are, for runs in one process to be compared with.
+        own = {**content, "clients": list(clients), "seed": 0, "policy": {"metrics": {"*": None}}}
         (data / f"{site}.yaml").write_text(yaml.safe_dump(own))
-    sites = ("--sites", ",".join(SITES), "--port", port)
-    main(["flare", "provision", *sites, "--data", str(data), "--out", str(found.kits)])
+    names = ("--sites", ",".join(sites), "--port", port)
+    main(["flare", "provision", *names, "--data", str(data), "--out", str(found.kits)])
     try:
-        for kit in ("server", *SITES):
-            found.begin_kit(kit)
+        for kit in ("server", *sites):
+            (begin or {}).get(kit, Federation.begin_kit)(found, kit)
         log = found.kits / "server" / "flgraph.log"
         found.wait_for(
-            lambda: log.is_file() and all(f"New client {site}@" in log.read_text() for site in SITES), "the sites"
+            lambda: log.is_file() and all(f"New client {site}@" in log.read_text() for site in sites), "the sites"
         )
         yield found
     finally:
         found.stop()
+
+
+@pytest.fixture
+def federation(tmp_path: Path, start: Callable[..., Any]) -> Iterator[Federation]:
+    with running(tmp_path, start, SITES) as found:
+        yield found
+
+
+@pytest.fixture
+def attacked(tmp_path: Path, start: Callable[..., Any]) -> Iterator[Federation]:
+    """Three sites, the last of which runs ``malicious.py``."""
+    code = tmp_path / "code"
+    code.mkdir()
+    shutil.copy(Path(__file__).with_name("malicious.py"), code / "sitecustomize.py")
+
+    def begin(found: Federation, kit: str) -> None:
+        found.running.append(_Started(found, kit, {**os.environ, "PYTHONPATH": str(code)}))
+
+    with running(
+        tmp_path, start, {"north": ["trees"], "east": ["rings"], "west": ["ladders"]}, {"west": begin}
+    ) as found:
+        yield found
+
+
+class _Started:
+    """A kit in a process of its own, with an environment of its own."""
+
+    def __init__(self, federation: Federation, kit: str, env: Mapping[str, str]) -> None:
+        command = [sys.executable, "-m", "flgraph", "flare", "start", f"kits/{kit}"]
+        self._process = subprocess.Popen(command, cwd=federation.folder, env=dict(env))
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        return self._process.wait(60)
 
 
 class InMemory:
@@ -127,7 +178,7 @@ class InMemory:
 
     def open(self, config: str, run: str) -> dict[str, Any]:
         """What all sites tell of their clients."""
-        return {site: open_site(self, site, config, 60.0, run) for site in self.sites}
+        return open_sites(self, list(self.sites), config, 60.0, run)
 
 
 @pytest.fixture

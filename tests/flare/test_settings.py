@@ -81,6 +81,31 @@ def test_sites_go_on_in_the_precision_that_they_began_in(handing: Any, tmp_path:
         assert run(name, 3, **began, accelerator="cpu") == folder  # where a site computes is its own affair
 
 
+def test_a_run_goes_on_without_a_site_that_does_not_open_it_again(handing: Any, tmp_path: Path) -> None:
+    """A new run is refused as a whole: whoever submits it is to know."""
+    server = SiteSettings(folder=str(tmp_path / "server"))
+
+    def run(rounds: int) -> dict[str, Any]:
+        what = config(f"--trainer.rounds={rounds}")
+        folder = serve(what, "first", transport, transport.open(what, "first"), server, {"deadline": 60.0})
+        return dict(json.loads((folder / "results.json").read_text()))
+
+    transport = handing(tmp_path)
+    run(2)
+    file = tmp_path / "east" / "local" / "flgraph.yaml"
+    before = file.read_text()
+    file.write_text(yaml.safe_dump({**yaml.safe_load(before), "policy": {"algorithms": ["Local"]}}))
+    assert list(run(3)["final"]["clients"]) == ["trees"]
+    file.write_text(before)
+    results = run(4)  # it is not let in again: it has missed a round, and nobody knows why
+    assert list(results["final"]["clients"]) == ["trees"]
+    assert results["dropped"] == {"rings": {"times": 0, "excluded": True}}
+    file.write_text(yaml.safe_dump({**yaml.safe_load(before), "policy": {"algorithms": ["Local"]}}))
+    sites = transport.open(config(), "second")
+    with pytest.raises(InputError, match="policy of site `east`"):
+        serve(config(), "second", transport, sites, server, {"deadline": 60.0})
+
+
 def test_too_few_sites_end_a_run(handing: Any, tmp_path: Path) -> None:
     transport = handing(tmp_path)
     sites = transport.open(config(), "first")
@@ -103,13 +128,13 @@ def test_what_a_site_refuses_is_told_by_a_code(
         ({**content, "policy": {"algorithms": ["Local"]}}, "`aggregator` to be among the algorithms"),
     ]:
         transport = in_memory(tmp_path, {"north": own})
-        with pytest.raises(InputError) as caught:
-            transport.open(config(), "first")
-        assert str(caught.value) in (
+        error = transport.open(config(), "first")["north"]
+        assert isinstance(error, InputError)
+        assert str(error) in (
             "Expected `job` to be one that site `north` can work on but got a refusal, which its own log explains.",
             "Expected `job` to be allowed by the policy of site `north` but got a refusal, which its own log explains.",
         )
-        assert caught.value.__cause__ is None
+        assert error.__cause__ is None
         assert sentence in caplog.text
 
 

@@ -19,7 +19,7 @@ from flgraph.federation.payload import parsed
 from flgraph.federation.settings import algorithm_digest
 from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, save_file, state_bytes, state_name
 from flgraph.runs.ledger import Ledger
-from flgraph.runs.ledger_reader import spent
+from flgraph.runs.ledger_reader import read_ledger, spent
 from flgraph.runs.site_states import SiteStates
 
 _log = logging.getLogger(__name__)
@@ -252,10 +252,19 @@ class SiteHost(Host):
         self._ledger = Ledger()
 
     def note_in(self, file: Path) -> None:
-        """Notes every message in a ledger, with which the policy's limits go on where an earlier job ended."""
-        before = spent(file)
+        """Notes every message in a ledger, with which the policy's limits go on where an earlier job ended.
+
+        Raises:
+            InputError: the ledger was changed, or says that the run was begun with another algorithm, whose states this
+                one would replace.
+        """
+        lines = read_ledger(file) if file.is_file() else []
+        algorithms = sorted(set(self._algorithm.values()))
+        begun = next((line.further.get("algorithms") for line in lines if line.event == "opened"), algorithms)
+        expect(begun == algorithms, "run", "of the algorithm and routes that it was begun with", "others")
+        before = spent(lines)
         self._ledger.open(file)
-        self._ledger.add(event="opened", run=self.states.run, job=next(iter(self._algorithm.values()), ""))
+        self._ledger.add(event="opened", run=self.states.run, algorithms=algorithms)
         for name, client in self.clients.items():
             client.door.ledger = self._ledger
             client.door.spent.update(before.get(name, {}))
