@@ -82,7 +82,10 @@ class Site:
         expect(self._opened in (None, (config, run)), "open", "asked for with the run of this job", "another one")
         self._opened = (config, run)
         settings = read_settings(self.kit)
-        made = self.host = host(config, settings, run)
+        try:
+            made = self.host = host(config, settings, run)
+        except SystemExit as error:  # of somebody's class: it would end the site's process without a word
+            raise ClientError(f"The clients could not be made: {error!r}.") from error
         if (self.kit / "local" / "privacy.json").is_file():
             _log.warning(
                 "FLARE's privacy filters do not see flgraph's messages; `policy` in local/%s replaces them.", FILE
@@ -273,6 +276,8 @@ def _configured(
     Raises:
         InputError: it cannot be used; with the sentence that the command line would end with.
     """
+    for field, section in (("data", data), ("trainer", settings.trainer)):
+        expect(isinstance(section, Mapping), f"{field} in local/{FILE}", "a mapping", section)
     content = _content(config)
     refuse_foreign_classes(content, settings.allow)
     own = {"engine": None, "enable_progress_bar": False, **trainer, **settings.trainer}

@@ -54,7 +54,6 @@ def test_both_halves_together(handing: Any, tmp_path: Path) -> None:
     results = json.loads((run / "results.json").read_text())
     assert list(results["final"]["clients"]) == ["trees", "rings"]
     assert "data" not in yaml.safe_load(config())
-    transport = handing(tmp_path)  # another job
     sites = transport.open(config("--trainer.rounds=3"), "first")
     further = serve(config("--trainer.rounds=3"), "first", transport, sites, server, {"deadline": 60.0})
     assert further == run  # it went on

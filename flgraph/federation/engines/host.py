@@ -308,8 +308,10 @@ class SiteHost(Host):
         self._before[name] = (base, before)
         try:
             upload = super().turn(name, turn)
-        except Exception:  # half done; who asks again asks of what was before
+        except (Exception, SystemExit) as error:  # half done; who asks again asks of what was before
             self.clients[name].load_state(load_bytes(before, f"the state of client `{name}`"))
+            if isinstance(error, SystemExit):  # of somebody's class
+                raise ClientError.in_turn(name, turn.round, turn.name, error) from error
             raise
         self._number[name] = number
         return upload
