@@ -32,6 +32,7 @@ class ClientHalf(AlgorithmHalf, Protocol):
 
     seed: int
     optimizer_state: Literal["keep", "reset"]
+    initial_weights: Literal["first", "mean", "own"]
     reported_scalars: Sequence[str]
 
     def routes(self) -> list[Route]:
@@ -167,6 +168,8 @@ class Client:
     def _agree(self, terms: Payload) -> Payload:
         self.routing.agree(_names(terms, "shared"))
         wanted, shared = _names(terms, "initial"), set(self.routing.shared)
+        if self.aggregator.initial_weights == "own":
+            shared = set()  # nobody is to know where each begins
         for name in wanted:
             expect(name in shared, f"request to client `{self.name}", "one for tensors that it shares", name)
         return Payload({name: self._tensor(name) for name in wanted})
@@ -209,8 +212,11 @@ class Client:
         :func:`~flgraph.runs.compatibility.sealed`.
         """
         about = self.about
+        data = sealed(about["data"], key)
+        if self.door.policy is not None and self.door.policy.num_samples != 1:
+            del data["num_train_samples"]  # the algorithm is told, if need be, as the policy wants it
         return {
-            "data": sealed(about["data"], key),
+            "data": data,
             "parameters": {"shared": about["parameters"]["shared"]},
             "routes": [line for line in about["routes"] if line[2] != RouteKind.PERSONAL],
         }
@@ -252,6 +258,7 @@ class Client:
     def fit(self, epochs: int | None = None) -> None:
         """Trains for ``epochs`` (default: the local epochs) more, with the client's own Trainer."""
         epochs = self.local_epochs if epochs is None else epochs
+        self.door.check_epochs(epochs)
         metrics = fit_more(self.trainer, self.module, self._loader("train"), epochs)
         self._train_metrics = self._same_everywhere(metrics)
 

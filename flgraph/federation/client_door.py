@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import ClassVar, Protocol
 
 from flgraph.errors import InputError, PolicyError
-from flgraph.federation.door import COLLECTED, SHARED, expect_plain, largest_values, note_message, shortened
+from flgraph.federation.door import COLLECTED, SHARED, alike, expect_plain, largest_values, note_message, shortened
 from flgraph.federation.messages import Request, Turn
 from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.policy import NUM_SAMPLES, Job, Policy
 from flgraph.federation.routes import RouteKind, RoutingTable, UploadKind, form_of
 from flgraph.runs.ledger import Ledger
+
+_FIRST_ROUNDS = 100
+"""So many rounds are looked at beforehand for the exchanges that they have."""
 
 
 class AlgorithmHalf(Protocol):
@@ -63,7 +67,7 @@ class ClientDoor:
         self.spent: Counter[str] = Counter()
         """What the client has answered in this run: ``turns``, ``evaluations`` and ``bytes``."""
         kind = type(aggregator)
-        exchanges = [aggregator.exchanges(number) for number in range(rounds + 1)]
+        exchanges = [aggregator.exchanges(number) for number in range(min(rounds, _FIRST_ROUNDS) + 1)]
         self.job = Job(
             algorithm=kind.__name__,
             own=kind.__module__.startswith("flgraph."),
@@ -75,11 +79,13 @@ class ClientDoor:
             ],
             scalars=tuple(aggregator.upload_scalars),
             exchanges=list(dict.fromkeys(name for names in exchanges for name in names)),
-            num_exchanges=sum(map(len, exchanges)),
+            num_exchanges=len(exchanges[0]) + rounds * max(map(len, exchanges[1:]), default=0),
             rounds=rounds,
             local_epochs=local_epochs,
             num_samples=num_samples,
         )
+        self.begun = False
+        """Whether the client has worked: what it says of its initial weights would be more than that now."""
         for refusal in policy.refusals(self.job) if policy is not None else ():
             raise refusal
 
@@ -94,6 +100,10 @@ class ClientDoor:
         download = None
         try:
             self._count(turn)
+            agreeing = turn.request in (Request.DESCRIBE, Request.AGREE)
+            if agreeing and (self.begun or turn.round != 0):
+                raise InputError("request", "one of the time after the first exchange", f"{turn.request}")
+            self.begun = self.begun or turn.request == Request.EXCHANGE
             download = None if turn.download is None else Payload.from_bytes(turn.download)
             if download is not None:
                 self._check(turn, download)
@@ -113,11 +123,12 @@ class ClientDoor:
         most = self.policy.most_evaluations(self.job) if evaluation else self.policy.most_turns(self.job)
         if self.spent[what] > most:
             raise PolicyError(what, f"at most {most} in a run, as the policy says,", self.spent[what])
-        if not 0 <= turn.round <= self.job.rounds:
-            raise PolicyError("round", f"from 0 to {self.job.rounds}, as the job says,", turn.round)
+        if type(turn.round) is not int or not 0 <= turn.round <= self.job.rounds:
+            raise PolicyError("round", f"from 0 to {self.job.rounds}, as the job says,", shortened(turn.round))
         known = self.aggregator.exchanges(turn.round)
-        if turn.request == Request.EXCHANGE and turn.exchange not in known:
-            raise PolicyError("exchange", f"of those of round {turn.round}", shortened(turn.exchange))
+        allowed = any(fnmatchcase(turn.exchange, pattern) for pattern in self.policy.exchanges)
+        if turn.request == Request.EXCHANGE and not (turn.exchange in known and allowed):
+            raise PolicyError("exchange", f"of those of round {turn.round} and the policy", shortened(turn.exchange))
 
     def _check(self, turn: Turn, download: Payload) -> None:
         field = f"download` of client `{self.routing.client}"
@@ -128,11 +139,21 @@ class ClientDoor:
             if name not in shared:
                 raise InputError(field, "one of tensors that it shares", f"{shortened(name)}, which it does not")
             row = self.routing.rows[name]
-            if tuple(tensor.shape) != row.shape:
+            if not alike(form_of(tensor), row.form):
                 raise InputError(field, f"one with `{name}` of {row.form}", form_of(tensor))
         largest_values(download.tensors, field)
         for value in download.scalars.values():
             expect_plain(value, field)
+
+    def check_epochs(self, epochs: int) -> None:
+        """Refuses to train for longer than the policy allows, whatever asks for it.
+
+        Raises:
+            PolicyError: names the limit.
+        """
+        most = epochs if self.policy is None else self.policy.local_epochs
+        if epochs > most:
+            raise PolicyError("epochs of an exchange", f"{most} or fewer, as the policy says,", epochs)
 
     # ------------------------------------------------------------------------------------------------------ going out
     def count(self, samples: int) -> int:

@@ -108,8 +108,8 @@ class Payload:
         size = int.from_bytes(data[:8], "little")
         expect(size <= max_header, "payload", f"one with a header of at most {max_header} bytes", f"{size} bytes")
         try:
-            header = _parsed(data[8 : 8 + size].decode())
-            scalars = _plain_scalars(_parsed(header.pop("__metadata__")["scalars"]))
+            header = parsed(data[8 : 8 + size].decode())
+            scalars = _plain_scalars(parsed(header.pop("__metadata__")["scalars"]))
             for entry in header.values():
                 dtype = entry["dtype"]
                 if dtype not in _DTYPES:
@@ -148,7 +148,7 @@ def brief(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def parsed(text: str) -> dict[str, Any]:
     """An object of JSON; one that says something twice is none, since two readers may differ about it."""
     found = json.loads(text, object_pairs_hook=_unique)
     if not isinstance(found, dict):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
+from typing import Any
 
 from flgraph.errors import PolicyError, expect
 from flgraph.federation.payload import Scalar
@@ -27,12 +29,12 @@ class Policy:
             own are allowed that reveal nothing of single records (:attr:`Aggregator.reveals`).
         tensors: patterns of tensors that may leave, of the model and others (``convs.*``, ``rows/*``).
         exchanges: patterns of exchanges that the client takes part in.
-        metrics: patterns of metrics that may be told, and to how many decimals they are rounded; ``None`` for all that
-            they have.
+        metrics: patterns of metrics that may be told, and to how many decimals they are rounded, and to as few digits
+            where they are above 1: who chooses the weights could make any number of a loss. ``None`` for all digits.
         num_samples: numbers of samples are rounded to multiples of it; never told when ``None``.
         min_samples: a client with fewer training samples takes no part, and metrics measured on fewer are not told.
         rounds: of a run, at most.
-        local_epochs: of an exchange, at most.
+        local_epochs: of an exchange, at most, whatever the algorithm calls them.
         turns: requests for work that a client answers in a run; when ``None``, three for each exchange of the run's
             rounds, and 50.
         evaluations: evaluations that a client answers in a run; when ``None``, two for each round, and 20.
@@ -64,7 +66,7 @@ class Policy:
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             optional = value is None and name not in ("min_samples", "rounds", "local_epochs")
             expect(whole or optional, f"policy.{name}", "a whole number of 1 or more", value)
-        number = isinstance(self.megabytes, int | float) and 0 < self.megabytes < float("inf")
+        number = type(self.megabytes) in (int, float) and 0 < self.megabytes < float("inf")
         expect(number, "policy.megabytes", "a finite number above 0", self.megabytes)
         for name in ("algorithms", "tensors", "exchanges"):
             given = getattr(self, name)
@@ -75,6 +77,20 @@ class Policy:
             fits = digits is None or (type(digits) is int and 0 <= digits <= 17)
             expect(isinstance(pattern, str) and fits, f"policy.metrics.{pattern}", "a number of decimals", digits)
         expect(isinstance(self.accept_states, bool), "policy.accept_states", "true or false", self.accept_states)
+
+    @classmethod
+    def of(cls, given: Any) -> Policy:
+        """The policy of a section of a site's settings; the default one where there is none.
+
+        Raises:
+            InputError: it is no mapping, a field is not known, or what is in it cannot be used.
+        """
+        given = {} if given is None else given
+        expect(isinstance(given, Mapping), "policy", "a mapping", given)
+        known = [item.name for item in fields(cls)]
+        for name in given:
+            expect(name in known, f"policy.{name}", f"among {', '.join(known)}", "a field that is not known")
+        return cls(**given)
 
     # ------------------------------------------------------------------------------------------------ what may be asked
     def refusals(self, job: Job) -> Iterator[PolicyError]:
@@ -89,15 +105,21 @@ class Policy:
         for name in job.exchanges:
             if not _matches(name, self.exchanges):
                 yield PolicyError("exchange", f"among those of the policy, {', '.join(self.exchanges)},", name)
-        for what in ("rounds", "local_epochs"):
-            most = getattr(self, what)
-            if getattr(job, what) > most:
-                yield PolicyError(f"trainer.{what}", f"{most} or fewer, as the policy says,", getattr(job, what))
+        yield from self.excess(job.rounds, job.local_epochs)
         if self.num_samples is None and NUM_SAMPLES in job.scalars:
             without = "one that does without `num_samples` (such as `weighting: uniform`), which the policy withholds,"
             yield PolicyError("aggregator", without, job.algorithm)
         if job.num_samples < self.min_samples:
             yield PolicyError("data", f"of {self.min_samples} training samples or more", job.num_samples)
+
+    def excess(self, rounds: int, local_epochs: int) -> Iterator[PolicyError]:
+        """Why a job is refused for its length: known before any data is loaded."""
+        for name, found, most in (
+            ("rounds", rounds, self.rounds),
+            ("local_epochs", local_epochs, self.local_epochs),
+        ):
+            if found > most:
+                yield PolicyError(f"trainer.{name}", f"{most} or fewer, as the policy says,", found)
 
     def _allows(self, job: Job) -> bool:
         if self.algorithms:
@@ -133,7 +155,7 @@ class Policy:
             if self.min_samples > 1 and (measured is None or measured < self.min_samples):
                 continue
             digits = self.metrics[pattern]
-            told[name] = value if digits is None else round(value, digits)
+            told[name] = value if digits is None else _rounded(value, digits)
         return told
 
 
@@ -148,7 +170,7 @@ class Job:
         tensors: names of shared and collected tensors and patterns of further ones that it sends.
         scalars: names of the scalars that it sends.
         exchanges: names of those of the first rounds.
-        num_exchanges: of the whole run.
+        num_exchanges: of the whole run, at most.
         rounds: of the run.
         local_epochs: of an exchange.
         num_samples: training samples of the client.
@@ -164,6 +186,13 @@ class Job:
     rounds: int
     local_epochs: int
     num_samples: int
+
+
+def _rounded(value: float, decimals: int) -> float:
+    """To so many decimals below 1, and to as many digits in all as a number below 10 then has above."""
+    if math.isfinite(value) and abs(value) >= 10:
+        decimals -= math.floor(math.log10(abs(value)))
+    return round(value, decimals)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

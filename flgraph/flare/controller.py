@@ -17,8 +17,9 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from flgraph.errors import UNREADABLE, ClientError, EngineError, InputError, encode_error
+from flgraph.errors import ClientError, EngineError, encode_error
 from flgraph.federation.engines.host import Message
+from flgraph.federation.engines.remote import read_answer
 from flgraph.flare.jobs import OUTCOME, RESULTS
 from flgraph.flare.run import open_sites, serve
 from flgraph.flare.settings import read_settings
@@ -121,11 +122,3 @@ class AuxTransport:
             if self._abort.triggered:
                 raise EngineError("FLARE ended the job.")
         return answers[0] if answers else None
-
-
-def read_answer(body: Any) -> Message:
-    """A site's answer; one that says so where it cannot be read."""
-    try:
-        return Message.from_bytes(body)
-    except (InputError, TypeError):
-        return Message({"error": UNREADABLE})

@@ -25,7 +25,7 @@ def explain(kit: Path, config: str) -> Iterator[str]:
         InputError: the configuration names a class that the site does not allow, or cannot be used with its data.
     """
     settings = read_settings(kit)
-    policy = Policy(**settings.policy)
+    policy = Policy.of(settings.policy)
     clients = clients_of(config, settings, policy=None)
     job = next(iter(clients.values())).door.job
     yield f"{job.algorithm}, {job.rounds} rounds, {job.local_epochs} local epochs in each."

@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import yaml
 
 from flgraph.cli.fit import FederatedCLI
-from flgraph.errors import REFUSED, ClientError, EngineError, InputError, expect
+from flgraph.errors import REFUSED, ClientError, EngineError, InputError, expect, first_line
 from flgraph.federation.client import Client
 from flgraph.federation.engines.host import Message, SiteHost, attempt, coded
 from flgraph.federation.engines.remote import Remote, SiteTransport, checked_about, site_error
@@ -66,6 +66,7 @@ class Site:
         self.kit = kit
         self.host: SiteHost | None = None
         self._opening = threading.Lock()
+        self._opened: tuple[str, str] | None = None
 
     def answer(self, request: Message) -> Message:
         """What to answer to :func:`open_site` or a :class:`~flgraph.federation.engines.remote.Remote` engine."""
@@ -77,8 +78,14 @@ class Site:
         return self.host.answer(request)
 
     def _open(self, config: str, run: str) -> Message:
+        # Limits are those of a run: a server that could begin others would have none.
+        expect(self._opened in (None, (config, run)), "open", "asked for with the run of this job", "another one")
+        self._opened = (config, run)
         settings = read_settings(self.kit)
-        made = self.host = host(config, settings, run)
+        try:
+            made = self.host = host(config, settings, run)
+        except SystemExit as error:  # of somebody's class: it would end the site's process without a word
+            raise ClientError(f"The clients could not be made: {error!r}.") from error
         if (self.kit / "local" / "privacy.json").is_file():
             _log.warning(
                 "FLARE's privacy filters do not see flgraph's messages; `policy` in local/%s replaces them.", FILE
@@ -104,7 +111,7 @@ def host(config: str, settings: SiteSettings, run: str) -> SiteHost:
         InputError: the configuration names a class that the site does not allow, or cannot be used with its data; or
             the run's name is none.
     """
-    policy = Policy(**settings.policy)
+    policy = Policy.of(settings.policy)
     clients = clients_of(config, settings, policy)
     secret, encryption = site_secret(settings), encryption_secret(settings)
     made = SiteHost(clients, clients_folder(settings), run, secret, encryption, policy.accept_states)
@@ -129,6 +136,8 @@ def clients_of(config: str, settings: SiteSettings, policy: Policy | None) -> di
     expect(bool(settings.data), "data", "in the site's local/flgraph.yaml", "none")
     quiet = {"logger": False, "enable_checkpointing": False, "default_root_dir": settings.folder, "policy": None}
     cli = _configured(config, settings, quiet, settings.data)
+    for refusal in policy.excess(cli.trainer.rounds, cli.trainer.local_epochs) if policy is not None else ():
+        raise refusal
     cli.trainer.policy = policy
     return cli.trainer.host(cli.model, cli.datamodule, settings.clients or None, site_seed(settings, cli.trainer.seed))
 
@@ -233,6 +242,26 @@ class _JobCLI(FederatedCLI):
         super().before_instantiate_classes()
 
 
+_LONGEST = 1_000_000
+"""Characters of a job's configuration."""
+
+
+def _content(config: Any) -> Any:
+    """What the configuration of a job holds.
+
+    Raises:
+        InputError: it is no YAML, or could be more than it is long.
+    """
+    fits = isinstance(config, str) and len(config) <= _LONGEST
+    expect(fits, "configuration", f"a text of up to {_LONGEST} characters", "something else")
+    try:
+        aliases = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(config, yaml.SafeLoader))
+        expect(not aliases, "configuration", "YAML without aliases, which multiply,", "some")
+        return yaml.safe_load(config)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InputError("configuration", "YAML", first_line(error)) from error
+
+
 def _configured(
     config: str, settings: SiteSettings, trainer: Mapping[str, Any], data: Mapping[str, Any]
 ) -> FederatedCLI:
@@ -247,7 +276,9 @@ def _configured(
     Raises:
         InputError: it cannot be used; with the sentence that the command line would end with.
     """
-    content = yaml.safe_load(config)
+    for field, section in (("data", data), ("trainer", settings.trainer)):
+        expect(isinstance(section, Mapping), f"{field} in local/{FILE}", "a mapping", section)
+    content = _content(config)
     refuse_foreign_classes(content, settings.allow)
     own = {"engine": None, "enable_progress_bar": False, **trainer, **settings.trainer}
     content = {**content, "trainer": {**content["trainer"], **own}, "data": dict(data)}

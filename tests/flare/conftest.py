@@ -164,11 +164,10 @@ class InMemory:
     """
 
     def __init__(self, kits: Path, sites: Mapping[str, Mapping[str, Any]]) -> None:
-        self.sites = {}
         for site, settings in sites.items():
             (kits / site / "local").mkdir(parents=True, exist_ok=True)
             (kits / site / "local" / "flgraph.yaml").write_text(yaml.safe_dump(dict(settings)))
-            self.sites[site] = Site(kits / site)
+        self.kits, self.sites = kits, {site: Site(kits / site) for site in sites}
         self._one_at_a_time = threading.Lock()
 
     def send(self, site: str, message: Message, timeout: float) -> Message:
@@ -177,7 +176,8 @@ class InMemory:
         return Message.from_bytes(bytes(answer.to_bytes()))
 
     def open(self, config: str, run: str) -> dict[str, Any]:
-        """What all sites tell of their clients."""
+        """What all sites tell of their clients in a new job."""
+        self.sites = {site: Site(self.kits / site) for site in self.sites}
         return open_sites(self, list(self.sites), config, 60.0, run)
 
 

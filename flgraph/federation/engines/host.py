@@ -15,6 +15,7 @@ from typing import Any
 from flgraph.errors import ClientError, EngineError, InputError, code_of, decode_error, encode_error, expect
 from flgraph.federation.client import Client
 from flgraph.federation.messages import Predictions, Request, Turn
+from flgraph.federation.payload import parsed
 from flgraph.federation.settings import algorithm_digest
 from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, save_file, state_bytes, state_name
 from flgraph.runs.ledger import Ledger
@@ -51,14 +52,16 @@ class Message:
         view = memoryview(block)
         start = 8 + int.from_bytes(view[:8], "little")
         try:
-            head = json.loads(bytes(view[8:start]))
+            head = parsed(bytes(view[8:start]).decode())
             pieces = {}
             for name, size in head["sizes"].items():
                 expect(type(size) is int and size >= 0, "message", "of pieces of a size each", "others")
                 pieces[name] = bytes(view[start : start + size])
                 start += size
             expect(start == len(view), "message", f"{start} bytes", len(view))
-            return cls(dict(head["header"]), pieces)
+            if not isinstance(head["header"], dict):
+                raise TypeError("a header without names")
+            return cls(head["header"], pieces)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError("message", "a header and bytes by name", f"{len(view)} bytes of something else") from error
 
@@ -299,15 +302,18 @@ class SiteHost(Host):
         return Message()
 
     def turn(self, name: str, turn: Turn) -> bytes:
-        self._go_to(name, self._bases[name])
+        base, number = self._bases[name], self._numbers[name]
+        self._go_to(name, base)
         before = state_bytes(self.clients[name].state())
-        self._before[name] = (self._bases[name], before)
+        self._before[name] = (base, before)
         try:
             upload = super().turn(name, turn)
-        except Exception:  # half done; who asks again asks of what was before
+        except (Exception, SystemExit) as error:  # half done; who asks again asks of what was before
             self.clients[name].load_state(load_bytes(before, f"the state of client `{name}`"))
+            if isinstance(error, SystemExit):  # of somebody's class
+                raise ClientError.in_turn(name, turn.round, turn.name, error) from error
             raise
-        self._number[name] = self._numbers[name]
+        self._number[name] = number
         return upload
 
     def _go_to(self, name: str, base: int) -> None:
@@ -341,6 +347,7 @@ class SiteHost(Host):
         found = {name: load_bytes(state, f"the state of client `{name}`") for name, state in states.items()}
         for name, state in found.items():
             self.clients[name].load_state(state)
+            self.clients[name].door.begun = True
             self._number[name] = 0
             self._before.pop(name, None)
 

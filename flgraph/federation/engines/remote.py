@@ -18,6 +18,9 @@ from flgraph.federation.messages import Predictions, Turn
 from flgraph.runs.checkpoint import link_or_copy, state_name
 from flgraph.runs.site_states import Location, checkpoint_label, labels_in_use, read_locations, write_location
 
+_LARGEST = 2**53
+"""Of numbers that a site tells of its clients."""
+
 _MOST_CLIENTS = 1000
 """Of one site: each costs the server memory, and has a say."""
 
@@ -157,20 +160,25 @@ class Remote(Engine):
                 continue
             # What it saved last is good; or what another engine wrote, before the run came here.
             copied = previous is not None and link_or_copy(previous / state_name(name), folder / state_name(name))
-            if previous is None or not (copied or name in before):
+            if previous is not None and (copied or name in before):
+                write_location(folder, name, before.get(name, Location(site, checkpoint_label(previous))))
+            elif site not in answers:
                 raise EngineError(f"Client `{name}` is absent and was never saved.")
-            write_location(folder, name, before.get(name, Location(site, checkpoint_label(previous))))
+            # Who cannot save has no place in what goes on from here.
 
     def load(self, folder: Path) -> set[str]:
         locations = read_locations(folder)
         requests: dict[str, Message] = {}
         behind = set()
         for name, site in self._there.items():
-            request = requests.setdefault(site, Message({"do": "load", "labels": {}}))
             file, location = folder / state_name(name), locations.get(name)
+            if location is None and not file.is_file() and self.keep_going and locations:
+                self._left_out.add(name)
+                continue
             expect(
                 file.is_file() or location is not None, "ckpt_path", f"a checkpoint of client `{name}`, too,", folder
             )
+            request = requests.setdefault(site, Message({"do": "load", "labels": {}}))
             if file.is_file():  # of a run that another engine began
                 request.pieces[name] = file.read_bytes()
             elif location is not None:
@@ -183,7 +191,8 @@ class Remote(Engine):
         for site in requests:
             if site not in answers:
                 raise EngineError(f"Site `{site}` did not answer in time.")
-        self.unable = {name for name, site in self._there.items() if isinstance(answers[site], Exception)}
+        unable = {name for name, site in self._there.items() if isinstance(answers[site], Exception)}
+        self.unable = unable | self._left_out
         self._done = dict.fromkeys(self.site_of, 0)
         return behind
 
@@ -220,6 +229,14 @@ class Remote(Engine):
         return answer is not None and "busy" not in answer.header
 
 
+def read_answer(body: Any) -> Message:
+    """A site's answer; one that says so where it cannot be read."""
+    try:
+        return Message.from_bytes(body)
+    except (InputError, TypeError):
+        return Message({"error": UNREADABLE})
+
+
 def site_error(site: str, answer: Message) -> Exception | None:
     """The error that a site's answer stands for, if it does."""
     return from_code(answer.header["error"], f"site `{site}`") if "error" in answer.header else None
@@ -252,19 +269,26 @@ def _count(told: Any) -> str:
 def _is_setting(value: Any) -> bool:
     """Plain values, a few of them, by short names."""
     if isinstance(value, Mapping):
-        return len(value) <= 100 and all(len(str(key)) <= 100 and _is_setting(own) for key, own in value.items())
+        named = all(len(key) <= 100 and key.isprintable() for key in value)
+        return len(value) <= 100 and named and all(map(_is_setting, value.values()))
     if isinstance(value, list):
         return len(value) <= 100 and all(map(_is_setting, value))
-    return value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= 1000)
+    if isinstance(value, int | float):
+        return abs(value) <= _LARGEST  # NaN is not, which equals no checkpoint's
+    return value is None or (isinstance(value, str) and len(value) <= 1000 and value.isprintable())
 
 
 _PLAUSIBLE: dict[str, Callable[[Any], bool]] = {
     "data": lambda value: isinstance(value, Mapping) and _is_setting(value),
-    "parameters": lambda value: isinstance(value, Mapping) and all(type(count) is int for count in value.values()),
+    "parameters": lambda value: (
+        isinstance(value, Mapping)
+        and len(value) <= 10
+        and all(len(key) <= 100 and type(count) is int and 0 <= count <= _LARGEST for key, count in value.items())
+    ),
     "routes": lambda value: (
         isinstance(value, list)
         and len(value) <= 100_000
         and all(isinstance(line, list | tuple) and len(line) == 3 for line in value)
-        and all(isinstance(part, str) and len(part) <= 500 for line in value for part in line)
+        and all(isinstance(part, str) and len(part) <= 500 and part.isprintable() for line in value for part in line)
     ),
 }

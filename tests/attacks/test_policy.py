@@ -1,0 +1,470 @@
+"""A site decides: what a server asks beyond the policy is refused, and leaves the client as it was."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from flgraph.callbacks import DFedGNN, FedAvg, FedGCN, FedPer, FedSagePlus, SchemaFedAvg
+from flgraph.errors import InputError
+from flgraph.federation import Aggregator, Client, FederatedTrainer, Payload, Policy, PolicyError, Request, Turn
+from flgraph.federation.client_door import ClientDoor
+from flgraph.federation.engines.host import Message, SiteHost, run_request
+from flgraph.federation.routes import RoutingTable
+from flgraph.flare.run import clients_of
+from flgraph.flare.settings import SiteSettings
+from flgraph.runs.ledger_reader import read_ledger
+
+pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args")  # pytest's own are on the command line
+
+KEY = b"k" * 32
+
+
+class Server:
+    """Asks a site whatever it likes, and keeps count of turns as an honest one does."""
+
+    def __init__(self, host: SiteHost) -> None:
+        self.host, self.done, self.count = host, dict.fromkeys(host.clients, 0), 0
+
+    def ask(self, turn: Turn, name: str = "A") -> Payload | str:
+        """The client's answer, or the code that came in place of it."""
+        self.count += 1
+        bases, numbers = {name: self.done.get(name, 0)}, {name: self.count}
+        answer = self.send(run_request({name: turn}, keep_going=True, bases=bases, numbers=numbers))
+        if name not in answer.pieces:
+            code = answer.header.get("error") or answer.header["errors"][name]
+            assert code in ("policy", "refused", "failed")
+            return str(code)
+        self.done[name] = self.count
+        return Payload.from_bytes(answer.pieces[name]) if answer.pieces[name] else Payload()
+
+    def send(self, message: Message) -> Message:
+        answer = self.host.answer(Message.from_bytes(message.to_bytes()))
+        return Message.from_bytes(answer.to_bytes())
+
+    def begin(self, name: str = "A") -> dict[str, str]:
+        """Agrees on all that the client would share; returns it."""
+        described = self.ask(Turn(0, Request.DESCRIBE), name)
+        assert isinstance(described, Payload)
+        forms: dict[str, str] = json.loads(str(described.scalars["shared"]))
+        assert isinstance(self.ask(agreement(*forms), name), Payload)
+        return forms
+
+    def weights(self, name: str = "A") -> dict[str, torch.Tensor]:
+        return {key: tensor.clone() for key, tensor in self.host.clients[name].module.state_dict().items()}
+
+
+def agreement(*names: str, initial: tuple[str, ...] = (), round: int = 0) -> Turn:
+    terms = Payload(scalars={"shared": "\n".join(names), "initial": "\n".join(initial)})
+    return Turn(round, Request.AGREE, download=terms.to_bytes())
+
+
+def evaluation(round: int = 1, download: bytes | None = None) -> Turn:
+    return Turn(round, Request.EVALUATE, download=download, splits=("train", "val", "test"))
+
+
+@pytest.fixture
+def site(
+    federate: Callable[..., FederatedTrainer], toy_federation: Callable[..., Any], toy_module: Any, tmp_path: Path
+) -> Callable[..., Server]:
+    """Makes a site with clients A and B, and a server that asks it."""
+
+    def make(policy: Policy | None = None, aggregator: Aggregator | None = None, **kwargs: Any) -> Server:
+        model, data = kwargs.pop("model", toy_module(dropout=0.5)), kwargs.pop("data", None) or toy_federation(6, 8)
+        ledger, accepts = kwargs.pop("ledger", "ledger.jsonl"), policy is not None and policy.accept_states
+        own = {"policy": policy or Policy(), "rounds": 3, "enable_checkpointing": False, **kwargs}
+        clients = federate(aggregator or FedPer(base=["first.*"]), **own).host(model, data)
+        host = SiteHost(clients, tmp_path / "states", "run", KEY, accept_states=accepts)
+        host.note_in(tmp_path / ledger)
+        return Server(host)
+
+    return make
+
+
+# ---------------------------------------------------------------------------------------------- personal tensors
+def test_distances_to_weights_that_a_server_chooses_are_not_told(site: Callable[..., Server], made: Any) -> None:
+    """Twelve distances to twelve points tell a tensor: they stay, as all that an algorithm reports of its own."""
+    for policy, told in (
+        (Policy(), set[str]()),
+        (Policy(metrics={"mixing/*": 2}), {"mixing/lambda", "mixing/emd", "mixing/divergence"}),
+        (Policy(metrics={"mixing/emd": 1}), {"mixing/emd"}),
+    ):
+        everything = Policy(algorithms=["FedEgo"], metrics=policy.metrics)
+        aggregator, model, data = made["FedEgo"]()
+        server = site(everything, aggregator, model=model, data=data, ledger=f"{len(told)}.jsonl")
+        name, client = next(iter(server.host.clients.items()))
+        server.begin(name)
+        digits = next(iter(policy.metrics.values()))
+        client._reported.update({name: 0.123456789 for name in ("mixing/lambda", "mixing/emd", "mixing/divergence")})
+        metrics = server.ask(evaluation(), name)
+        assert isinstance(metrics, Payload)
+        found = {name: value for name, value in metrics.scalars.items() if name.startswith("mixing/")}
+        assert found == dict.fromkeys(told, round(0.123456789, digits or 0))
+
+
+def test_a_large_loss_tells_no_more_digits_than_a_small_one() -> None:
+    """The loss of weights that a server makes large is a number of its choice with all digits that float32 has."""
+    told = Policy().tell({"val/loss": 123456.789, "val/x": 9.87654321, "val/y": 1e30, "val/z": math.nan}, 10)
+    assert told["val/loss"] == 123460.0
+    assert told["val/x"] == 9.8765
+    assert told["val/y"] == 1e30
+    assert math.isnan(float(told["val/z"]))
+    assert Policy().tell({"val/loss": math.inf, "val/a": -0.00001234}, 1) == {"val/loss": math.inf, "val/a": -0.0}
+
+
+@pytest.mark.parametrize("minimum", [6, 7])
+def test_metrics_of_few_samples_are_withheld(site: Callable[..., Server], minimum: int) -> None:
+    metrics = {"val/loss": 0.5, "val/samples": 6.0, "test/loss": 0.1, "test/samples": 100.0, "train/loss": 1.0}
+    told = Policy(min_samples=minimum).tell(metrics, 6)
+    assert ("val/loss" in told) == ("val/samples" in told) == ("train/loss" in told) == (minimum == 6)
+    assert {"test/loss", "test/samples"} <= told.keys()
+    assert "test/samples" not in Policy(num_samples=None).tell(metrics, 6)
+    assert Policy(num_samples=10).tell(metrics, 6)["val/samples"] == 10.0
+
+
+# --------------------------------------------------------------------------------------------------------- limits
+class Half:
+    """A client half that any number of rounds costs nothing."""
+
+    extra_tensors: Mapping[str, Any] = {}
+    upload_scalars = ("num_samples",)
+    reveals = ""
+
+    def exchanges(self, round: int) -> tuple[str, ...]:
+        return ("train",) if round else ()
+
+
+@pytest.mark.parametrize("policy", [None, Policy(algorithms=["*"])])
+def test_a_billion_rounds_take_no_time(policy: Policy | None) -> None:
+    table = RoutingTable(FedAvg().routes(), {"weight": torch.ones(1)})
+    began = time.monotonic()
+    if policy is None:
+        door = ClientDoor(table, Half(), policy, rounds=10**9, local_epochs=1, num_samples=3)
+        assert door.job.num_exchanges == 10**9
+    else:
+        with pytest.raises(PolicyError, match=r"`trainer\.rounds` to be 1000 or fewer, .* but got 1000000000\."):
+            ClientDoor(table, Half(), policy, rounds=10**9, local_epochs=1, num_samples=3)
+    assert time.monotonic() - began < 1.0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("rounds", 1001), ("rounds", 10**9), ("local_epochs", 101), ("local_epochs", 10**12)]
+)
+def test_long_jobs_are_refused_before_data_is_read(
+    field: str, value: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flgraph.data.SyntheticFederation.setup", lambda *args: pytest.fail("data was read"))
+    data = {"class_path": "flgraph.data.SyntheticFederation", "init_args": {"domains": ["trees"], "num_graphs": 9}}
+    trainer = {"aggregator": {"class_path": "flgraph.callbacks.FedAvg"}, field: value}
+    job = {"model": {"class_path": "flgraph.models.GNN"}, "trainer": trainer}
+    with pytest.raises(PolicyError, match=rf"^Expected `trainer\.{field}` to be \d+ or fewer, as the policy says"):
+        clients_of(yaml.safe_dump(job), SiteSettings(data=data, folder=str(tmp_path)), Policy())
+
+
+def test_epochs_by_another_name(site: Callable[..., Server]) -> None:
+    """An algorithm may train for as many epochs as its own arguments say."""
+
+    class Long(FedAvg):
+        def local_update(self, client: Client, round: int, exchange: str) -> None:
+            client.fit(10**12)
+
+    server = site(Policy(algorithms=["Long"]), Long())
+    server.begin()
+    before = server.weights()
+    assert server.ask(Turn(1, Request.EXCHANGE, "train")) == "policy"
+    _assert_equal(server.weights(), before)
+
+
+def test_evaluations_with_a_constant_classifier(site: Callable[..., Server]) -> None:
+    """They tell the shares of classes, and so they are counted."""
+    server = site(Policy(evaluations=5))
+    forms = server.begin()
+    zeros = {name: torch.zeros(3, 4) if form.startswith("3x4") else torch.zeros(3) for name, form in forms.items()}
+    answers = [server.ask(evaluation(download=Payload(zeros).to_bytes())) for _ in range(50)]
+    assert all(isinstance(answer, Payload) for answer in answers[:5])
+    assert answers[5:] == ["policy"] * 45
+    assert isinstance(server.ask(Turn(1, Request.EXCHANGE, "train")), Payload)
+
+
+def test_default_limits(site: Callable[..., Server]) -> None:
+    server = site()
+    job = server.host.clients["A"].door.job
+    assert Policy().most_turns(job) == 50 + 3 * 3
+    assert Policy().most_evaluations(job) == 20 + 2 * 3
+    answers = [server.ask(evaluation()) for _ in range(27)]
+    assert [isinstance(answer, Payload) for answer in answers] == [True] * 26 + [False]
+    answers = [server.ask(Turn(0, Request.SNAPSHOT)) for _ in range(60)]
+    assert [answer == "policy" for answer in answers] == [False] * 59 + [True]
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        Turn(4, Request.EXCHANGE, "train"),
+        Turn(-1, Request.EXCHANGE, "train"),
+        Turn(0, Request.EXCHANGE, "train"),
+        Turn(1, Request.EXCHANGE, "secret"),
+        Turn(1, Request.EXCHANGE, ""),
+        Turn(10**400, Request.EVALUATE),
+        Turn(1.5, Request.EXCHANGE, "train"),  # type: ignore[arg-type]
+        Turn("1", Request.EXCHANGE, "train"),  # type: ignore[arg-type]
+        Turn(1, Request.EXCHANGE, ["train"]),  # type: ignore[arg-type]
+        Turn(True, Request.EXCHANGE, "train"),
+        Turn(1, Request.EXCHANGE, "train", download="text"),  # type: ignore[arg-type]
+        Turn(1, Request.EVALUATE, splits=3),  # type: ignore[arg-type]
+    ],
+    ids=lambda turn: str(turn)[:60],
+)
+def test_requests_that_the_job_does_not_have(site: Callable[..., Server], turn: Turn) -> None:
+    server = site()
+    server.begin()
+    before = server.weights()
+    assert server.ask(turn) in ("policy", "refused", "failed")
+    _assert_equal(server.weights(), before)
+    assert isinstance(server.ask(Turn(1, Request.EXCHANGE, "train")), Payload)
+
+
+def test_turns_that_are_repeated_cost_turns(site: Callable[..., Server], tmp_path: Path) -> None:
+    """A server may say that it never got an answer; the client goes back, and what it has spent does not."""
+    server = site(Policy(turns=6, accept_states=True))
+    server.begin()
+    server.send(Message({"do": "save", "label": "run.old", "bases": {"A": server.done["A"]}, "needed": []}))
+    base = server.done["A"]
+    first = server.ask(Turn(1, Request.EXCHANGE, "train"))
+    answers = []
+    for _ in range(2):
+        server.done["A"] = base
+        answers.append(server.ask(Turn(1, Request.EXCHANGE, "train")))
+    assert [answer == "policy" for answer in answers] == [False, False]
+    assert isinstance(first, Payload)
+    assert isinstance(answers[0], Payload)
+    _assert_equal(first.tensors, answers[0].tensors)
+    assert server.send(Message({"do": "load", "labels": {"A": "run.old"}})) == Message()
+    server.done["A"] = 0
+    assert isinstance(server.ask(Turn(1, Request.EXCHANGE, "train")), Payload)
+    assert server.ask(Turn(1, Request.EXCHANGE, "train")) == "policy"
+    again = site(Policy(turns=6))  # the next job of the run
+    assert again.ask(Turn(0, Request.DESCRIBE)) == "policy"
+    assert site(Policy(turns=6), ledger="other.jsonl").begin()
+    verdicts = [line.verdict for line in read_ledger(tmp_path / "ledger.jsonl") if "refused" in line.verdict]
+    assert len(verdicts) == 2
+
+
+def test_megabytes(site: Callable[..., Server]) -> None:
+    server = site(Policy(megabytes=0.003))
+    server.begin()
+    answers = [server.ask(Turn(1, Request.EXCHANGE, "train")) for _ in range(30)]
+    sent = server.host.clients["A"].door.spent["bytes"]
+    assert answers[-1] == "policy"
+    assert 0 < sum(isinstance(answer, Payload) for answer in answers) * 100 < sent
+
+
+# ------------------------------------------------------------------------------------------------- parts of policies
+@pytest.mark.parametrize(
+    ("policy", "aggregator", "sentence"),
+    [
+        (Policy(), FedGCN(), "`aggregator` to be among the algorithms that the policy allows (those of flgraph that"),
+        (Policy(), FedSagePlus(), "`aggregator` to be among the algorithms"),
+        (Policy(), SchemaFedAvg(), "`aggregator` to be among the algorithms"),
+        (Policy(algorithms=["Local", "GCFL*"]), FedAvg(), "allows (Local, GCFL*) but got FedAvg."),
+        (Policy(algorithms=["fedavg"]), FedAvg(), "allows (fedavg) but got FedAvg."),
+        (Policy(algorithms=["Fed*"]), FedAvg(), ""),
+        (Policy(algorithms=["FedGCN"]), FedGCN(), ""),
+        (Policy(tensors=["last.*"]), FedAvg(), "`first.weight` to be of tensors that the policy lets out (last.*)"),
+        (Policy(tensors=[]), FedAvg(), "`first.weight` to be of tensors that the policy lets out ()"),
+        (Policy(tensors=["first.*", "last.*"]), FedAvg(), ""),
+        (Policy(exchanges=["meta"]), FedAvg(), "`exchange` to be among those of the policy, meta, but got train."),
+        (Policy(num_samples=None), FedAvg(), "without `num_samples` (such as `weighting: uniform`), which the policy"),
+        (Policy(num_samples=None), FedAvg(weighting="uniform"), ""),
+        (Policy(num_samples=None), DFedGNN(), ""),
+        (Policy(min_samples=7), FedAvg(), "`data` to be of 7 training samples or more but got 6."),
+        (Policy(rounds=2), FedAvg(), "`trainer.rounds` to be 2 or fewer"),
+    ],
+)
+def test_who_takes_part(policy: Policy, aggregator: Any, sentence: str) -> None:
+    tensors = {"first.weight": torch.ones(2), "last.weight": torch.ones(2)}
+    table = RoutingTable(FedAvg().routes(), tensors, extra=aggregator.extra_tensors, scalars=aggregator.upload_scalars)
+
+    def door() -> None:
+        ClientDoor(table, aggregator, policy, rounds=3, local_epochs=1, num_samples=6)
+
+    if not sentence:
+        door()
+        return
+    with pytest.raises(PolicyError) as caught:
+        door()
+    assert sentence in str(caught.value)
+
+
+def test_algorithms_of_others_are_refused_unless_named(site: Callable[..., Server]) -> None:
+    class Own(FedAvg):
+        """Says of itself that it reveals nothing, as anybody could."""
+
+    with pytest.raises(PolicyError, match="`aggregator` to be among the algorithms that the policy allows"):
+        site(Policy(), Own())
+    assert site(Policy(algorithms=["Own"]), Own()).begin()
+
+
+@pytest.mark.parametrize(("step", "told"), [(None, None), (1, 6), (10, 10), (4, 8)])
+def test_numbers_of_samples(site: Callable[..., Server], step: int | None, told: int | None) -> None:
+    """Rounded or withheld everywhere, the description of the data at the opening included."""
+    server = site(Policy(num_samples=step), FedAvg(weighting="samples" if step else "uniform"))
+    about = server.host.clients["A"].disclosed(KEY)
+    assert about["data"].get("num_train_samples") == (6 if step == 1 else None)
+    described = server.ask(Turn(0, Request.DESCRIBE))
+    assert isinstance(described, Payload)
+    assert described.scalars.get("num_samples") == told
+    server.ask(agreement("first.weight", "first.bias", "last.weight", "last.bias"))
+    upload = server.ask(Turn(1, Request.EXCHANGE, "train"))
+    assert isinstance(upload, Payload)
+    assert upload.scalars.get("num_samples") == told
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+def test_states_of_others(site: Callable[..., Server], accepts: bool) -> None:
+    server = site(Policy(accept_states=accepts))
+    server.begin()
+    before = server.weights()
+    state = _state(server.host.clients["B"])
+    answer = server.send(Message({"do": "load", "labels": {}}, {"A": state}))
+    assert answer == (Message() if accepts else Message({"error": "refused"}))
+    _assert_equal(server.weights(), server.weights("B") if accepts else before)
+
+
+def _state(client: Client) -> bytes:
+    from flgraph.runs.checkpoint import state_bytes
+
+    return state_bytes(client.state())
+
+
+def test_the_policy_of_a_job_loosens_nothing(tmp_path: Path) -> None:
+    data = {"class_path": "flgraph.data.SyntheticFederation", "init_args": {"domains": ["trees"], "num_graphs": 9}}
+    loose = {"algorithms": ["*"], "num_samples": 1, "rounds": 10**9, "metrics": {"*": None}, "accept_states": True}
+    trainer = {"aggregator": {"class_path": "flgraph.callbacks.FedAvg"}, "rounds": 3, "policy": loose}
+    job = {"model": {"class_path": "flgraph.models.GNN"}, "trainer": trainer}
+    policy = Policy(num_samples=10)
+    settings = SiteSettings(data=data, folder=str(tmp_path))
+    clients = clients_of(yaml.safe_dump(job), settings, policy)
+    assert all(client.door.policy is policy for client in clients.values())
+    with pytest.raises(PolicyError, match=r"`trainer\.rounds` to be 2 or fewer"):
+        clients_of(yaml.safe_dump(job), settings, Policy(rounds=2))
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        *(({name: value}, name) for name in ("min_samples", "rounds", "local_epochs") for value in (None, 0, 1.5)),
+        *(({name: value}, name) for name in ("num_samples", "turns", "evaluations") for value in (0, -1, "3", True)),
+        *(({"megabytes": value}, "megabytes") for value in (0, -1, math.nan, math.inf, "all", None, True)),
+        *(({name: value}, name) for name in ("algorithms", "tensors", "exchanges") for value in ("FedAvg", None, [3])),
+        *(({"metrics": value}, "metrics") for value in (None, ["val/*"], "val/*")),
+        *(({"metrics": {"val/*": value}}, r"metrics\.val/\*") for value in (-1, 18, 0.5, True, "4")),
+        ({"metrics": {3: 4}}, r"metrics\.3"),
+        *(({"accept_states": value}, "accept_states") for value in (None, 1, "yes")),
+        ({"acept_states": True}, "acept_states"),
+        ({3: True}, "3"),
+    ],
+)
+def test_bad_policies(given: dict[Any, Any], field: str) -> None:
+    with pytest.raises(InputError, match=rf"^Expected `policy\.{field}` to be [^\n]* but got [^\n]*\.$"):
+        Policy.of(given)
+
+
+@pytest.mark.parametrize("given", [3, "strict", ["FedAvg"]])
+def test_policies_that_are_none(given: Any) -> None:
+    with pytest.raises(InputError, match=r"^Expected `policy` to be a mapping but got "):
+        Policy.of(given)
+
+
+def test_no_policy_is_the_default_one() -> None:
+    assert Policy.of(None) == Policy.of({}) == Policy()
+
+
+# --------------------------------------------------------------------------------------------------- wrong downloads
+FIRST = {"first.weight": torch.ones(3, 4), "first.bias": torch.ones(3)}
+DOWNLOADS: dict[str, bytes] = {
+    "nan": Payload({**FIRST, "first.bias": torch.tensor([1.0, math.nan, 1.0])}).to_bytes(),
+    "inf": Payload({**FIRST, "first.bias": torch.tensor([1.0, math.inf, 1.0])}).to_bytes(),
+    "1e38": Payload({**FIRST, "first.bias": torch.full((3,), 1e38)}).to_bytes(),
+    "wrong shape": Payload({**FIRST, "first.bias": torch.ones(4)}).to_bytes(),
+    "integers": Payload({**FIRST, "first.bias": torch.ones(3).int()}).to_bytes(),
+    "complex": Payload({**FIRST, "first.bias": torch.ones(3) + 0j}).to_bytes(),
+    "unknown tensor": Payload({**FIRST, "secret": torch.ones(3)}).to_bytes(),
+    "personal tensor": Payload({**FIRST, "last.bias": torch.ones(2)}).to_bytes(),
+    "garbage": b"\xff" * 99,
+    "truncated": Payload(FIRST).to_bytes()[:-3],
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("download", DOWNLOADS.values(), ids=DOWNLOADS.keys())
+@pytest.mark.parametrize("kind", [Request.EXCHANGE, Request.EVALUATE])
+def test_a_wrong_download_changes_nothing(
+    site: Callable[..., Server], download: bytes, kind: Request, assert_same: Callable[..., None]
+) -> None:
+    server = site()
+    server.begin()
+    before = _state(server.host.clients["A"])
+    turn = Turn(1, kind, "train" if kind == Request.EXCHANGE else "", download=download, splits=("val",))
+    assert server.ask(turn) == "refused"
+    assert _state(server.host.clients["A"]) == before
+    good = server.ask(Turn(1, Request.EXCHANGE, "train", download=Payload(FIRST).to_bytes()))
+    assert isinstance(good, Payload)
+    assert sorted(good.tensors) == ["first.bias", "first.weight"]
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        agreement("first.weight", "first.bias", initial=("last.weight",)),
+        agreement("first.weight", "first.bias", "last.weight", initial=("last.weight",)),
+        agreement("first.weight", initial=("first.bias",)),
+        Turn(0, Request.AGREE, download=b"\xff" * 99),
+    ],
+)
+def test_agreements_on_personal_tensors(site: Callable[..., Server], turn: Turn) -> None:
+    server = site()
+    server.begin()
+    assert server.ask(turn) == "refused"
+    assert server.host.clients["A"].routing.shared == ["first.weight", "first.bias"]
+
+
+def test_no_agreement_in_the_middle_of_a_run(site: Callable[..., Server]) -> None:
+    """It would send weights past whatever the algorithm does to its uploads, noise for one."""
+    server = site(Policy(accept_states=True))
+    forms = server.begin()
+    assert isinstance(server.ask(agreement(*forms, initial=("first.weight",))), Payload)  # as often as it likes, before
+    state = _state(server.host.clients["A"])
+    server.ask(Turn(1, Request.EXCHANGE, "train"))
+    for turn in (agreement(*forms, initial=("first.weight",)), agreement(), Turn(0, Request.DESCRIBE)):
+        assert server.ask(turn) == "refused"
+    assert server.send(Message({"do": "load", "labels": {}}, {"A": state})) == Message()
+    server.done["A"] = 0
+    assert server.ask(agreement(*forms, initial=("first.weight",))) == "refused"
+    fresh = site(Policy(accept_states=True), ledger="other.jsonl")  # the state of a run that went on elsewhere
+    assert fresh.send(Message({"do": "load", "labels": {}}, {"A": state})) == Message()
+    assert fresh.ask(agreement(*forms, initial=("first.weight",))) == "refused"
+    assert fresh.ask(agreement(*forms, initial=("first.weight",), round=1)) == "refused"
+
+
+def test_where_each_begins_is_not_told_if_the_algorithm_says_so(site: Callable[..., Server]) -> None:
+    class Own(FedAvg):
+        initial_weights = "own"
+
+    server = site(Policy(algorithms=["Own"]), Own())
+    forms = server.begin()
+    assert server.ask(agreement(*forms, initial=("first.weight",))) == "refused"
+
+
+def _assert_equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
