@@ -167,9 +167,8 @@ class Client:
 
     def _agree(self, terms: Payload) -> Payload:
         self.routing.agree(_names(terms, "shared"))
-        wanted, shared = _names(terms, "initial"), set(self.routing.shared)
-        if self.aggregator.initial_weights == "own":
-            shared = set()  # nobody is to know where each begins
+        wanted, own = _names(terms, "initial"), self.aggregator.initial_weights == "own"
+        shared = set() if own else set(self.routing.shared)  # nobody is to know where each begins
         for name in wanted:
             expect(name in shared, f"request to client `{self.name}", "one for tensors that it shares", name)
         return Payload({name: self._tensor(name) for name in wanted})
@@ -203,16 +202,13 @@ class Client:
     def disclosed(self, key: bytes) -> dict[str, Any]:
         """What of :attr:`about` another owner may know: nothing of personal tensors, their names and sizes included.
 
-        Args:
-            key: of the site, for the digest of its data's settings.
-
         Which tensors are personal by the agreement among clients is known after it only; before, the routes decide.
 
-        Names of relations, sizes of a schema, classes and the like are settings of the data; see
-        :func:`~flgraph.runs.compatibility.sealed`.
+        Args:
+            key: of the site, for the digest of its data's settings (:func:`~flgraph.runs.compatibility.sealed`), among
+                which are names of relations, sizes of a schema, classes and the like.
         """
-        about = self.about
-        data = sealed(about["data"], key)
+        about, data = self.about, sealed(self.about["data"], key)
         if self.door.policy is not None and self.door.policy.num_samples != 1:
             del data["num_train_samples"]  # the algorithm is told, if need be, as the policy wants it
         return {

@@ -104,13 +104,11 @@ def sealed(settings: Mapping[str, Any], key: bytes) -> dict[str, Any]:
 
 def _as_the_other(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """``one``, with what can be compared where only one of the two has sealed a client's data, as sites do."""
-    theirs = other.get("data", {})
-    data = {
-        name: of
-        if (SEALED in of) == (SEALED in theirs.get(name, of))
-        else {key: of[key] for key in _CLEAR if key in of}
-        for name, of in one.get("data", {}).items()
-    }
+    data = {}
+    for name, of in one.get("data", {}).items():
+        theirs = other.get("data", {}).get(name, of)
+        both = (key for key in _CLEAR if key in of and (key in theirs or key == "trainer"))  # a number may be withheld
+        data[name] = of if (SEALED in of) == (SEALED in theirs) else {key: of[key] for key in both}
     return {**one, "data": data} if data else dict(one)
 
 
