@@ -209,7 +209,7 @@ class Client:
                 which are names of relations, sizes of a schema, classes and the like.
         """
         about, data = self.about, sealed(self.about["data"], key)
-        if self.door.policy is not None and self.door.policy.num_samples != 1:
+        if not self.door.tells_samples:
             del data["num_train_samples"]  # the algorithm is told, if need be, as the policy wants it
         return {
             "data": data,

@@ -160,6 +160,11 @@ class ClientDoor:
         """A number of samples as it is told."""
         return samples if self.policy is None else self.policy.count(samples)
 
+    @property
+    def tells_samples(self) -> bool:
+        """Whether the number of training samples may be told as it is."""
+        return self.policy is None or self.policy.num_samples == 1
+
     def describe(self, turn: Turn) -> bytes:
         """Forms of the tensors that the routes let out, and how many samples there are if the algorithm needs it."""
         collected = {name: self.routing.rows[name].form for name in self.routing.names(RouteKind.COLLECTED)}

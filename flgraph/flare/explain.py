@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
+from flgraph.errors import FAILED, POLICY, REFUSED
 from flgraph.federation.client import Client
 from flgraph.federation.policy import NUM_SAMPLES, Policy
 from flgraph.federation.routes import RouteKind
@@ -28,51 +31,69 @@ def explain(kit: Path, config: str) -> Iterator[str]:
     policy = Policy.of(settings.policy)
     clients = clients_of(config, settings, policy=None)
     job = next(iter(clients.values())).door.job
-    yield f"{job.algorithm}, {job.rounds} rounds, {job.local_epochs} local epochs in each."
+    yield f"The job: {job.algorithm}, {job.rounds} rounds, {job.local_epochs} local epochs in each exchange."
     if job.reveals:
-        yield f"Of single records: {job.reveals}"
+        yield f"What it reveals of single records: {job.reveals}"
     for name, client in clients.items():
         refusals = list(policy.refusals(client.door.job))
         yield ""
-        yield f"Client {name}: {'REFUSED' if refusals else 'takes part'}."
+        yield f"Client {name}: {'REFUSED, so that nothing would leave' if refusals else 'takes part'}."
         yield from (f"  refused: {refusal}" for refusal in refusals)
-        yield from (f"  {line}" for line in _leaves(client, policy))
+        would = "would be sent, were it not refused:" if refusals else "sent"
+        yield from (f"  {line}" for line in _leaves(client, policy, would, settings.trainer))
     yield ""
     yield from _limits(policy, clients)
 
 
-def _leaves(client: Client, policy: Policy) -> Iterator[str]:
+def _leaves(client: Client, policy: Policy, sent: str, trainer: Mapping[str, Any]) -> Iterator[str]:
     routing, job = client.routing, client.door.job
     forms = {name: routing.rows[name].form for kind in _LEAVING for name in routing.names(kind)}
-    yield f"leaves in each exchange ({', '.join(job.exchanges) or 'none'}): {len(forms)} tensors of the model"
+    exchanges = ", ".join(job.exchanges) or "there is none"
+    yield f"{sent} in each exchange ({exchanges}): {len(forms)} tensors of the model, as trained on the data"
     yield from (f"  {name}, {form}" for name, form in forms.items())
-    yield from (f"  and {pattern}, which is {kind}" for pattern, kind in routing.extra.items())
+    yield from (f"  and {pattern}, which is {_KINDS[kind]}" for pattern, kind in routing.extra.items())
     for name in job.scalars:
         known = name == NUM_SAMPLES and policy.num_samples is not None
         yield f"  and {name}" + (f", {policy.count(job.num_samples)}" if known else "")
-    count = "" if policy.num_samples is None else f", the number of training samples ({policy.count(job.num_samples)})"
-    yield f"told once: names and shapes of these tensors{count}, and a keyed digest of the data's settings"
+    parts = ["the client's name", "names and shapes of these tensors"]
+    if policy.num_samples == 1:
+        parts.append(f"the number of training samples ({job.num_samples})")
+    parts.append("a keyed digest of the data's settings, which tells that these have changed and nothing else")
+    if trainer:
+        parts.append(f"the site's own choices for its trainers ({', '.join(trainer)})")
+    yield f"{sent} once: {'; '.join(parts)}"
     metrics = [f"{pattern}{_rounding(digits)}" for pattern, digits in policy.metrics.items()]
     few = f", if measured on {policy.min_samples} samples or more" if policy.min_samples > 1 else ""
-    yield f"told after evaluations: metrics {', '.join(metrics) or 'none'}{few}"
-    withheld = [pattern for pattern in routing.metrics if pattern not in policy.metrics]
+    yield f"{sent} after evaluations: {', '.join(metrics) if metrics else 'no metrics'}{few}"
+    if metrics:
+        yield "  These are measured with weights that the server chooses: of some, they tell the shares of classes."
+    withheld = [pattern for pattern in routing.metrics if not any(fnmatchcase(pattern, own) for own in policy.metrics)]
     if withheld:
-        yield f"withheld: {', '.join(withheld)}"
-    yield f"stays: {len(routing.rows) - len(forms)} other tensors of the model, all data, predictions, texts of errors"
+        yield f"  withheld, though the algorithm reports them: {', '.join(withheld)}"
+    yield f"{sent} where something fails: one word, {POLICY}, {REFUSED} or {FAILED}; the site's log has the text"
+    yield f"stays: {len(routing.rows) - len(forms)} other tensors of the model, all data, all predictions"
 
 
 def _rounding(digits: int | None) -> str:
-    return "" if digits is None else f" to {digits} decimals"
+    return " as measured" if digits is None else f" to {digits} decimals"
 
 
 def _limits(policy: Policy, clients: dict[str, Client]) -> Iterator[str]:
     job = next(iter(clients.values())).door.job
-    yield "At most, in this run and for each client:"
-    yield f"  {job.rounds} rounds of {job.local_epochs} local epochs"
+    yield "At most, for each client, over all jobs of a run of this name:"
+    yield f"  {min(job.rounds, policy.rounds)} rounds of {min(job.local_epochs, policy.local_epochs)} local epochs"
     yield f"  {policy.most_turns(job)} requests for work, {policy.most_evaluations(job)} evaluations"
     yield f"  {policy.megabytes:g} megabytes sent"
+    yield "A run of another name begins with all of this anew: whether there is one is decided where jobs are approved."
     yield f"The server {'may' if policy.accept_states else 'may not'} put clients into states that it sends."
+    yield "It sees, too, when an answer comes and how long it is. What it does with what it gets, no policy decides."
     yield "FLARE's own privacy filters do not see these messages; the section `policy` stands in their place."
 
 
+_KINDS = {
+    "weights": "weights",
+    "update": "a change of weights",
+    "gradient": "a gradient, of the data that it was taken on",
+    "data": "computed of the data itself",
+}
 _LEAVING = (RouteKind.SHARED, RouteKind.COLLECTED)

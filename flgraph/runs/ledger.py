@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
@@ -171,8 +170,11 @@ class Ledger:
         body = json.dumps(line, separators=(",", ":")).encode()
         digest = hashlib.sha256(body).hexdigest()
         text = body[:-1] + _HASH + digest.encode() + b'"}\n'
-        if self._stream.write(text) != len(text):  # the next line finds the half one, and moves it away
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        rest = memoryview(text)
+        while (
+            rest
+        ):  # a full disk takes a part first, and says what it lacks at the next; half a line is moved away later
+            rest = rest[self._stream.write(rest) :]
         self._lines, self.head, self._size = number, digest, self._size + len(text)
 
 

@@ -16,8 +16,8 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from flgraph.errors import InputError
-from flgraph.federation import Aggregator, FederatedTrainer, Payload
+from flgraph.federation import Aggregator, FederatedTrainer, Payload, Request, Sequential, Turn
+from flgraph.federation.door import ServerDoor
 from flgraph.federation.lightning import flushing_denormals
 from flgraph.federation.seeding import seed_all
 
@@ -45,10 +46,10 @@ class Step:
 
 @dataclass
 class Recording:
-    """A run's exchanges, and the forms of what its clients share, ``name -> (shape, dtype)``."""
+    """A run's exchanges, and what its clients told of their models at the start."""
 
     steps: list[Step] = field(default_factory=list)
-    forms: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    described: dict[str, bytes] = field(default_factory=dict)
 
 
 def record(make: Any, rounds: int = 2) -> Recording:
@@ -66,10 +67,15 @@ def record(make: Any, rounds: int = 2) -> Recording:
         twin.__class__ = kind
         sent = {client: upload.to_bytes() for client, upload in uploads.items()}
         recording.steps.append(Step(twin, round, exchange, sent))
-        for upload in uploads.values():
-            recording.forms |= {n: (t.shape, t.dtype) for n, t in upload.group().items()}
         result: Mapping[str, Tensor] = kind.aggregate(self, uploads, round, exchange)
         return result
+
+    class Noting(Sequential):
+        def run(self, turns: Mapping[str, Turn]) -> Mapping[str, bytes | Exception]:
+            answers = super().run(turns)
+            told = {name: answers[name] for name, turn in turns.items() if turn.request == Request.DESCRIBE}
+            recording.described |= {name: answer for name, answer in told.items() if isinstance(answer, bytes)}
+            return answers
 
     aggregator.__class__ = type(
         f"Watched{kind.__name__}", (kind,), {"aggregate": spy}
@@ -77,71 +83,36 @@ def record(make: Any, rounds: int = 2) -> Recording:
     monitor = {"monitor": "val/loss", "monitor_mode": "min"} if type(model).__name__ == "FCLG" else {}
     with tempfile.TemporaryDirectory() as folder, flushing_denormals():
         quiet = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu", "enable_checkpointing": False}
-        trainer = FederatedTrainer(aggregator, rounds=rounds, default_root_dir=folder, **quiet, **monitor)
+        trainer = FederatedTrainer(
+            aggregator, rounds=rounds, engine=Noting(), default_root_dir=folder, **quiet, **monitor
+        )
         trainer.fit(model, data)
     return recording
 
 
 # -------------------------------------------------------------------------------------------------------------- door
 class Door:
-    """What stands between a client's bytes and the server half.
+    """The server's door, as it is once clients have agreed.
 
     Args:
         server: the server half.
-        recording: of the honest run, for what clients agreed on and said at the start.
+        recording: of the honest run, for what clients said at the start.
     """
 
     def __init__(self, server: Aggregator, recording: Recording) -> None:
-        self.server, self.forms = server, recording.forms
-        self.collected = [route.pattern for route in server.routes() if route.kind == "collected"]
-        self.samples = {
-            client: Payload.from_bytes(data).scalars["num_samples"]
-            for step in recording.steps
-            for client, data in step.uploads.items()
-            if data and "num_samples" in Payload.from_bytes(data).scalars
-        }
-
-    def admit(self, client: str, data: bytes, round: int, exchange: str) -> Payload | None:
-        """What a client sent, if it may come in."""
-        try:
-            upload = Payload.from_bytes(data) if data else Payload()
-            if not self._is_declared(client, upload):
-                return None
-            self.server.check_upload(client, upload, round, exchange)
-        except InputError:
-            return None
-        return upload
+        self.door = ServerDoor(server)
+        for client, answer in recording.described.items():
+            shared = self.door.describe(client, answer)
+            self.door.agree(client, shared, server.owners[client])
 
     def admit_all(self, uploads: Mapping[str, bytes], round: int, exchange: str) -> dict[str, Payload]:
-        """What may come in of all clients, who have to agree in some scalars."""
-        found = {client: self.admit(client, data, round, exchange) for client, data in uploads.items()}
-        admitted = {client: upload for client, upload in found.items() if upload is not None}
-        for name in self.server.common_scalars:
-            values = Counter(upload.scalars.get(name) for upload in admitted.values())
-            most = values.most_common(1)[0][0] if values else None
-            admitted = {client: upload for client, upload in admitted.items() if upload.scalars.get(name) == most}
-        return admitted
-
-    def _is_declared(self, client: str, upload: Payload) -> bool:
-        for name, tensor in upload.tensors.items():
-            floats = tensor.is_floating_point() or tensor.is_complex()
-            if floats and not bool((tensor.isfinite() & (tensor.abs() <= 1e18)).all()):
-                return False
-            group, _, rest = name.partition("/")
-            if name in self.server.owners.get(client, ()):
-                if (tensor.shape, tensor.dtype) != self.forms[name]:
-                    return False
-            elif not any(fnmatchcase(name, pattern) for pattern in (*self.collected, *self.server.extra_tensors)):
-                return False
-            kind = self.server.extra_tensors.get(f"{group}/*", "data")
-            if kind != "data" and rest in self.forms and tensor.shape != self.forms[rest][0]:
-                return False
-        for name, value in upload.scalars.items():
-            if name not in self.server.upload_scalars or (isinstance(value, str) and len(value) > 10_000):
-                return False
-            if isinstance(value, float) and not abs(value) <= 1e300:
-                return False
-        return upload.scalars.get("num_samples", self.samples.get(client)) == self.samples.get(client)
+        """What may come in of all clients."""
+        admitted = {}
+        for client, data in uploads.items():
+            with suppress(InputError):
+                admitted[client] = self.door.upload(client, data, round, exchange)
+        refused = self.door.compare(admitted)
+        return {client: upload for client, upload in admitted.items() if client not in refused}
 
 
 # --------------------------------------------------------------------------------------------------------- mutations

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from flgraph.callbacks import DFedGNN, FedAvg, FedGCN, FedPer, FedSagePlus, SchemaFedAvg
+from flgraph.cli.main import main
 from flgraph.errors import InputError
 from flgraph.federation import Aggregator, Client, FederatedTrainer, Payload, Policy, PolicyError, Request, Turn
 from flgraph.federation.client_door import ClientDoor
@@ -21,6 +22,7 @@ from flgraph.federation.engines.host import Message, SiteHost, run_request
 from flgraph.federation.routes import RoutingTable
 from flgraph.flare.run import clients_of
 from flgraph.flare.settings import SiteSettings
+from flgraph.runs.compatibility import SEALED, check_settings
 from flgraph.runs.ledger_reader import read_ledger
 
 pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args")  # pytest's own are on the command line
@@ -468,3 +470,68 @@ def _assert_equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Ten
     assert one.keys() == other.keys()
     for name, tensor in one.items():
         assert torch.equal(tensor, other[name]), name
+
+
+# ------------------------------------------------------------------------------------------------------ flgraph fit
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    """``flgraph fit`` with a policy in its YAML."""
+    data = {"class_path": "flgraph.data.SyntheticFederation", "init_args": {"num_graphs": 12, "domains": ["trees"]}}
+    trainer = {
+        "aggregator": {"class_path": "flgraph.callbacks.FedAvg"},
+        "rounds": 2,
+        "policy": {"metrics": {"val/*": 2}, "algorithms": ["FedAvg"]},
+        "logger": False,
+        "enable_progress_bar": False,
+        "accelerator": "cpu",
+        "default_root_dir": str(tmp_path / "runs"),
+        "name": "run",
+    }
+    model = {"class_path": "flgraph.models.GNN", "init_args": {"hidden_channels": 4}}
+    (tmp_path / "fit.yaml").write_text(yaml.safe_dump({"model": model, "data": data, "trainer": trainer}))
+    return ["fit", "-c", str(tmp_path / "fit.yaml")]
+
+
+def test_a_policy_in_one_process(command: list[str], tmp_path: Path) -> None:
+    main([*command, "--trainer.policy.num_samples", "10"])
+    results = json.loads((tmp_path / "runs" / "run" / "version_0" / "results.json").read_text())
+    (metrics,) = results["final"]["clients"].values()
+    assert metrics
+    assert all(name.startswith("val/") and round(value, 2) == value for name, value in metrics.items())
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["--trainer.policy.rounds", "1"], "Expected `trainer.rounds` to be 1 or fewer, as the policy says, but got 2"),
+        (["--trainer.policy.rounds", "0"], "Expected `policy.rounds` to be a whole number of 1 or more but got 0."),
+        (["--trainer.policy.algorithms", "[Local]"], "among the algorithms that the policy allows (Local)"),
+    ],
+)
+def test_a_policy_refuses_in_one_sentence(
+    command: list[str], args: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command, *args])
+    assert ended.value.code == 2
+    found = capsys.readouterr().err
+    assert sentence in found
+    assert "Traceback" not in found
+
+
+def test_a_policy_is_printed(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*command, "--trainer.policy.num_samples", "10", "--print_config"])
+    printed = yaml.safe_load(capsys.readouterr().out)["trainer"]["policy"]
+    assert printed["num_samples"] == 10
+    assert printed["metrics"] == {"val/*": 2}
+    assert printed["algorithms"] == ["FedAvg"]
+
+
+def test_a_run_of_one_process_goes_on_where_numbers_of_samples_are_withheld() -> None:
+    settings = {"data": {"A": {"num_train_samples": 6, "batch_size": 2}}}
+    tells_none = {"data": {"A": {SEALED: "x"}}}
+    check_settings(settings, tells_none, {}, Path("checkpoint"))
+    check_settings(tells_none, settings, {}, Path("checkpoint"))
+    with pytest.raises(InputError, match="num_train_samples"):
+        check_settings(settings, {"data": {"A": {SEALED: "x", "num_train_samples": 7}}}, {}, Path("checkpoint"))
