@@ -242,8 +242,8 @@ class _JobCLI(FederatedCLI):
         super().before_instantiate_classes()
 
 
-_LONGEST = 1_000_000
-"""Characters of a job's configuration."""
+_LONGEST, _DEEPEST = 1_000_000, 100
+"""Characters and levels of a job's configuration."""
 
 
 def _content(config: Any) -> Any:
@@ -255,8 +255,11 @@ def _content(config: Any) -> Any:
     fits = isinstance(config, str) and len(config) <= _LONGEST
     expect(fits, "configuration", f"a text of up to {_LONGEST} characters", "something else")
     try:
-        aliases = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(config, yaml.SafeLoader))
-        expect(not aliases, "configuration", "YAML without aliases, which multiply,", "some")
+        depth = 0
+        for event in yaml.parse(config, yaml.SafeLoader):
+            expect(not isinstance(event, yaml.AliasEvent), "configuration", "YAML without aliases, which multiply,", "one")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            expect(depth <= _DEEPEST, "configuration", f"YAML of {_DEEPEST} levels at most", "more")  # time grows fast
         return yaml.safe_load(config)
     except (yaml.YAMLError, RecursionError) as error:
         raise InputError("configuration", "YAML", first_line(error)) from error
