@@ -257,7 +257,9 @@ def _content(config: Any) -> Any:
     try:
         depth = 0
         for event in yaml.parse(config, yaml.SafeLoader):
-            expect(not isinstance(event, yaml.AliasEvent), "configuration", "YAML without aliases, which multiply,", "one")
+            expect(
+                not isinstance(event, yaml.AliasEvent), "configuration", "YAML without aliases, which multiply,", "one"
+            )
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             expect(depth <= _DEEPEST, "configuration", f"YAML of {_DEEPEST} levels at most", "more")  # time grows fast
         return yaml.safe_load(config)
