@@ -35,6 +35,7 @@ class Aggregator(FederatedCallback):
     Args:
         optimizer_state: whether a client's optimizers and schedulers are kept over rounds or made anew in each.
         combine: makes one tensor of those of several clients; their weighted mean when ``None``.
+        evaluated_model: see the attribute; as the class has it when ``None``.
     """
 
     upload_kind: UploadKind = "weights"
@@ -74,8 +75,16 @@ class Aggregator(FederatedCallback):
     owners: Mapping[str, Sequence[str]] = {}
     """Client to the names of the tensors that it shares; set on the server half before :meth:`start`."""
 
-    def __init__(self, optimizer_state: Literal["keep", "reset"] = "keep", combine: Combine | None = None) -> None:
+    def __init__(
+        self,
+        optimizer_state: Literal["keep", "reset"] = "keep",
+        combine: Combine | None = None,
+        evaluated_model: Literal["aggregated", "trained"] | None = None,
+    ) -> None:
         expect(optimizer_state in ("keep", "reset"), "aggregator.optimizer_state", "keep or reset", optimizer_state)
+        known = (None, "aggregated", "trained")
+        expect(evaluated_model in known, "aggregator.evaluated_model", "aggregated or trained", evaluated_model)
+        self.evaluated_model = evaluated_model or type(self).evaluated_model
         self.optimizer_state: Literal["keep", "reset"] = optimizer_state
         self.combine = combine or WeightedMean()
         self.shared: dict[str, Tensor] = {}

@@ -217,7 +217,7 @@ def test_configs(file: str, data_root: Path) -> None:
     [
         (
             {"partition": "random"},
-            "`data.partition` to be one of label_skew, louvain, metis, dirichlet but got 'random'.",
+            "one of label_skew, louvain, metis, dirichlet, or a file .npz or .json but got 'random'.",
         ),
         (
             {"dataset": Data()},
