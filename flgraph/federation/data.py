@@ -93,3 +93,8 @@ def is_file_name(name: str) -> bool:
     """Whether a file, and a checkpoint, can be called so."""
     fits = len(f"{name}.ckpt".encode()) <= 255  # what file systems take
     return fits and bool(re.fullmatch(r"[^/\\\0]+", name)) and name not in (".", "..")
+
+
+def described_of(data: ClientData) -> dict[str, Any]:
+    """What a client's data tells of itself."""
+    return {"num_train_samples": data.num_train_samples, **data.model_args, **getattr(data, "settings", {})}

@@ -158,6 +158,7 @@ class FederatedLoop(pl.Trainer):
             tolerance=self.tolerance,
             ledger=Ledger() if self.writes else None,
         )
+        server.aggregator.template = model
         if checkpoint is None or manifest is None:
             self.run_dir = runs
         else:
