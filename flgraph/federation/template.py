@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
 
 from flgraph.errors import InputError
 from flgraph.federation.data import ClientData
+from flgraph.federation.payload import brief
 from flgraph.federation.seeding import derive_seed, seed_all
 
 Model = pl.LightningModule | Callable[[ClientData], pl.LightningModule]
@@ -30,14 +31,44 @@ def client_module(model: Model, data: ClientData, seed: int, name: str) -> pl.Li
     seed_all(derive_seed(seed, name, "initial weights"))
     if not isinstance(model, pl.LightningModule):
         return model(data)
+    return _filled(model, data.model_args, f"the data of client `{name}`")
+
+
+def server_module(model: Model | None, sizes: Mapping[str, Any], seed: int) -> pl.LightningModule:
+    """Makes a model like the clients' for the server half, with initial weights that depend on the seed alone.
+
+    Args:
+        model: the template.
+        sizes: hyper-parameters that it leaves open. The server has no data: clients must have told them.
+        seed: the run's.
+
+    Raises:
+        InputError: there is no template to make it of, or a hyper-parameter contradicts ``sizes``.
+    """
+    seed_all(derive_seed(seed, "server", 0))
+    return _filled(as_template(model), sizes, "what clients tell")
+
+
+def as_template(model: Model | None) -> pl.LightningModule:
+    """The run's model where the server half can use it.
+
+    Raises:
+        InputError: it is a function of a client's data, which the server does not have.
+    """
+    if not isinstance(model, pl.LightningModule):
+        raise InputError("model", "a LightningModule, as this algorithm's server half uses it, too,", brief(model))
+    return model
+
+
+def _filled(model: pl.LightningModule, sizes: Mapping[str, Any], source: str) -> pl.LightningModule:
     given = _arguments(type(model), dict(model.hparams))
     if given is None:
         return copy.deepcopy(model)
-    for key, value in data.model_args.items():
+    for key, value in sizes.items():
         if key not in given or given[key] == 0:  # a size of 0 means that the model does without
             continue
         if given[key] is not None and given[key] not in (-1, value):
-            raise InputError(f"model.{key}", f"{value}, as in the data of client `{name}`,", given[key])
+            raise InputError(f"model.{key}", f"{value}, as in {source},", given[key])
         given[key] = value
     return type(model)(**given)
 
