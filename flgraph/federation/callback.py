@@ -74,6 +74,9 @@ class FederatedCallback(pl.Callback):
     arguments: Mapping[str, Any]
     """The constructor's arguments by name, defaults included."""
 
+    client: str = ""
+    """Of a copy in a client's Trainer: that client."""
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Notes the arguments."""
         self = super().__new__(cls)

@@ -85,6 +85,14 @@ def fit_more(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, epoch
     return {name: float(metrics[name]) for name in sorted(metrics) if not name.endswith("_step")}
 
 
+def is_empty(loader: Any) -> bool:
+    """Whether a loader is known to have nothing."""
+    try:
+        return len(loader) == 0
+    except TypeError:  # a loader of a stream has no length
+        return False
+
+
 def load_loop(trainer: pl.Trainer, state: dict[str, Any]) -> None:
     """Puts back the state of a :func:`persistent_trainer`'s ``fit_loop``, which is that between two fits."""
     trainer.fit_loop.load_state_dict(state)

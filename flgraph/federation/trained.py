@@ -30,14 +30,14 @@ class TrainedLoop(FederatedLoop):
         here = f"one of those in this process, {', '.join(clients) or 'which has none'},"
         expect(name in clients, "client", here, name)
         module: pl.LightningModule = clients[name].module
-        # Lightning's references to Trainers are no part of the model.
-        attached: dict[str, Any] = {
-            key: vars(module).pop(key) for key in ("_trainer", "_fabric") if key in vars(module)
-        }
+        own: dict[str, Any] = vars(
+            module
+        )  # where Lightning keeps references to Trainers, which are no part of the model
+        attached = {key: own.pop(key) for key in list(own) if key in ("_trainer", "_fabric")}
         try:
             copied = copy.deepcopy(module)
         finally:
-            kept.update(attached)
+            own.update(attached)
         vars(copied).update(dict.fromkeys(attached))
         return copied.cpu().eval()
 

@@ -88,9 +88,7 @@ def test_callbacks_that_a_model_configures(federate: Federate, toy_federation: A
         def configure_callbacks(self) -> Any:
             return lightning.EarlyStopping("train/loss")
 
-    with pytest.raises(
-        InputError, match=r"^Expected `Configuring.configure_callbacks` to be flgraph.callbacks.Ea"
-    ):
+    with pytest.raises(InputError, match=r"^Expected `Configuring.configure_callbacks` to be flgraph.callbacks.Ea"):
         federate(FedAvg(), rounds=1).fit(Configuring(), toy_federation(6))
 
 
