@@ -1,5 +1,6 @@
 """Federated algorithms, one per file, and whatever else listens to rounds; installed as ``flgraph.callbacks``."""
 
+from flgraph.callbacks.bad_clients import BadClients
 from flgraph.callbacks.dfedgnn import DFedGNN
 from flgraph.callbacks.early_stopping import EarlyStopping
 from flgraph.callbacks.embeddings import EmbeddingPictures
@@ -24,6 +25,7 @@ from flgraph.callbacks.schemafedavg import SchemaFedAvg
 __all__ = [
     "FCLG",
     "GCFL",
+    "BadClients",
     "DFedGNN",
     "EarlyStopping",
     "EmbeddingPictures",
