@@ -8,10 +8,12 @@ from flgraph.callbacks.fclg import FCLG
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.callbacks.fedego import FedEgo
 from flgraph.callbacks.fedgcn import FedGCN
+from flgraph.callbacks.fedgta import FedGTA
 from flgraph.callbacks.fedhgn import FedHGN
 from flgraph.callbacks.fedper import FedPer
 from flgraph.callbacks.fedprox import FedProx
 from flgraph.callbacks.fedprox_adaptive import FedProxAdaptive
+from flgraph.callbacks.fedpub import FedPUB
 from flgraph.callbacks.fedsage import FedSage
 from flgraph.callbacks.fedsageplus import FedSagePlus
 from flgraph.callbacks.fedstar import FedStar
@@ -32,7 +34,9 @@ __all__ = [
     "FedAvg",
     "FedEgo",
     "FedGCN",
+    "FedGTA",
     "FedHGN",
+    "FedPUB",
     "FedPer",
     "FedProx",
     "FedProxAdaptive",

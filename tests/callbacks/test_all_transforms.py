@@ -22,7 +22,9 @@ DATA = {
     "FedEgo": ["ego_graphs/*"],
     "PublishedFedEgo": ["ego_graphs/*"],
     "FedGCN": ["setup/*"],
+    "FedGTA": ["topology/*"],
     "FedHGN": ["rows/*"],
+    "FedPUB": ["function/*"],
     "FedSagePlus": ["input/*", "gradient/*", "generator.fgen.*"],
 }
 """What of each algorithm's uploads is data, or weights that come back to nobody."""
@@ -80,7 +82,7 @@ ALGORITHMS = [
     *("Local", "FedAvg", "FedProx", "FedProxAdaptive", "FedPer", "FedSage", "FedStar", "GCFL", "GCFLPlus", "FCLG"),
     *("FedEgo", "DFedGNN", "GraphFL", "FedGCN", "FedSagePlus", "FedHGN", "SchemaFedAvg", "PublishedFedAvg"),
     *("PublishedFedProx", "PublishedGraphFL", "GraphFLFromMean", "PublishedFedEgo", "PublishedSchemaFedAvg"),
-    *("SCAFFOLD", "FedOpt", "Ditto"),
+    *("FedGTA", "FedPUB", "SCAFFOLD", "FedOpt", "Ditto"),
 ]
 
 
