@@ -214,19 +214,27 @@ class GraphFederation(Federation[GraphDataModule]):
         return graphs.with_tensors(cached(key, lambda: {"s": structure_embedding(*where, *how)}, self.cache_dir))
 
     def _make(self, name: str, graphs: FlatGraphs, num_classes: int) -> GraphDataModule:
+        sizes = (self.batch_size, self.eval_batch_size)
+        return GraphDataModule(graphs, self.splits(name, graphs), num_classes, *sizes, self.settings)
+
+    def splits(self, name: str, graphs: FlatGraphs) -> tuple[Tensor, Tensor, Tensor]:
+        """Numbers of a client's training, validation and test graphs; subclasses may divide them otherwise."""
         check_fractions(self.fractions, "data.fractions")
         try:
-            splits = stratified_split(graphs.y, self.fractions, self.split_seed)
+            return stratified_split(graphs.y, self.fractions, self.split_seed)
         except InputError as error:
             raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{name}`") from None
-        settings = {
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Plain values that describe how the clients' data is made."""
+        return {
             "structure": self.structure,
             "dse_dim": self.dse_dim,
             "rwse_dim": self.rwse_dim,
             "fractions": list(self.fractions),
             "split_seed": self.split_seed,
         }
-        return GraphDataModule(graphs, splits, num_classes, self.batch_size, self.eval_batch_size, settings)
 
 
 class TUFederation(GraphFederation):
