@@ -9,6 +9,7 @@ from flgraph.federation.engines import Engine, ProcessGroup, Sequential
 from flgraph.federation.messages import Predictions, Request, Turn
 from flgraph.federation.payload import Payload
 from flgraph.federation.policy import Policy
+from flgraph.federation.robust import GeometricMedian, Krum, Median, TrimmedMean
 from flgraph.federation.routes import Route, RouteKind, collected, personal, shared
 from flgraph.federation.server import Tolerance
 from flgraph.federation.trainer import FederatedTrainer
@@ -22,6 +23,9 @@ __all__ = [
     "EngineError",
     "FederatedCallback",
     "FederatedTrainer",
+    "GeometricMedian",
+    "Krum",
+    "Median",
     "Payload",
     "Policy",
     "PolicyError",
@@ -32,6 +36,7 @@ __all__ = [
     "RouteKind",
     "Sequential",
     "Tolerance",
+    "TrimmedMean",
     "Turn",
     "WeightedMean",
     "collected",

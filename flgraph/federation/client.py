@@ -14,10 +14,17 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from flgraph.errors import InputError, expect
-from flgraph.federation.callback import acts_in_clients
+from flgraph.federation.callback import FederatedCallback, acts_in_clients
 from flgraph.federation.client_door import AlgorithmHalf, ClientDoor
-from flgraph.federation.data import ClientData, Movable
-from flgraph.federation.lightning import KeepOnDevice, OptimizerStates, fit_more, load_loop, persistent_trainer
+from flgraph.federation.data import ClientData, Movable, described_of
+from flgraph.federation.lightning import (
+    KeepOnDevice,
+    OptimizerStates,
+    fit_more,
+    is_empty,
+    load_loop,
+    persistent_trainer,
+)
 from flgraph.federation.messages import Predictions, Request, Turn
 from flgraph.federation.payload import Payload
 from flgraph.federation.policy import Policy
@@ -91,7 +98,7 @@ class Client:
         device: torch.device | None = None,
     ) -> None:
         self.name, self.module, self.data = name, module, data
-        described = _described(data)
+        described = described_of(data)
         plain = plain_values(described)
         for key, value in described.items():  # or else the first round would be lost with its checkpoint
             what = f"{key}` of the data of client `{name}"
@@ -117,11 +124,14 @@ class Client:
         self._loaders: dict[str, Any] = {}
         self._optimizers = OptimizerStates(keep=self.aggregator.optimizer_state == "keep")
         own = [copy.deepcopy(callback) for callback in callbacks if acts_in_clients(callback)]
+        for callback in own:
+            if isinstance(callback, FederatedCallback):
+                callback.client = name
         arguments = dict(trainer_args or {})
         if device is not None and arguments.get("strategy", "auto") == "auto":
             arguments["strategy"] = KeepOnDevice(device)
         half: Any = self.aggregator
-        self.trainer = persistent_trainer([self._optimizers, half, *own], arguments)
+        self.trainer = persistent_trainer([self._optimizers, half, *own], arguments, rounds * local_epochs)
         if isinstance(data, Movable):
             data.to(self.trainer.strategy.root_device)
 
@@ -197,7 +207,7 @@ class Client:
         ``data`` describes the data, ``parameters`` is :attr:`num_parameters`, ``routes`` the routing table's
         lines.
         """
-        return {"data": _described(self.data), "parameters": self.num_parameters, "routes": self.routing.lines}
+        return {"data": described_of(self.data), "parameters": self.num_parameters, "routes": self.routing.lines}
 
     def disclosed(self, key: bytes) -> dict[str, Any]:
         """What of :attr:`about` another owner may know: nothing of personal tensors, their names and sizes included.
@@ -274,7 +284,7 @@ class Client:
             ("test", "test_step", self.trainer.test),
         ):
             loader = self._loader(split) if split in splits and is_overridden(step, self.module) else None
-            if loader is not None and not _is_empty(loader):
+            if loader is not None and not is_empty(loader):
                 seed_all(derive_seed(self.seed, self.name, round, f"{Request.EVALUATE}/{split}"))
                 for result in run(self.module, dataloaders=loader, verbose=False):
                     metrics.update(self._same_everywhere(result))
@@ -384,17 +394,5 @@ class Client:
         self.routing.agree(state["client"]["shared"])
 
 
-def _is_empty(loader: Any) -> bool:
-    try:
-        return len(loader) == 0
-    except TypeError:  # a loader of a stream has no length
-        return False
-
-
 def _names(terms: Payload, key: str) -> list[str]:
     return [name for name in str(terms.scalars.get(key, "")).split("\n") if name]
-
-
-def _described(data: ClientData) -> dict[str, Any]:
-    """What a client's data tells of itself."""
-    return {"num_train_samples": data.num_train_samples, **data.model_args, **getattr(data, "settings", {})}

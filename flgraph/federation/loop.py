@@ -158,6 +158,7 @@ class FederatedLoop(pl.Trainer):
             tolerance=self.tolerance,
             ledger=Ledger() if self.writes else None,
         )
+        server.aggregator.template = model
         if checkpoint is None or manifest is None:
             self.run_dir = runs
         else:
@@ -300,8 +301,7 @@ class FederatedLoop(pl.Trainer):
                 ledger.add(event="opened", run=self.run_dir.parent.name, round=self.current_round)
             self.run_log = RunLog(self.run_dir, self._logger_choice, self.current_round, self.max_logged_clients)
             self.loggers = self.run_log.loggers
-            figures = datamodule.figures() if hasattr(datamodule, "figures") else {}
-            self.run_log.describe(routes, self.config_text or str(self._settings), figures)
+            self.run_log.describe(routes, self.config_text or str(self._settings), datamodule)
 
     def _round(self, server: Server) -> None:
         began = time.perf_counter()

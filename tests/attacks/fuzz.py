@@ -225,7 +225,7 @@ def _tensor_changed(tensors: dict[str, Tensor], draw: random.Random) -> None:
 
 
 def _scalar_changed(scalars: dict[str, Any], draw: random.Random) -> None:
-    name = draw.choice([*scalars, "num_samples", "head", "fanouts", "extra"])
+    name = draw.choice([*scalars, "num_samples", "num_classes", "fanouts", "extra"])
     value = draw.choice(SCALARS)
     text = scalars.get(name)
     if isinstance(text, str) and text.startswith("{") and draw.random() < 0.8:
@@ -246,31 +246,44 @@ def attack(recording: Recording, draw: random.Random) -> str:
 
     Raises:
         Exception: the server half breaks.
-        AssertionError: what clients share is not finite.
+        AssertionError: what clients share is not finite; or, where what was sent is refused, not the same bits as
+            without its sender.
     """
     first = draw.randrange(len(recording.steps))
     step = recording.steps[first]
     server, client = copy.deepcopy(step.server), draw.choice(list(step.uploads))
     others = [data for some in recording.steps for data in some.uploads.values()]
     torch.manual_seed(draw.randrange(2**31))
-    uploads = {**step.uploads, client: mutated(step.uploads[client], others, draw)}
-    door, gone, outcome = Door(server, recording), set[str](), "accepted"
-    for following in recording.steps[first:]:
-        if following.round != step.round:
-            break
-        if following is not step:
-            uploads = {name: data for name, data in following.uploads.items() if name not in gone}
-        admitted = door.admit_all(uploads, following.round, following.exchange)
-        if following is step and client not in admitted:
-            outcome = "refused"
-        gone |= uploads.keys() - admitted.keys()
+    bad = mutated(step.uploads[client], others, draw)
+    steps = [following for following in recording.steps[first:] if following.round == step.round]
+    try:
+        refused = _go_on(server, recording, steps, client, bad)
+        if refused:
+            without = copy.deepcopy(step.server)
+            _go_on(without, recording, steps, client, None)
+            assert server.shared.keys() == without.shared.keys()
+            for name, tensor in server.shared.items():
+                assert torch.equal(tensor, without.shared[name]), f"`{name}` is not what it is without {client}"
+    except InputError:
+        return "stopped"
+    return "refused" if refused else "accepted"
+
+
+def _go_on(server: Aggregator, recording: Recording, steps: list[Step], client: str, data: bytes | None) -> bool:
+    """A round to its end, with what ``client`` sends first or without it; whether that was refused."""
+    door, gone, refused = Door(server, recording), set[str](), False
+    for number, step in enumerate(steps):
+        uploads = {name: upload for name, upload in step.uploads.items() if name not in gone}
+        if number == 0:
+            uploads = {name: data if name == client else upload for name, upload in uploads.items()}
+        uploads = {name: upload for name, upload in uploads.items() if upload is not None}
+        admitted = door.admit_all(uploads, step.round, step.exchange)
+        refused = refused or (number == 0 and client not in admitted)
+        gone |= step.uploads.keys() - admitted.keys()
         seed_all(0)
-        try:
-            server.accept(server.aggregate(admitted, following.round, following.exchange))
-        except InputError:
-            return "stopped"
-        _check(server, list(admitted), following)
-    return outcome
+        server.accept(server.aggregate(admitted, step.round, step.exchange))
+        _check(server, list(admitted), step)
+    return refused
 
 
 def _check(server: Aggregator, clients: list[str], step: Step) -> None:
