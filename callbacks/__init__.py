@@ -8,6 +8,7 @@ from flgraph.callbacks.fclg import FCLG
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.callbacks.fedego import FedEgo
 from flgraph.callbacks.fedgcn import FedGCN
+from flgraph.callbacks.fedgta import FedGTA
 from flgraph.callbacks.fedhgn import FedHGN
 from flgraph.callbacks.fedper import FedPer
 from flgraph.callbacks.fedprox import FedProx
@@ -32,6 +33,7 @@ __all__ = [
     "FedAvg",
     "FedEgo",
     "FedGCN",
+    "FedGTA",
     "FedHGN",
     "FedPer",
     "FedProx",

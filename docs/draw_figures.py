@@ -95,6 +95,13 @@ METHODS = {
         "adds the sums up, once; weighted mean",
         "once: complete sums; then the mean",
     ),
+    "fedgta": Federation(
+        (("model", "neighbours"),),
+        "weights; moments and confidence of labels",
+        "a mean over those whose moments are alike",
+        "a mean of its own",
+        "trains, spreads labels over its graph",
+    ),
     "fedsageplus": Federation(
         (("generator of neighbours", "own"), ("classifier", "shared")),
         "first generators, gradients; then weights",

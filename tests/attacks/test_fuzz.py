@@ -15,7 +15,7 @@ COUNT = 40
 
 NAMES = [
     *("FedAvg", "FedAvg-uniform", "FedProx", "FedProxAdaptive", "FedPer", "FedSage", "FedStar", "GCFL", "GCFLPlus"),
-    *("FCLG", "FedEgo", "DFedGNN", "GraphFL", "FedGCN", "FedSagePlus", "FedHGN", "SchemaFedAvg", "Local"),
+    *("FCLG", "FedEgo", "DFedGNN", "GraphFL", "FedGCN", "FedGTA", "FedSagePlus", "FedHGN", "SchemaFedAvg", "Local"),
     *("PublishedFedAvg", "PublishedFedProx", "PublishedDFedGNN", "GraphFLFromMean", "PublishedGraphFL"),
     *("PublishedFedEgo", "PublishedSchemaFedAvg", "SCAFFOLD", "FedOpt", "Ditto", "TrimmedMean"),
 ]
