@@ -13,6 +13,7 @@ from flgraph.callbacks.fedhgn import FedHGN
 from flgraph.callbacks.fedper import FedPer
 from flgraph.callbacks.fedprox import FedProx
 from flgraph.callbacks.fedprox_adaptive import FedProxAdaptive
+from flgraph.callbacks.fedpub import FedPUB
 from flgraph.callbacks.fedsage import FedSage
 from flgraph.callbacks.fedsageplus import FedSagePlus
 from flgraph.callbacks.fedstar import FedStar
@@ -35,6 +36,7 @@ __all__ = [
     "FedGCN",
     "FedGTA",
     "FedHGN",
+    "FedPUB",
     "FedPer",
     "FedProx",
     "FedProxAdaptive",
