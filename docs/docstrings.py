@@ -36,7 +36,7 @@ def markdown(text: str, obj: griffe.Object) -> str:
 
     def display(found: re.Match[str]) -> str:
         body = textwrap.dedent(f"{found['first']}\n{textwrap.dedent(found['rest'])}").strip()
-        return f"\n{found['indent']}<div class=\"formula\">{mathml(body, 'block')}</div>\n"
+        return f'\n{found["indent"]}<div class="formula">{mathml(body, "block")}</div>\n'
 
     return ROLE.sub(link, INLINE.sub(lambda found: mathml(found[1], "inline"), DISPLAY.sub(display, text)))
 
