@@ -1,4 +1,4 @@
-"""Lets the site read docstrings as Sphinx would: roles become links, formulas MathML, which browsers draw by themselves."""
+"""Lets the site read docstrings as Sphinx would: roles become links, formulas MathML, which browsers draw themselves."""
 
 from __future__ import annotations
 
