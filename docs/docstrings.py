@@ -1,4 +1,4 @@
-"""Lets the site read docstrings as Sphinx would: roles become links, formulas MathML, which browsers draw themselves."""
+"""Lets the site read docstrings as Sphinx would: roles become links, formulas MathML, which browsers draw."""
 
 from __future__ import annotations
 
