@@ -13,9 +13,11 @@ from flgraph.callbacks.fedhgn import FedHGN
 from flgraph.callbacks.fedper import FedPer
 from flgraph.callbacks.fedprox import FedProx
 from flgraph.callbacks.fedprox_adaptive import FedProxAdaptive
+from flgraph.callbacks.fedpub import FedPUB
 from flgraph.callbacks.fedsage import FedSage
 from flgraph.callbacks.fedsageplus import FedSagePlus
 from flgraph.callbacks.fedstar import FedStar
+from flgraph.callbacks.fedtad import FedTAD
 from flgraph.callbacks.gcfl import GCFL
 from flgraph.callbacks.gcflplus import GCFLPlus
 from flgraph.callbacks.graphfl import GraphFL
@@ -35,12 +37,14 @@ __all__ = [
     "FedGCN",
     "FedGTA",
     "FedHGN",
+    "FedPUB",
     "FedPer",
     "FedProx",
     "FedProxAdaptive",
     "FedSage",
     "FedSagePlus",
     "FedStar",
+    "FedTAD",
     "GCFLPlus",
     "GraphFL",
     "Local",

@@ -102,6 +102,19 @@ METHODS = {
         "a mean of its own",
         "trains, spreads labels over its graph",
     ),
+    "fedpub": Federation(
+        (("weights", "neighbours"), ("masks", "own")),
+        "weights; output on a random graph",
+        "a mean weighed by likeness of outputs",
+        "a mean of its own",
+        "trains weights and masks",
+    ),
+    "fedtad": Federation(
+        WHOLE,
+        "weights; reliability for each class",
+        "weighted mean, then learns on made-up graphs",
+        "what came of the mean",
+    ),
     "fedsageplus": Federation(
         (("generator of neighbours", "own"), ("classifier", "shared")),
         "first generators, gradients; then weights",

@@ -20,7 +20,8 @@ from flgraph.federation.lightning import flushing_denormals
 CONFIGS = Path(__file__).parents[2] / "configs" / "method"
 
 METHODS = [
-    *("fedavg", "fedstar", "fedego", "fedhgn", "gcflplus", "graphfl", "fedgcn", "fedsageplus", "fclg", "fedgta"),
+    *("fedavg", "fedstar", "fedego", "fedhgn", "gcflplus", "graphfl", "fedgcn", "fedsageplus", "fclg"),
+    *("fedgta", "fedpub", "fedtad"),
     *("fedstar@bf16-mixed", "fedego@bf16-mixed", "fedhgn@bf16-true"),
 ]
 """Files of methods, some with ``@PRECISION``."""
