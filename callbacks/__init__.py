@@ -17,6 +17,7 @@ from flgraph.callbacks.fedpub import FedPUB
 from flgraph.callbacks.fedsage import FedSage
 from flgraph.callbacks.fedsageplus import FedSagePlus
 from flgraph.callbacks.fedstar import FedStar
+from flgraph.callbacks.fedtad import FedTAD
 from flgraph.callbacks.gcfl import GCFL
 from flgraph.callbacks.gcflplus import GCFLPlus
 from flgraph.callbacks.graphfl import GraphFL
@@ -43,6 +44,7 @@ __all__ = [
     "FedSage",
     "FedSagePlus",
     "FedStar",
+    "FedTAD",
     "GCFLPlus",
     "GraphFL",
     "Local",

@@ -239,7 +239,7 @@ class FederatedTrainer(TrainedLoop):
                 raise
             finally:
                 if self.run_log is not None:
-                    self.run_log.finish(status)
+                    self.run_log.finish(status, self.history)
 
     def _explain(self, error: BaseException) -> None:
         """Keeps the traceback, which the command line leaves out, and says how to go on."""
