@@ -21,7 +21,7 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "method"
 
 METHODS = [
     *("fedavg", "fedstar", "fedego", "fedhgn", "gcflplus", "graphfl", "fedgcn", "fedsageplus", "fclg"),
-    *("fedgta", "fedpub", "fedtad"),
+    *("fedgta", "fedpub", "fedtad", "adafgl"),
     *("fedstar@bf16-mixed", "fedego@bf16-mixed", "fedhgn@bf16-true"),
     "fedavg@32-true+transforms",
 ]
@@ -42,7 +42,7 @@ KEEP = ("--trainer.keep_checkpoints", str(ROUNDS))
 
 SMALL = {
     "model": {"hidden_channels": 4, "num_layers": 2, "num_bases": 3},
-    "trainer.aggregator": {"pretrain_epochs": 2, "generator_rounds": 2},
+    "trainer.aggregator": {"pretrain_epochs": 2, "generator_rounds": 2, "federated_rounds": 1},
 }
 """Arguments of models and algorithms that have them."""
 
