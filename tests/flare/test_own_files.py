@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,13 @@ def mark(folder: Path, sites: Iterable[str] = PARTNERS) -> None:
 
 def with_marker(folder: Path) -> set[Path]:
     """Files in which it is, in any of them."""
-    words = (MARKER.lower().encode(), ODD.encode())
+    words = (MARKER.lower().encode(), ODD.encode(), *(struct.pack(kind, float(ODD)) for kind in ("<f", "<d")))
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return {path for path in files if any(word in path.read_bytes().lower() for word in words)}
+    return {
+        path
+        for path in files
+        if any(word in content for content in (path.read_bytes(), path.read_bytes().lower()) for word in words)
+    }
 
 
 def tables(folder: Path) -> set[Path]:

@@ -9,7 +9,7 @@ import torch
 
 from flgraph.data.cache import data_folders
 from flgraph.data.hetero.container import HeteroGraph
-from flgraph.errors import InputError, expect, first_line
+from flgraph.errors import InputError, expect
 
 HETERO_DATASETS = ("AIFB", "MUTAG", "BGS")
 """Names that :func:`read_hetero` knows."""
@@ -81,7 +81,8 @@ def read_npz(path: str | Path, client: int | None = None, name: str | None = Non
     except InputError:
         raise
     except Exception as error:  # an archive may be damaged in as many ways as there are
-        raise InputError(str(path), "an archive of a heterogeneous graph", first_line(error)) from error
+        got = f"one that cannot be read ({type(error).__name__})"  # its text may repeat what is in the file
+        raise InputError(str(path), "an archive of a heterogeneous graph", got) from None
 
 
 def known_hetero(name: str) -> str:
