@@ -9,7 +9,7 @@ import torch
 
 from flgraph.data.cache import data_folders
 from flgraph.data.hetero.container import HeteroGraph
-from flgraph.errors import InputError, expect
+from flgraph.errors import InputError, expect, first_line
 
 HETERO_DATASETS = ("AIFB", "MUTAG", "BGS")
 """Names that :func:`read_hetero` knows."""
@@ -81,7 +81,8 @@ def read_npz(path: str | Path, client: int | None = None, name: str | None = Non
     except InputError:
         raise
     except Exception as error:  # an archive may be damaged in as many ways as there are
-        got = f"one that cannot be read ({type(error).__name__})"  # its text may repeat what is in the file
+        # The text of any other error may repeat what is in the file.
+        got = f"one that cannot be read ({first_line(error) if isinstance(error, KeyError) else type(error).__name__})"
         raise InputError(str(path), "an archive of a heterogeneous graph", got) from None
 
 
