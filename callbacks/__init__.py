@@ -1,5 +1,6 @@
 """Federated algorithms, one per file, and whatever else listens to rounds; installed as ``flgraph.callbacks``."""
 
+from flgraph.callbacks.adafgl import AdaFGL
 from flgraph.callbacks.bad_clients import BadClients
 from flgraph.callbacks.dfedgnn import DFedGNN
 from flgraph.callbacks.early_stopping import EarlyStopping
@@ -17,6 +18,7 @@ from flgraph.callbacks.fedpub import FedPUB
 from flgraph.callbacks.fedsage import FedSage
 from flgraph.callbacks.fedsageplus import FedSagePlus
 from flgraph.callbacks.fedstar import FedStar
+from flgraph.callbacks.fedtad import FedTAD
 from flgraph.callbacks.gcfl import GCFL
 from flgraph.callbacks.gcflplus import GCFLPlus
 from flgraph.callbacks.graphfl import GraphFL
@@ -27,6 +29,7 @@ from flgraph.callbacks.schemafedavg import SchemaFedAvg
 __all__ = [
     "FCLG",
     "GCFL",
+    "AdaFGL",
     "BadClients",
     "DFedGNN",
     "EarlyStopping",
@@ -43,6 +46,7 @@ __all__ = [
     "FedSage",
     "FedSagePlus",
     "FedStar",
+    "FedTAD",
     "GCFLPlus",
     "GraphFL",
     "Local",

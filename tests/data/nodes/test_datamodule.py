@@ -363,3 +363,6 @@ def test_the_defaults_do_for_a_small_graph() -> None:
         own = federation.client(name)
         assert own.test.numel() == round(0.3 * own.graph.num_nodes)
         assert own.train.numel() > own.test.numel() > own.val.numel() > 0
+
+    assert f"{first['train']}, EMD {first['emd']:.2f}" in told
+    assert told[-1] == str(everywhere["nodes"])
