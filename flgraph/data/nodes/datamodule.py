@@ -215,9 +215,9 @@ class NodeFederation(Federation[NodeDataModule]):
         global_fraction: share of all nodes that becomes the global test graph, which no client sees; 0 for none.
         local_fraction: nodes that a client asks for, as a share (``label_skew``).
         local_of: of what, ``"graph"`` or ``"pool"`` (``label_skew``).
-        major_labels: frequent labels per client (``label_skew``).
+        major_labels: frequent labels per client; 3 when ``None``, or as many as there are (``label_skew``).
         major_rate: share of a client's nodes that have them (``label_skew``).
-        num_test: test nodes per client (``label_skew``).
+        num_test: test nodes per client; when ``None``, 300, or three in ten of fewer than 500 nodes (``label_skew``).
         val_fraction: validation nodes, as a share of a client's nodes (``label_skew``).
         exclusive_test: whether a client's test nodes are kept from the others (``label_skew``).
         num_train: training nodes per client; all that are left when ``None`` (``label_skew``).
@@ -260,9 +260,9 @@ class NodeFederation(Federation[NodeDataModule]):
         global_fraction: float = 0.3,
         local_fraction: float = 0.3,
         local_of: LocalOf = "graph",
-        major_labels: int = 3,
+        major_labels: int | None = None,
         major_rate: float = 0.8,
-        num_test: int = 300,
+        num_test: int | None = None,
         val_fraction: float = 0.2,
         exclusive_test: bool = False,
         num_train: int | None = None,
@@ -312,6 +312,9 @@ class NodeFederation(Federation[NodeDataModule]):
         cut = self.partitioners.get(partition)
         taken = {"num_clients", "seed", "fractions"} if cut is None else inspect.signature(cut).parameters.keys()
         self.partition_args = {key: value for key, value in given.items() if key in taken}
+        for key in ("major_labels", "num_test"):
+            if given[key] is None:  # then the partition's own default is meant
+                self.partition_args.pop(key, None)
         # They are no mistake: a configuration may set them.
         defaults = inspect.signature(NodeFederation).parameters
         ignored = [key for key in given.keys() - taken if given[key] != defaults[key].default]

@@ -58,9 +58,9 @@ def label_skew(
     num_clients: int,
     local_fraction: float = 0.3,
     global_fraction: float = 0.3,
-    major_labels: int = 3,
+    major_labels: int | None = None,
     major_rate: float = 0.8,
-    num_test: int = 300,
+    num_test: int | None = None,
     val_fraction: float = 0.2,
     local_of: LocalOf = "graph",
     exclusive_test: bool = False,
@@ -88,9 +88,9 @@ def label_skew(
         num_clients: number of clients.
         local_fraction: nodes that a client asks for, as a share of those that ``local_of`` names.
         global_fraction: share of all nodes that is the global test graph.
-        major_labels: frequent labels per client.
+        major_labels: frequent labels per client; 3 when ``None``, or as many as the graph has.
         major_rate: share of a client's nodes that have them.
-        num_test: test nodes per client.
+        num_test: test nodes per client; when ``None``, 300, or three in ten where a client has fewer than 500 nodes.
         val_fraction: validation nodes, as a share of all nodes of the client.
         local_of: ``"graph"``, all nodes, as for ``global_fraction``, or ``"pool"``, those outside of the global test
             graph (before any client has taken test nodes). The paper does not say which; its code takes all nodes.
@@ -112,10 +112,12 @@ def label_skew(
         >>> [len(client.nodes) for client in partition.clients], len(partition.global_test)
         ([16, 17], 10)
     """
-    check_skew(graph, num_clients, local_fraction, global_fraction, major_rate, num_test, val_fraction, num_train, seed)
+    asked = num_test or 0
+    check_skew(graph, num_clients, local_fraction, global_fraction, major_rate, asked, val_fraction, num_train, seed)
     expect(num_query >= 0, "data.num_query", "0 or more", num_query)
     expect(local_of in get_args(LocalOf), "data.local_of", f"one of {', '.join(get_args(LocalOf))}", local_of)
     present = graph.y.unique().numel()
+    major_labels = min(3, present) if major_labels is None else major_labels
     valid = 1 <= major_labels <= present
     expect(valid, "data.major_labels", f"between 1 and the {present} labels of {graph.name}", major_labels)
     generator = torch.Generator().manual_seed(seed)
@@ -135,7 +137,8 @@ def label_skew(
         expect(nodes.numel() > 0, "data.local_fraction", what, local_fraction)
         nodes = _shuffled(nodes, generator)
         num_val = _round(val_fraction * nodes.numel())
-        clients.append(divide_nodes(nodes, num_test, num_val, num_train, num_query, f"client-{number}"))
+        tested = (300 if nodes.numel() >= 500 else _round(0.3 * nodes.numel())) if num_test is None else num_test
+        clients.append(divide_nodes(nodes, tested, num_val, num_train, num_query, f"client-{number}"))
         if exclusive_test:
             pool = pool[~torch.isin(pool, clients[-1].test)]
     return NodePartition(_without_tests(clients) if exclusive_test else clients, global_test)
