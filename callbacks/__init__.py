@@ -1,5 +1,6 @@
 """Federated algorithms, one per file, and whatever else listens to rounds; installed as ``flgraph.callbacks``."""
 
+from flgraph.callbacks.adafgl import AdaFGL
 from flgraph.callbacks.bad_clients import BadClients
 from flgraph.callbacks.dfedgnn import DFedGNN
 from flgraph.callbacks.early_stopping import EarlyStopping
@@ -28,6 +29,7 @@ from flgraph.callbacks.schemafedavg import SchemaFedAvg
 __all__ = [
     "FCLG",
     "GCFL",
+    "AdaFGL",
     "BadClients",
     "DFedGNN",
     "EarlyStopping",

@@ -16,7 +16,7 @@ COUNT = 40
 NAMES = [
     *("FedAvg", "FedAvg-uniform", "FedProx", "FedProxAdaptive", "FedPer", "FedSage", "FedStar", "GCFL", "GCFLPlus"),
     *("FCLG", "FedEgo", "DFedGNN", "GraphFL", "FedGCN", "FedGTA", "FedPUB", "FedSagePlus", "FedHGN", "SchemaFedAvg"),
-    *("FedTAD", "Local", "PublishedFedAvg", "PublishedFedProx", "PublishedDFedGNN", "GraphFLFromMean"),
+    *("AdaFGL", "FedTAD", "Local", "PublishedFedAvg", "PublishedFedProx", "PublishedDFedGNN", "GraphFLFromMean"),
     *("PublishedGraphFL", "PublishedFedEgo", "PublishedSchemaFedAvg", "SCAFFOLD", "FedOpt", "Ditto", "TrimmedMean"),
 ]
 
