@@ -69,10 +69,16 @@ def recorded_studies(out: Path) -> list[tuple[Study, Records]]:
 
 def as_markdown(found: Sequence[tuple[Study, Records]]) -> str:
     """The page as Markdown."""
-    lines = [_HEAD, f"![means over seeds, the darker the better]({PICTURE})", "", "## Which method for which data?", ""]
+    lines = [
+        _HEAD,
+        f"![means over seeds]({PICTURE})",
+        "",
+        "The darker, the nearer to the best of its column; white is ten",
+    ]
+    lines += ["points behind it, or more.", "", "## Which method for which data?", ""]
     lines += [
-        "Variants, with brackets behind their names, are left out. Alone: every client for itself. Together: all data in",
-        "one place, which is no federation. Level: behind the best by no more than the best one's standard deviation.",
+        "Variants, with brackets behind their names, are left out. Alone: every client for itself. Together: all data",
+        "in one place, which is no federation. Level: behind the best by no more than its standard deviation.",
         "",
         "| data | best | next | level | alone | together |",
         "|---|---|---|---|---|---|",

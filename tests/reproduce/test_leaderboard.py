@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from flgraph.cli import main as cli
+from flgraph.cli.reproduce import write_study
 from flgraph.reproduce import Study, leaderboard, missing
+from flgraph.reproduce.index import index_file, read_index
 from flgraph.reproduce.missing import find_gaps, told
 from flgraph.reproduce.records import papers_studies, read_records
 
@@ -81,6 +83,19 @@ def test_a_leaderboard_by_hand(out: Path, capsys: pytest.CaptureFixture[str]) ->
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", (out / "leaderboard.svg").read_text())
     assert {"70.0", "55.0", "TINY", "A tiny study"} <= set(texts)
     assert "80.0" not in texts
+
+
+def test_a_study_keeps_a_leaderboard_up_to_date(study: Study, out: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    (out / "README.md").write_text("# Something else\n")
+    index = read_index(index_file(study, out))
+    assert out / "README.md" not in write_study(study, runs, out, index)
+    assert (out / "README.md").read_text() == "# Something else\n"
+    leaderboard.write_leaderboard(out)
+    with open(out / "tiny" / "runs.jsonl", "a") as stream:
+        stream.write(record(study, "TINY", "FedStar", 2, 0.8))
+    assert out / "README.md" in write_study(study, runs, out, index)
+    assert "| FedStar | **75.0 ± 7.1 (2)** |" in (out / "README.md").read_text()
 
 
 def test_what_is_missing_by_hand(out: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,10 @@ def number_grids(tables: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Fig
             axes.set(xlim=(-0.5, widest - 0.5), ylim=(len(rows) - 0.5, -0.5), title=plain_text(title))
             axes.set_yticks(range(len(rows)), [shortened(name, 30) for name in rows], color=INK)
             axes.set_xticks(
-                range(len(names)), [textwrap.fill(plain_text(name), 10) for name in names], color=MUTED, fontsize=7.5
+                range(len(names)),
+                [textwrap.fill(plain_text(name), 11, break_on_hyphens=False) for name in names],
+                color=MUTED,
+                fontsize=7.5,
             )
             axes.tick_params(length=0, top=False, labeltop=False)
             axes.spines[:].set_visible(False)
