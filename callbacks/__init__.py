@@ -10,6 +10,7 @@ from flgraph.callbacks.fclg import FCLG
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.callbacks.fedego import FedEgo
 from flgraph.callbacks.fedgcn import FedGCN
+from flgraph.callbacks.fedgta import FedGTA
 from flgraph.callbacks.fedhgn import FedHGN
 from flgraph.callbacks.fednova import FedNova
 from flgraph.callbacks.fedopt import FedOpt
@@ -17,6 +18,7 @@ from flgraph.callbacks.fedper import FedPer
 from flgraph.callbacks.fedproto import FedProto
 from flgraph.callbacks.fedprox import FedProx
 from flgraph.callbacks.fedprox_adaptive import FedProxAdaptive
+from flgraph.callbacks.fedpub import FedPUB
 from flgraph.callbacks.fedrep import FedRep
 from flgraph.callbacks.fedsage import FedSage
 from flgraph.callbacks.fedsageplus import FedSagePlus
@@ -44,9 +46,11 @@ __all__ = [
     "FedAvg",
     "FedEgo",
     "FedGCN",
+    "FedGTA",
     "FedHGN",
     "FedNova",
     "FedOpt",
+    "FedPUB",
     "FedPer",
     "FedProto",
     "FedProx",

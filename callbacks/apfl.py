@@ -59,6 +59,10 @@ class APFL(FedAvg):
         self._stepped = False
         self._trained: dict[str, Tensor] = {}  # what is to be uploaded
 
+    # ----------------------------------------------------------------------------------------------- server half
+    def check_upload(self, client: str, upload: Payload, round: int, exchange: str) -> None:
+        self.check_shared(client, upload)
+
     # ----------------------------------------------------------------------------------------------- client half
     def install(self, client: Client, download: Payload) -> None:
         """Mixes the common model with the client's own; at first there is none."""

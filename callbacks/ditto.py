@@ -37,6 +37,10 @@ class Ditto(FedProx):
         self._states: dict[str, Any] = {}
         self._trained: dict[str, Tensor] = {}  # in a turn: what is to be uploaded
 
+    # ----------------------------------------------------------------------------------------------- server half
+    def check_upload(self, client: str, upload: Payload, round: int, exchange: str) -> None:
+        self.check_shared(client, upload)
+
     # ----------------------------------------------------------------------------------------------- client half
     def install(self, client: Client, download: Payload) -> None:
         """Begins with it; later the client goes on with its own model."""

@@ -152,10 +152,16 @@ class FedProto(AddsLoss):
 
     def further_loss(self, batch: Any, encoded: Tensor) -> Tensor:
         """The distance of representations from the prototypes of their classes."""
+        self._check_columns(encoded)
         labels = labels_of(batch).view(-1).long()
         toward, found = (self._received[name].index_select(0, labels) for name in ("mean", "found"))
         distance = F.mse_loss(encoded, toward.to(encoded), reduction="none")
         return self.lam * (distance * found.unsqueeze(1)).mean()
+
+    def _check_columns(self, rows: Tensor) -> None:
+        columns = self._received["mean"].size(1)
+        fits = columns == rows.size(1)
+        expect(fits, "download", f"one with prototypes of {rows.size(1)} columns, as the model has them,", columns)
 
     def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
         sums, counts = class_sums(client)
@@ -182,6 +188,7 @@ class FedProto(AddsLoss):
     def _nearest(self, module: Classifier[Any], encoded: Tensor, batch: Any) -> Tensor:
         """Squared distances from prototypes, negated."""
         rows = at_least_float32(module.rows(encoded, batch))
+        self._check_columns(rows)
         means, found = (self._received[name].to(rows.device) for name in ("mean", "found"))
         return torch.where(found, -torch.cdist(rows, means.to(rows.dtype)).square(), _NEVER)
 

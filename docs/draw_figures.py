@@ -95,6 +95,20 @@ METHODS = {
         "adds the sums up, once; weighted mean",
         "once: complete sums; then the mean",
     ),
+    "fedgta": Federation(
+        (("model", "neighbours"),),
+        "weights; moments and confidence of labels",
+        "a mean over those whose moments are alike",
+        "a mean of its own",
+        "trains, spreads labels over its graph",
+    ),
+    "fedpub": Federation(
+        (("weights", "neighbours"), ("masks", "own")),
+        "weights; output on a random graph",
+        "a mean weighed by likeness of outputs",
+        "a mean of its own",
+        "trains weights and masks",
+    ),
     "fedsageplus": Federation(
         (("generator of neighbours", "own"), ("classifier", "shared")),
         "first generators, gradients; then weights",

@@ -37,6 +37,7 @@ class Aggregator(FederatedCallback):
     Args:
         optimizer_state: whether a client's optimizers and schedulers are kept over rounds or made anew in each.
         combine: makes one tensor of those of several clients; their weighted mean when ``None``.
+        evaluated_model: see the attribute; as the class has it when ``None``.
     """
 
     upload_kind: UploadKind = "weights"
@@ -80,8 +81,16 @@ class Aggregator(FederatedCallback):
     """The run's model as the trainer got it, sizes that data decides still open; set on the server half before
     :meth:`start`, and before :meth:`load_server_state`."""
 
-    def __init__(self, optimizer_state: Literal["keep", "reset"] = "keep", combine: Combine | None = None) -> None:
+    def __init__(
+        self,
+        optimizer_state: Literal["keep", "reset"] = "keep",
+        combine: Combine | None = None,
+        evaluated_model: Literal["aggregated", "trained"] | None = None,
+    ) -> None:
         expect(optimizer_state in ("keep", "reset"), "aggregator.optimizer_state", "keep or reset", optimizer_state)
+        known = (None, "aggregated", "trained")
+        expect(evaluated_model in known, "aggregator.evaluated_model", "aggregated or trained", evaluated_model)
+        self.evaluated_model = evaluated_model or type(self).evaluated_model
         self.optimizer_state: Literal["keep", "reset"] = optimizer_state
         self.combine = combine or WeightedMean()
         self.shared: dict[str, Tensor] = {}

@@ -136,5 +136,9 @@ _PER_CLIENT_HOOKS = [
 
 
 def acts_in_clients(callback: pl.Callback) -> bool:
-    """Whether a callback overrides any of Lightning's own hooks, and so belongs into the clients' Trainers."""
-    return any(getattr(type(callback), name) is not getattr(pl.Callback, name) for name in _PER_CLIENT_HOOKS)
+    """Whether a callback overrides any of Lightning's own hooks, and so belongs into the clients' Trainers.
+
+    It may do so in the object itself, as Lightning's LambdaCallback does.
+    """
+    kind, own = type(callback), vars(callback)
+    return any(n in own or getattr(kind, n) is not getattr(pl.Callback, n) for n in _PER_CLIENT_HOOKS)

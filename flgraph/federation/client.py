@@ -131,7 +131,7 @@ class Client:
         if device is not None and arguments.get("strategy", "auto") == "auto":
             arguments["strategy"] = KeepOnDevice(device)
         half: Any = self.aggregator
-        self.trainer = persistent_trainer([self._optimizers, half, *own], arguments)
+        self.trainer = persistent_trainer([self._optimizers, half, *own], arguments, rounds * local_epochs)
         if isinstance(data, Movable):
             data.to(self.trainer.strategy.root_device)
 

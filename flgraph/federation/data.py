@@ -51,9 +51,9 @@ class FederatedData(Protocol):
     """What the trainer needs of a federated datamodule.
 
     One may also have ``statistics``, plain values about the partition that go into ``results.json`` as
-    ``partition``; ``figures()``, tag to matplotlib figure, which TensorBoard shows; and ``release(name)``, which lets
-    go of the data of a client that has moved to another process. Where there are several processes, each asks for the
-    data of its own clients only.
+    ``partition``; ``figures()``, tag to matplotlib figure, which TensorBoard shows; ``partition_file()``, the content
+    of the run's ``partition.npz``; and ``release(name)``, which lets go of the data of a client that has moved to
+    another process. Where there are several processes, each asks for the data of its own clients only.
     """
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 from pytorch_lightning.loggers import Logger, TensorBoardLogger
 
 from flgraph.federation.display import routes_markdown
-from flgraph.runs.files import writing
+from flgraph.runs.files import write_bytes, writing
 from flgraph.runs.history import RoundRecord, add_evaluation, append_record, samples_of
 
 
@@ -35,15 +35,19 @@ class RunLog:
         else:
             self.loggers = [] if loggers is False else [loggers] if isinstance(loggers, Logger) else list(loggers)
 
-    def describe(
-        self, routes: Sequence[tuple[str, str, str]], config: str, figures: Mapping[str, Any] | None = None
-    ) -> None:
-        """Logs the routing table, the configuration and matplotlib figures, where such things can be logged."""
+    def describe(self, routes: Sequence[tuple[str, str, str]], config: str, data: Any = None) -> None:
+        """Logs the routing table, the configuration and the data's figures, where such things can be logged.
+
+        The partition, where the data has one, is written to ``partition.npz``.
+        """
+        figures = data.figures() if hasattr(data, "figures") else {}
+        if hasattr(data, "partition_file"):
+            write_bytes(data.partition_file(), self.run_dir / "partition.npz")
         for logger in self.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_text("routes", routes_markdown(routes), self.after_round)
                 logger.experiment.add_text("config", f"```yaml\n{config}\n```", self.after_round)
-                for tag, figure in (figures or {}).items():
+                for tag, figure in figures.items():
                     logger.experiment.add_figure(tag, figure, self.after_round)
 
     def add(self, record: RoundRecord) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from flgraph.errors import InputError
+from flgraph.errors import InputError, expect
 from flgraph.federation.data import ClientData
+from flgraph.federation.lightning_callbacks import check_callbacks
 from flgraph.federation.payload import brief
 from flgraph.federation.seeding import derive_seed, seed_all
 
@@ -26,12 +28,19 @@ def client_module(model: Model, data: ClientData, seed: int, name: str) -> pl.Li
     was given, the same for all clients, whatever the seed.
 
     Raises:
-        InputError: a hyper-parameter contradicts the data.
+        InputError: a hyper-parameter contradicts the data, a function makes something else, or the module configures
+            callbacks that have no place here.
     """
     seed_all(derive_seed(seed, name, "initial weights"))
-    if not isinstance(model, pl.LightningModule):
-        return model(data)
-    return _filled(model, data.model_args, f"the data of client `{name}`")
+    if isinstance(model, pl.LightningModule):
+        module = _filled(model, data.model_args, f"the data of client `{name}`")
+    else:
+        module = model(data)
+    made = type(module).__name__
+    expect(isinstance(module, pl.LightningModule), "model", "a function that returns a LightningModule", made)
+    if is_overridden("configure_callbacks", module):
+        check_callbacks(module.configure_callbacks(), f"{made}.configure_callbacks")
+    return module
 
 
 def server_module(model: Model | None, sizes: Mapping[str, Any], seed: int) -> pl.LightningModule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -20,15 +20,21 @@ from flgraph.federation.display import ExchangeLines, MetricsTable, RoundProgres
 from flgraph.federation.engines import Engine, ProcessGroup, Sequential
 from flgraph.federation.engines.distributed.environment import ProcessEnvironment
 from flgraph.federation.lightning import refused_by_lightning
-from flgraph.federation.loop import FederatedLoop
+from flgraph.federation.lightning_callbacks import check_callbacks
+from flgraph.federation.plain import check_model, federated
 from flgraph.federation.policy import Policy
 from flgraph.federation.server import Server, Tolerance
 from flgraph.federation.signals import stop_on_signals
 from flgraph.federation.template import Model
+from flgraph.federation.trained import TrainedLoop
 from flgraph.runs.history import History, Metrics, RoundRecord
+from flgraph.runs.results import Results
+
+AnyData = FederatedData | Mapping[str, pl.LightningDataModule]
+"""A federated datamodule, or a plain LightningDataModule for each client by its name."""
 
 
-class FederatedTrainer(FederatedLoop):
+class FederatedTrainer(TrainedLoop):
     """Trains one model per client, round by round.
 
     Lightning's own fields (``accelerator``, ``devices``, ``precision``, gradient clipping, ...) mean what they always
@@ -51,8 +57,8 @@ class FederatedTrainer(FederatedLoop):
         default_root_dir: where run folders go.
         name: name of the run's folder; algorithm and data (``fedstar-chem``) when ``None``.
         logger: ``True`` for TensorBoard in the run folder, ``False`` for none, or Lightning loggers.
-        callbacks: federated callbacks, and Lightning callbacks for the clients' Trainers. These have no logger and
-            write no checkpoints of their own, so LearningRateMonitor and ModelCheckpoint have no place there.
+        callbacks: federated callbacks, and Lightning callbacks for the clients' Trainers; docs/lightning.md says which
+            of Lightning's own have no place there.
         max_logged_clients: in larger federations only means over clients are logged to TensorBoard.
         enable_checkpointing: whether to write checkpoints.
         checkpoint_every: rounds between checkpoints; the last round and the best so far always have one.
@@ -118,6 +124,7 @@ class FederatedTrainer(FederatedLoop):
         expect(monitor_mode in ("max", "min"), "trainer.monitor_mode", "max or min", monitor_mode)
         expect(name is None or is_file_name(name), "trainer.name", "the name of a folder, without /", name)
         expect(isinstance(aggregator, Aggregator), "trainer.aggregator", "an Aggregator", type(aggregator).__name__)
+        check_callbacks(callbacks)
         self.engine = engine or Sequential()
         lightning: dict[str, Any] = {
             "accelerator": accelerator,
@@ -183,37 +190,38 @@ class FederatedTrainer(FederatedLoop):
 
     # ------------------------------------------------------------------------------------------------- entry points
     def fit(  # type: ignore[override]
-        self, model: Model, datamodule: FederatedData, ckpt_path: str | None = None
-    ) -> dict[str, Any]:
-        """Runs the federation.
+        self, model: Model, datamodule: AnyData, ckpt_path: str | None = None
+    ) -> Results:
+        """Runs the federation. Called again, it begins anew, in a run folder of its own.
 
         Args:
             model: a template whose hyper-parameters every client's model shares, the ones that the data decides filled
                 in per client; or a function from a client's data to its model.
-            datamodule: the clients and their data.
+            datamodule: the clients and their data, or a plain LightningDataModule for each client by its name.
             ckpt_path: continue a stopped run: ``last`` or ``best`` (of the newest run of this name), or the folder of a
                 run or of one of its checkpoints. The run goes on in its own folder, and its result is the same bits as
                 if it had never stopped; checkpoints and records of later rounds are removed.
 
         Returns:
-            The contents of ``results.json``.
+            The contents of ``results.json``; see :class:`~flgraph.runs.results.Results`.
 
         Raises:
             InputError: data, model, routes, or checkpoint cannot be used.
             ClientError: a client's turn failed; the run can be resumed from the last whole round.
             EngineError: a process that runs clients is gone; the same holds.
         """
+        model, datamodule = check_model(model), federated(datamodule)
         with self._session():
             self._holds_fitted = False
             if not self.engine.leads:
                 self._serve(model, datamodule, "fit")
                 self._fitted, self._holds_fitted = (model, datamodule), True
-                return {}
+                return Results()
             status = "failed"
             try:
                 server = self._prepare(model, datamodule, ckpt_path, "fit")
                 self._fitted, self._holds_fitted = (model, datamodule), True
-                results = self._loop(server, datamodule, resumed=ckpt_path is not None)
+                results = Results(self._loop(server, datamodule, resumed=ckpt_path is not None), self.run_dir)
                 status = "success"
                 return results
             except BaseException as error:
@@ -226,19 +234,19 @@ class FederatedTrainer(FederatedLoop):
                     self.run_log.finish(status)
 
     def validate(  # type: ignore[override]
-        self, model: Model | None = None, datamodule: FederatedData | None = None, ckpt_path: str | None = None
+        self, model: Model | None = None, datamodule: AnyData | None = None, ckpt_path: str | None = None
     ) -> Metrics:
         """Validation metrics of every client; arguments as for :meth:`fit`, none of them needed after it."""
         return self._evaluate_only("val", model, datamodule, ckpt_path)
 
     def test(  # type: ignore[override]
-        self, model: Model | None = None, datamodule: FederatedData | None = None, ckpt_path: str | None = None
+        self, model: Model | None = None, datamodule: AnyData | None = None, ckpt_path: str | None = None
     ) -> Metrics:
         """Test metrics of every client; arguments as for :meth:`fit`, none of them needed after it."""
         return self._evaluate_only("test", model, datamodule, ckpt_path)
 
     def predict(  # type: ignore[override]
-        self, model: Model | None = None, datamodule: FederatedData | None = None, ckpt_path: str | None = None
+        self, model: Model | None = None, datamodule: AnyData | None = None, ckpt_path: str | None = None
     ) -> dict[str, list[Any]]:
         """Every client's predictions, one entry per batch, as its model's ``predict_step`` returns them.
 
@@ -256,7 +264,7 @@ class FederatedTrainer(FederatedLoop):
         return {name: predictions.batches for name, predictions in made.items()}
 
     def host(
-        self, model: Model, datamodule: FederatedData, clients: Sequence[str] | None = None, seed: int | None = None
+        self, model: Model, datamodule: AnyData, clients: Sequence[str] | None = None, seed: int | None = None
     ) -> dict[str, Client]:
         """Makes clients in this process, for a server elsewhere.
 
@@ -270,6 +278,7 @@ class FederatedTrainer(FederatedLoop):
         Raises:
             InputError: a name is not the datamodule's, or as :meth:`fit`.
         """
+        datamodule = federated(datamodule)
         engine = Sequential()
         self.engine = engine
         with quiet_lightning(), engine.session():
@@ -280,7 +289,7 @@ class FederatedTrainer(FederatedLoop):
         return engine.clients
 
     def _evaluate_only(
-        self, split: str, model: Model | None, datamodule: FederatedData | None, ckpt_path: str | None
+        self, split: str, model: Model | None, datamodule: AnyData | None, ckpt_path: str | None
     ) -> Metrics:
         with self._session():
             server = self._ready(model, datamodule, ckpt_path, "validate" if split == "val" else "test")
@@ -291,7 +300,7 @@ class FederatedTrainer(FederatedLoop):
         return metrics
 
     def _ready(
-        self, model: Model | None, datamodule: FederatedData | None, ckpt_path: str | None, stage: str
+        self, model: Model | None, datamodule: AnyData | None, ckpt_path: str | None, stage: str
     ) -> Server | None:
         """The server of the last ``fit`` for what was fitted; else a new one, from the checkpoint if given.
 
@@ -307,6 +316,7 @@ class FederatedTrainer(FederatedLoop):
             expect(self._fitted is not None, "model", "given with a datamodule, or fit before", model)
             assert self._fitted is not None
             model, datamodule = self._fitted
+        model, datamodule = check_model(model), federated(datamodule)
         fitted = ckpt_path is None and self._fitted == (model, datamodule)
         given_path = "given, since the clients of the last fit have made room for others,"
         expect(self._holds_fitted or not fitted, "ckpt_path", given_path, ckpt_path)

@@ -10,6 +10,7 @@ from flgraph.models.hetero.links import LinkPredictor
 from flgraph.models.hetero.rgcn import RGCN
 from flgraph.models.nodes.fedego import EgoHead, FedEgo, MashedEgoGraphs
 from flgraph.models.nodes.gcn import NeighbourSums, NodeGCN
+from flgraph.models.nodes.masked import MaskedGCN
 from flgraph.models.nodes.sage import NeighGenSAGE, NodeSAGE
 from flgraph.models.unsupervised.base import Encoded, GraphEmbedding
 from flgraph.models.unsupervised.fclg import FCLG
@@ -32,6 +33,7 @@ __all__ = [
     "InfoGraph",
     "LinkPredictor",
     "MashedEgoGraphs",
+    "MaskedGCN",
     "NeighGenSAGE",
     "NeighbourSums",
     "NodeGCN",

@@ -102,6 +102,7 @@ KINDS = {
     "InfoGraph": Views,
     "MVGRL": Views,
     "FedEgo": Nodes,
+    "MaskedGCN": Whole,
     "NeighGenSAGE": Whole,
     "NodeGCN": Whole,
     "RGCN": Relations,

@@ -236,6 +236,7 @@ class HeteroFederation(Federation[HeteroClientData]):
             return
         graph = self.read()
         partition = self.make_partition(graph) if self.manifest is None else self._saved(self.manifest)
+        self._partition_file = partition.to_bytes()
         parts = enumerate(partition.cut(graph, self.reverse), start=1)
         graphs = {f"client-{number}": canonical(part) for number, part in parts}
         self.statistics = hetero_statistics(graphs) | {"digest": partition.digest}
@@ -244,6 +245,10 @@ class HeteroFederation(Federation[HeteroClientData]):
         self._clients = {
             name: _client_data(self.task, part, self.tie_names, settings, links) for name, part in graphs.items()
         }
+
+    def partition_file(self) -> bytes:
+        """The content of a file that ``manifest`` takes; known after ``setup``."""
+        return self._partition_file
 
     def read(self) -> HeteroGraph:
         """The whole graph without reverse relations, with validation nodes."""

@@ -5,6 +5,7 @@ Edges are assigned in one direction; reverse edges are added to each client afte
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,15 +59,20 @@ class HeteroPartition:
 
     def save(self, path: str | Path) -> None:
         """Writes the partition with its digest to a file ``.npz``."""
+        Path(path).write_bytes(self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """The content of such a file."""
         about = {"digest": self.digest, "graph": self.graph, "settings": self.settings}
         counts = torch.tensor([edges.numel() for edges in self.clients], dtype=torch.long)
-        with open(path, "wb") as file:
-            np.savez_compressed(
-                file,
-                about=np.array(json.dumps(about, sort_keys=True)),
-                edges=torch.cat(self.clients).numpy(),
-                ptr=offsets(counts).numpy(),
-            )
+        stream = io.BytesIO()
+        np.savez_compressed(
+            stream,
+            about=np.array(json.dumps(about, sort_keys=True)),
+            edges=torch.cat(self.clients).numpy(),
+            ptr=offsets(counts).numpy(),
+        )
+        return stream.getvalue()
 
     @classmethod
     def load(cls, path: str | Path) -> HeteroPartition:

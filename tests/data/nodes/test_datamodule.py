@@ -217,7 +217,8 @@ def test_configs(file: str, data_root: Path) -> None:
     [
         (
             {"partition": "random"},
-            "`data.partition` to be one of label_skew, louvain, metis, dirichlet but got 'random'.",
+            "`data.partition` to be one of label_skew, louvain, metis, dirichlet, or a file .npz or .json "
+            "but got 'random'.",
         ),
         (
             {"dataset": Data()},
