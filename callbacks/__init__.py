@@ -23,6 +23,7 @@ from flgraph.callbacks.fedrep import FedRep
 from flgraph.callbacks.fedsage import FedSage
 from flgraph.callbacks.fedsageplus import FedSagePlus
 from flgraph.callbacks.fedstar import FedStar
+from flgraph.callbacks.fedtad import FedTAD
 from flgraph.callbacks.gcfl import GCFL
 from flgraph.callbacks.gcflplus import GCFLPlus
 from flgraph.callbacks.graphfl import GraphFL
@@ -59,6 +60,7 @@ __all__ = [
     "FedSage",
     "FedSagePlus",
     "FedStar",
+    "FedTAD",
     "GCFLPlus",
     "GraphFL",
     "Local",

@@ -149,6 +149,12 @@ METHODS = {
         "a mean of its own",
         "trains weights and masks",
     ),
+    "fedtad": Federation(
+        WHOLE,
+        "weights; reliability for each class",
+        "weighted mean, then learns on made-up graphs",
+        "what came of the mean",
+    ),
     "fedsageplus": Federation(
         (("generator of neighbours", "own"), ("classifier", "shared")),
         "first generators, gradients; then weights",

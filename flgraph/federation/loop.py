@@ -301,7 +301,7 @@ class FederatedLoop(pl.Trainer):
                 ledger.add(event="opened", run=self.run_dir.parent.name, round=self.current_round)
             self.run_log = RunLog(self.run_dir, self._logger_choice, self.current_round, self.max_logged_clients)
             self.loggers = self.run_log.loggers
-            self.run_log.describe(routes, self.config_text or str(self._settings), datamodule)
+            self.run_log.describe(routes, self.config_text, self._settings, datamodule)
 
     def _round(self, server: Server) -> None:
         began = time.perf_counter()

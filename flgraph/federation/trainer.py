@@ -231,7 +231,7 @@ class FederatedTrainer(TrainedLoop):
                 raise
             finally:
                 if self.run_log is not None:
-                    self.run_log.finish(status)
+                    self.run_log.finish(status, self.history)
 
     def validate(  # type: ignore[override]
         self, model: Model | None = None, datamodule: AnyData | None = None, ckpt_path: str | None = None

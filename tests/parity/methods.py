@@ -21,8 +21,7 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "method"
 
 METHODS = [
     *("fedavg", "fedstar", "fedego", "fedhgn", "gcflplus", "graphfl", "fedgcn", "fedsageplus", "fclg"),
-    *("fedgta", "fedpub"),
-    *("scaffold", "ditto", "moon", "fedproto", "apfl"),
+    *("fedgta", "fedpub", "fedtad", "scaffold", "ditto", "moon", "fedproto", "apfl"),
     *("fedstar@bf16-mixed", "fedego@bf16-mixed", "fedhgn@bf16-true"),
 ]
 """Files of methods, some with ``@PRECISION``."""
