@@ -1,5 +1,6 @@
 """Federated algorithms, one per file, and whatever else listens to rounds; installed as ``flgraph.callbacks``."""
 
+from flgraph.callbacks.adafgl import AdaFGL
 from flgraph.callbacks.apfl import APFL
 from flgraph.callbacks.bad_clients import BadClients
 from flgraph.callbacks.dfedgnn import DFedGNN
@@ -39,6 +40,7 @@ __all__ = [
     "GCFL",
     "MOON",
     "SCAFFOLD",
+    "AdaFGL",
     "BadClients",
     "DFedGNN",
     "Ditto",

@@ -155,6 +155,13 @@ METHODS = {
         "weighted mean, then learns on made-up graphs",
         "what came of the mean",
     ),
+    "adafgl": Federation(
+        (("GCN", "shared"), ("parts for like and unlike neighbours", "own")),
+        "the GCN's weights, in the first rounds",
+        "weighted mean",
+        "the mean",
+        "trains the GCN; later its own parts",
+    ),
     "fedsageplus": Federation(
         (("generator of neighbours", "own"), ("classifier", "shared")),
         "first generators, gradients; then weights",

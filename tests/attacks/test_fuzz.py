@@ -16,9 +16,9 @@ COUNT = 40
 NAMES = [
     *("FedAvg", "FedAvg-uniform", "FedProx", "FedProxAdaptive", "FedPer", "FedSage", "FedStar", "GCFL", "GCFLPlus"),
     *("FCLG", "FedEgo", "DFedGNN", "GraphFL", "FedGCN", "FedGTA", "FedPUB", "FedSagePlus", "FedHGN", "SchemaFedAvg"),
-    *("FedTAD", "Local", "PublishedFedAvg", "PublishedFedProx", "PublishedDFedGNN", "GraphFLFromMean"),
-    *("PublishedGraphFL", "PublishedFedEgo", "PublishedSchemaFedAvg", "SCAFFOLD", "FedOpt", "FedNova", "Ditto"),
-    *("MOON", "FedProto", "FedRep", "APFL"),
+    *("SCAFFOLD", "FedOpt", "FedNova", "Ditto", "MOON", "FedProto", "FedRep", "APFL"),
+    *("AdaFGL", "FedTAD", "Local", "PublishedFedAvg", "PublishedFedProx", "PublishedDFedGNN", "GraphFLFromMean"),
+    *("PublishedGraphFL", "PublishedFedEgo", "PublishedSchemaFedAvg"),
 ]
 
 

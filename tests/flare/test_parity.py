@@ -21,8 +21,9 @@ from flgraph.flare.settings import read_settings
 from flgraph.runs.history import read_records
 
 METHODS = (
-    *("fedstar", "fedego", "fedhgn", "fclg", "fedgta", "fedpub", "fedtad"),  # FedAvg does nothing that FedStar does not
+    *("fedstar", "fedego", "fedhgn", "fclg"),  # FedAvg does nothing that FedStar does not
     *("scaffold", "fedopt", "fednova", "ditto", "moon", "fedproto", "fedrep", "apfl"),
+    *("fedgta", "fedpub", "fedtad", "adafgl"),
 )
 
 POLICY = {"algorithms": ["*"], "metrics": {"*": None}, "accept_states": True}
