@@ -12,7 +12,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check -qq
 TORCH := $(shell grep '^torch==' constraints.txt)
 SETUPTOOLS := $(shell grep '^setuptools==' constraints.txt)
 
-.PHONY: help install demo check test lint format clean
+.PHONY: help install demo check test lint format docs clean
 
 help: ## List these verbs
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -39,8 +39,11 @@ format: .venv/.installed ## Format, and mend what ruff can mend
 	@.venv/bin/ruff check --quiet --fix-only
 	@.venv/bin/ruff format --quiet
 
-clean: ## Remove .venv and caches; runs/ stays
-	@rm -rf .venv *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+docs: .venv/.installed ## Build the documentation into site/
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
+
+clean: ## Remove .venv, the site and caches; runs/ stays
+	@rm -rf .venv site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and exactly: a range would let pip take a newer build with gigabytes of CUDA libraries.

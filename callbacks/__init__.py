@@ -1,5 +1,7 @@
 """Federated algorithms, one per file, and whatever else listens to rounds; installed as ``flgraph.callbacks``."""
 
+from flgraph.callbacks.adafgl import AdaFGL
+from flgraph.callbacks.bad_clients import BadClients
 from flgraph.callbacks.dfedgnn import DFedGNN
 from flgraph.callbacks.early_stopping import EarlyStopping
 from flgraph.callbacks.embeddings import EmbeddingPictures
@@ -7,13 +9,16 @@ from flgraph.callbacks.fclg import FCLG
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.callbacks.fedego import FedEgo
 from flgraph.callbacks.fedgcn import FedGCN
+from flgraph.callbacks.fedgta import FedGTA
 from flgraph.callbacks.fedhgn import FedHGN
 from flgraph.callbacks.fedper import FedPer
 from flgraph.callbacks.fedprox import FedProx
 from flgraph.callbacks.fedprox_adaptive import FedProxAdaptive
+from flgraph.callbacks.fedpub import FedPUB
 from flgraph.callbacks.fedsage import FedSage
 from flgraph.callbacks.fedsageplus import FedSagePlus
 from flgraph.callbacks.fedstar import FedStar
+from flgraph.callbacks.fedtad import FedTAD
 from flgraph.callbacks.gcfl import GCFL
 from flgraph.callbacks.gcflplus import GCFLPlus
 from flgraph.callbacks.graphfl import GraphFL
@@ -24,19 +29,24 @@ from flgraph.callbacks.schemafedavg import SchemaFedAvg
 __all__ = [
     "FCLG",
     "GCFL",
+    "AdaFGL",
+    "BadClients",
     "DFedGNN",
     "EarlyStopping",
     "EmbeddingPictures",
     "FedAvg",
     "FedEgo",
     "FedGCN",
+    "FedGTA",
     "FedHGN",
+    "FedPUB",
     "FedPer",
     "FedProx",
     "FedProxAdaptive",
     "FedSage",
     "FedSagePlus",
     "FedStar",
+    "FedTAD",
     "GCFLPlus",
     "GraphFL",
     "Local",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flgraph.callbacks.fedavg import FedAvg
+from flgraph.callbacks.further_loss import AddsLoss
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.models.graphs.inputs import expect_graphs
@@ -24,7 +25,7 @@ Level = Literal["graph", "node"]
 _warned = False
 
 
-class FCLG(FedAvg):
+class FCLG(AddsLoss, FedAvg):
     r"""FedAvg of encoders that clients train by two contrasts (Algorithm 1): between graphs, and between models.
 
     The first, :math:`l_{\mathrm{intra}}`, is the model's own loss. The second compares what the model makes of a graph,
@@ -97,9 +98,7 @@ class FCLG(FedAvg):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The model is the global one; nothing is known of an earlier epoch."""
         self._global = self._previous = None
-        if self._graphs is not None:
-            assert isinstance(pl_module, GraphEmbedding)
-            pl_module.further_loss = self._inter
+        super().on_train_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Notes what the weights at the beginning of the epoch make of every graph (lines 11 and 16)."""
@@ -112,11 +111,14 @@ class FCLG(FedAvg):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leaves the model as it was."""
-        if self._graphs is not None:
-            del pl_module.further_loss
+        super().on_train_end(trainer, pl_module)
         self._graphs = self._global = self._previous = None
 
-    def _inter(self, batch: Any, encoded: Encoded) -> Tensor:
+    @property
+    def adds_loss(self) -> bool:
+        return self._graphs is not None
+
+    def further_loss(self, batch: Any, encoded: Encoded) -> Tensor:
         """The added term of a batch."""
         current = encoded.graphs if self.level == "graph" else encoded.nodes
         if self.inter == "contrast" and self._previous is None:

@@ -14,32 +14,22 @@ from torch import Tensor
 from flgraph.errors import InputError, expect
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.client import Client
-from flgraph.federation.payload import Payload, brief
-from flgraph.federation.received import expect_between, expect_group, expect_tensor, shapes_of
+from flgraph.federation.payload import Payload, Scalar, brief
+from flgraph.federation.received import expect_between, expect_count, expect_group, expect_tensor, shapes_of
 from flgraph.federation.routes import Route, UploadKind, personal, shared
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.server_model import ServerModel, relative_distance, server_trainer
-from flgraph.models.base import OPTIMIZERS
+from flgraph.federation.template import as_template
 from flgraph.models.nodes.fedego import EgoHead, MashedEgoGraphs
 from flgraph.models.nodes.fedego import FedEgo as FedEgoNet
 from flgraph.nn.batches import EgoBatch
 
 _EGO_GRAPHS = "ego_graphs"
 
-_HEAD: dict[str, tuple[type, float, float]] = {
-    "hidden_channels": (int, 1, 8192),
-    "num_classes": (int, 1, 100_000),
-    "num_layers": (int, 1, 8),
-    "linear": (bool, 0, 1),
-    "ego": (bool, 0, 1),
-    "dropout": (float, 0, 1 - 1e-9),
-    "lr": (float, 1e-12, 100),
-    "weight_decay": (float, 0, 100),
-}
-"""Settings of the server's layers that clients send, beside the optimizer: their types and ranges."""
+_SETTINGS = ("hidden_channels", "num_layers", "linear", "ego", "dropout", "lr", "weight_decay", "optimizer")
+"""Hyper-parameters of the clients' models that the server's layers have, too."""
 
-_MOST_WEIGHTS = 2**27
-"""Of the server's layers."""
+_MOST_CLASSES = 100_000
 
 _MOST_POSITIONS = 100_000
 """Nodes of an ego-graph."""
@@ -85,10 +75,10 @@ class FedEgo(Aggregator):
     """
 
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {f"{_EGO_GRAPHS}/*": "data"}
-    server_attributes: Sequence[str] = ("_head", "_labels", "_loss")
+    server_attributes: Sequence[str] = ("_classes", "_labels", "_loss")
     client_attributes: Sequence[str] = ("_own",)
-    upload_scalars = ("head", "fanouts")
-    common_scalars = ("head", "fanouts")
+    upload_scalars = ("num_classes", "fanouts")
+    common_scalars = ("num_classes", "fanouts")
     reported_scalars = ("mixing/lambda", "mixing/emd", "mixing/divergence")
 
     def __init__(
@@ -123,7 +113,7 @@ class FedEgo(Aggregator):
         self.server_epochs, self.server_fraction = server_epochs, server_fraction
         self.server_batch_size, self.server_lr = server_batch_size, server_lr
         self.server_accelerator = server_accelerator
-        self._head: dict[str, Any] = {}
+        self._classes = 0  # not known yet
         self._model: ServerModel | None = None
         self._labels = torch.zeros(0)
         self._loss = float("nan")
@@ -153,14 +143,14 @@ class FedEgo(Aggregator):
         """Reduction layers, and ego-graphs of the shape that the client's settings say, with shares of classes."""
         self.check_shared(client, upload)
         field = f"upload` of client `{client}"
-        head = _read_head(upload.scalars.get("head"), field)
-        expect(not self._head or head == self._head, field, "one with the `head` of the first round", "another")
-        fanouts = _read_fanouts(upload.scalars.get("fanouts"), head["num_layers"] if head["ego"] else 0, field)
+        classes = expect_count(upload, "num_classes", self._classes or 1, self._classes or _MOST_CLASSES, field)
+        model = self._clients_model
+        fanouts = _read_fanouts(upload.scalars.get("fanouts"), model.num_layers if model.ego else 0, field)
         count = 1 + sum(math.prod(fanouts[:hops]) for hops in range(1, len(fanouts) + 1))
         expect(count <= _MOST_POSITIONS, field, f"one with ego-graphs of at most {_MOST_POSITIONS} nodes", count)
         sent = upload.group(_EGO_GRAPHS)
-        embedding = expect_tensor(sent, "embedding", (None, count, head["hidden_channels"]), field)
-        shape = (*embedding.shape[:2], head["num_classes"])
+        embedding = expect_tensor(sent, "embedding", (None, count, model.hidden_channels), field)
+        shape = (*embedding.shape[:2], classes)
         expect_group(sent, {"embedding": embedding.shape, "label": shape}, field)
         expect(len(embedding) > 0, field, "one with ego-graphs", "none")
         label = sent["label"].double()
@@ -171,9 +161,9 @@ class FedEgo(Aggregator):
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         if not uploads:
             return {}
-        self._check_heads(uploads)
         reduction = super().aggregate(uploads, round, exchange)
         ego_graphs = self.collect(uploads)
+        self._classes = ego_graphs.label.size(2)
         labels = ego_graphs.label.sum((0, 1))
         self._labels = labels / labels.sum()  # not every position need have a class
         self._model = self._model or self._make_model()
@@ -187,23 +177,25 @@ class FedEgo(Aggregator):
     def collect(self, uploads: Mapping[str, Payload]) -> MashedEgoGraphs:
         """The mashed ego-graphs of all clients, in the order of their names."""
         order = sorted(uploads)
-        shapes = {str(uploads[client].scalars["fanouts"]) for client in order}
-        expect(len(shapes) == 1, "fanouts", "the same for all clients", sorted(shapes))
+        fanouts = json.loads(str(uploads[order[0]].scalars["fanouts"]))  # the same for all, as a common scalar
         parts = [uploads[client].group(_EGO_GRAPHS) for client in order]
         embedding, label = (torch.cat([part[name] for part in parts]) for name in ("embedding", "label"))
-        return MashedEgoGraphs(embedding, label, tuple(json.loads(shapes.pop())))
+        return MashedEgoGraphs(embedding, label, tuple(fanouts))
 
-    def _check_heads(self, uploads: Mapping[str, Payload]) -> None:
-        """The server's layers are made like the clients', who must agree on them."""
-        for client, upload in sorted(uploads.items()):
-            head = json.loads(str(upload.scalars["head"]))
-            self._head = self._head or head
-            expect(head == self._head, f"model of client `{client}`", f"personalization layers as {self._head}", head)
+    @property
+    def _clients_model(self) -> FedEgoNet:
+        model = as_template(self.template)
+        expect(isinstance(model, FedEgoNet), "model", "flgraph.models.FedEgo for FedEgo", type(model).__name__)
+        assert isinstance(model, FedEgoNet)
+        return model
 
     def _make_model(self) -> ServerModel:
-        settings = {**self._head, "lr": self._head["lr"] if self.server_lr is None else self.server_lr}
+        settings = {key: self._clients_model.hparams[key] for key in _SETTINGS}
+        if self.server_lr is not None:
+            settings["lr"] = self.server_lr
         seed_all(derive_seed(self.seed, "server", 0))
-        return ServerModel(EgoHead(**settings), self.seed, {"accelerator": self.server_accelerator})
+        layers = EgoHead(num_classes=self._classes, **settings)
+        return ServerModel(layers, self.seed, {"accelerator": self.server_accelerator})
 
     def log_scalars(self) -> Mapping[str, float]:
         return {"server_loss": self._loss}
@@ -265,9 +257,7 @@ class FedEgo(Aggregator):
         if self.noise:
             embedding = embedding + self.noise * _noise(client, embedding.shape).to(embedding)
         ego_graphs = {"embedding": embedding, "label": torch.cat([part.label for part in mashed])}
-        keys = ("hidden_channels", "num_classes", "num_layers", "linear", "ego", "dropout", "lr", "weight_decay")
-        head = json.dumps({key: module.hparams[key] for key in (*keys, "optimizer")})
-        scalars = {"head": head, "fanouts": json.dumps(mashed[0].fanouts)}
+        scalars: dict[str, Scalar] = {"num_classes": module.num_classes, "fanouts": json.dumps(mashed[0].fanouts)}
         return Payload({**client.shared_tensors(), _EGO_GRAPHS: ego_graphs}, scalars)
 
     def mash(self, module: FedEgoNet, batch: EgoBatch) -> MashedEgoGraphs:
@@ -307,24 +297,6 @@ def _noise(client: Client, shape: torch.Size) -> Tensor:
     seeds = [client.private_seed("noise", part) for part in range(3)]
     drawn = np.random.Generator(np.random.Philox(seeds)).standard_normal(tuple(shape))
     return torch.from_numpy(drawn)
-
-
-def _read_head(text: Any, field: str) -> dict[str, Any]:
-    """The settings of the server's layers, of the types and in the ranges that it makes layers of."""
-    head = _json(text, field, "head")
-    names = {*_HEAD, "optimizer"}
-    if not isinstance(head, dict) or head.keys() != names:
-        raise InputError(field, f"one with a `head` of {', '.join(sorted(names))}", brief(head))
-    for name, (kind, low, high) in _HEAD.items():
-        value = head[name]
-        typed = type(value) is kind or (kind is float and type(value) is int)
-        if not typed or not low <= value <= high:
-            raise InputError(field, f"one with `{name}` of its `head` a {kind.__name__} in range", brief(value))
-    count = head["hidden_channels"] * (2 * head["hidden_channels"] * head["num_layers"] + head["num_classes"])
-    expect(count <= _MOST_WEIGHTS, field, f"one with a `head` of at most {_MOST_WEIGHTS} weights", count)
-    known = isinstance(head["optimizer"], str) and head["optimizer"] in OPTIMIZERS
-    expect(known, field, f"one with an `optimizer` among {', '.join(OPTIMIZERS)}", brief(head["optimizer"]))
-    return head
 
 
 def _read_fanouts(text: Any, hops: int, field: str) -> list[int]:

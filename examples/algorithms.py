@@ -1,4 +1,4 @@
-"""Five algorithms that users of federated learning ask for, each as short as its paper's box.
+"""Algorithms that users of federated learning ask for, each as short as its paper's box.
 
 Run one on a small synthetic federation with::
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from flgraph.callbacks import FedAvg
 from flgraph.data import SyntheticFederation
-from flgraph.federation import Aggregator, Client, Combine, FederatedTrainer, Payload
+from flgraph.federation import Aggregator, Client, FederatedTrainer, Payload, TrimmedMean
 from flgraph.federation.received import expect_group
 from flgraph.models import GNN
 
@@ -174,31 +174,6 @@ class Ditto(FedAvg):
 
     def upload(self, client: Client, round: int, exchange: str) -> Payload:
         return Payload(self._global, self.sample_count(client))
-
-
-class TrimmedMean(Combine):
-    """Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018: the mean without the largest and smallest values.
-
-    Goes with every algorithm that averages: ``FedAvg(combine=TrimmedMean(0.2))``, or ``--trainer.aggregator.combine``.
-
-    Args:
-        share: of the clients that is left out at either end, below one half. Weights do not count.
-    """
-
-    def __init__(self, share: float = 0.2) -> None:
-        self.share = share
-
-    def __call__(self, tensors: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]) -> dict[str, Tensor]:
-        columns: dict[str, list[Tensor]] = {}
-        for client in sorted(tensors):
-            for name, tensor in tensors[client].items():
-                columns.setdefault(name, []).append(tensor)
-        means = {}
-        for name, column in columns.items():
-            rows = torch.stack(column).double().sort(dim=0).values
-            cut = int(self.share * len(rows))
-            means[name] = rows[cut : len(rows) - cut].mean(dim=0).to(column[0].dtype)
-        return means
 
 
 ALGORITHMS: dict[str, Callable[[], Aggregator]] = {

@@ -8,7 +8,7 @@ from importlib import import_module
 
 from flgraph.cli.exits import ENDINGS, ending_of, exit_with
 
-OTHERS = ("flare", "ledger", "report", "reproduce")
+OTHERS = ("data", "flare", "ledger", "new", "report", "reproduce")
 """Commands with parsers of their own: they take no model and no data, and need not wait seconds for Lightning."""
 
 

@@ -1,6 +1,7 @@
 """Graphs, their readers, loaders and partitions, and the data of federations; imports no algorithm."""
 
 from flgraph.data.graphs.batching import GraphLoader
+from flgraph.data.graphs.clients import GraphClients
 from flgraph.data.graphs.container import FlatGraphs
 from flgraph.data.graphs.datamodule import GraphDataModule, GraphFederation, TUFederation
 from flgraph.data.graphs.diffusion import Diffusion, diffused
@@ -10,13 +11,15 @@ from flgraph.data.graphs.readers import read_tu
 from flgraph.data.graphs.synthetic import SyntheticFederation
 from flgraph.data.graphs.weighted import WeightedEdges
 from flgraph.data.hetero.batching import HeteroLoader, LinkLoader
+from flgraph.data.hetero.clients import HeteroClients
 from flgraph.data.hetero.container import HeteroGraph
-from flgraph.data.hetero.datamodule import HeteroClients, HeteroDataModule, HeteroFederation
+from flgraph.data.hetero.datamodule import HeteroDataModule, HeteroFederation
 from flgraph.data.hetero.links import HeteroLinkDataModule
 from flgraph.data.hetero.partition import HeteroPartition, random_edge_types, random_edges
 from flgraph.data.hetero.readers import read_hetero
 from flgraph.data.hetero.schema import with_reverse, without_reverse
 from flgraph.data.nodes.batching import EgoLoader, WholeGraphLoader, sample_ego_graphs
+from flgraph.data.nodes.clients import NodeClients
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.datamodule import NodeDataModule, NodeFederation
 from flgraph.data.nodes.partition import (
@@ -39,6 +42,7 @@ __all__ = [
     "EgoBatch",
     "EgoLoader",
     "FlatGraphs",
+    "GraphClients",
     "GraphDataModule",
     "GraphFederation",
     "GraphLoader",
@@ -52,6 +56,7 @@ __all__ = [
     "HeteroPartition",
     "LinkBatch",
     "LinkLoader",
+    "NodeClients",
     "NodeDataModule",
     "NodeFederation",
     "NodeGraph",

@@ -9,29 +9,40 @@ from flgraph.federation.engines import Engine, ProcessGroup, Sequential
 from flgraph.federation.messages import Predictions, Request, Turn
 from flgraph.federation.payload import Payload
 from flgraph.federation.policy import Policy
+from flgraph.federation.robust import GeometricMedian, Krum, Median, TrimmedMean
 from flgraph.federation.routes import Route, RouteKind, collected, personal, shared
 from flgraph.federation.server import Tolerance
 from flgraph.federation.trainer import FederatedTrainer
+from flgraph.federation.transforms import Clip, HalfPrecision, Quantise, TopK, Transform
 
 __all__ = [
     "Aggregator",
     "Client",
     "ClientError",
+    "Clip",
     "Combine",
     "Engine",
     "EngineError",
     "FederatedCallback",
     "FederatedTrainer",
+    "GeometricMedian",
+    "HalfPrecision",
+    "Krum",
+    "Median",
     "Payload",
     "Policy",
     "PolicyError",
     "Predictions",
     "ProcessGroup",
+    "Quantise",
     "Request",
     "Route",
     "RouteKind",
     "Sequential",
     "Tolerance",
+    "TopK",
+    "Transform",
+    "TrimmedMean",
     "Turn",
     "WeightedMean",
     "collected",

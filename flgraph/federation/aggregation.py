@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -87,6 +87,11 @@ def _dtypes(tensors: Mapping[str, Tensors]) -> dict[str, torch.dtype]:
         for name, tensor in own.items():
             dtypes[name] = torch.promote_types(dtypes.get(name, tensor.dtype), tensor.dtype)
     return dtypes
+
+
+def as_mean_dtype(mean: Tensor, column: Sequence[Tensor]) -> Tensor:
+    """A mean in the type that holds all tensors of which it is one, integers rounded."""
+    return _cast(mean, _dtypes({str(number): {"": tensor} for number, tensor in enumerate(column)})[""])
 
 
 def _cast(mean: Tensor, dtype: torch.dtype) -> Tensor:

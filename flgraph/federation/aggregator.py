@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+import pytorch_lightning as pl
 from torch import Tensor
 
 from flgraph.errors import expect
@@ -14,6 +15,7 @@ from flgraph.federation.callback import FederatedCallback
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route, UploadKind
+from flgraph.federation.template import Model, server_module
 
 
 class Aggregator(FederatedCallback):
@@ -35,6 +37,7 @@ class Aggregator(FederatedCallback):
     Args:
         optimizer_state: whether a client's optimizers and schedulers are kept over rounds or made anew in each.
         combine: makes one tensor of those of several clients; their weighted mean when ``None``.
+        evaluated_model: see the attribute; as the class has it when ``None``.
     """
 
     upload_kind: UploadKind = "weights"
@@ -74,8 +77,20 @@ class Aggregator(FederatedCallback):
     owners: Mapping[str, Sequence[str]] = {}
     """Client to the names of the tensors that it shares; set on the server half before :meth:`start`."""
 
-    def __init__(self, optimizer_state: Literal["keep", "reset"] = "keep", combine: Combine | None = None) -> None:
+    template: Model | None = None
+    """The run's model as the trainer got it, sizes that data decides still open; set on the server half before
+    :meth:`start`, and before :meth:`load_server_state`."""
+
+    def __init__(
+        self,
+        optimizer_state: Literal["keep", "reset"] = "keep",
+        combine: Combine | None = None,
+        evaluated_model: Literal["aggregated", "trained"] | None = None,
+    ) -> None:
         expect(optimizer_state in ("keep", "reset"), "aggregator.optimizer_state", "keep or reset", optimizer_state)
+        known = (None, "aggregated", "trained")
+        expect(evaluated_model in known, "aggregator.evaluated_model", "aggregated or trained", evaluated_model)
+        self.evaluated_model = evaluated_model or type(self).evaluated_model
         self.optimizer_state: Literal["keep", "reset"] = optimizer_state
         self.combine = combine or WeightedMean()
         self.shared: dict[str, Tensor] = {}
@@ -196,6 +211,22 @@ class Aggregator(FederatedCallback):
             expect(tensor.shape == shape, field, f"of shape {list(shape)} for `{name}`", list(tensor.shape))
         self.shared = {**self.shared, **tensors}
         self._payloads = {}
+
+    def make_model(self, sizes: Mapping[str, Any]) -> pl.LightningModule:
+        """A model like the clients', made of :attr:`template`, for the server half to use or train.
+
+        Its first weights depend on the run's seed alone. To train it, see
+        :class:`~flgraph.federation.server_model.ServerModel`.
+
+        Args:
+            sizes: hyper-parameters that data decides (``in_channels``, ``num_classes``). The server has no data: they
+                come from the shapes of what clients share, or clients tell them as :attr:`upload_scalars`, from
+                ``client.data.model_args``.
+
+        Raises:
+            InputError: the run has a function in place of a template, or its hyper-parameters contradict ``sizes``.
+        """
+        return server_module(self.template, sizes, self.seed)
 
     def log_scalars(self) -> Mapping[str, float]:
         """What the server half reports of the round just aggregated, such as the number of clusters.

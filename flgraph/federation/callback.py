@@ -74,6 +74,9 @@ class FederatedCallback(pl.Callback):
     arguments: Mapping[str, Any]
     """The constructor's arguments by name, defaults included."""
 
+    client: str = ""
+    """Of a copy in a client's Trainer: that client."""
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Notes the arguments."""
         self = super().__new__(cls)
@@ -133,5 +136,9 @@ _PER_CLIENT_HOOKS = [
 
 
 def acts_in_clients(callback: pl.Callback) -> bool:
-    """Whether a callback overrides any of Lightning's own hooks, and so belongs into the clients' Trainers."""
-    return any(getattr(type(callback), name) is not getattr(pl.Callback, name) for name in _PER_CLIENT_HOOKS)
+    """Whether a callback overrides any of Lightning's own hooks, and so belongs into the clients' Trainers.
+
+    It may do so in the object itself, as Lightning's LambdaCallback does.
+    """
+    kind, own = type(callback), vars(callback)
+    return any(n in own or getattr(kind, n) is not getattr(pl.Callback, n) for n in _PER_CLIENT_HOOKS)

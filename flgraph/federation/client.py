@@ -6,7 +6,7 @@ import copy
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -14,45 +14,27 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from flgraph.errors import InputError, expect
-from flgraph.federation.callback import acts_in_clients
-from flgraph.federation.client_door import AlgorithmHalf, ClientDoor
-from flgraph.federation.data import ClientData, Movable
+from flgraph.federation.callback import FederatedCallback, acts_in_clients
+from flgraph.federation.client_door import ClientDoor
+from flgraph.federation.data import ClientData, Movable, described_of
+from flgraph.federation.halves import ClientHalf
 from flgraph.federation.lightning import (
     KeepOnDevice,
     OptimizerStates,
     evaluate,
     fit_more,
+    is_empty,
     load_loop,
     persistent_trainer,
 )
 from flgraph.federation.messages import Predictions, Request, Turn
 from flgraph.federation.payload import Payload
 from flgraph.federation.policy import Policy
-from flgraph.federation.routes import Route, RouteKind, RoutingTable
+from flgraph.federation.routes import RouteKind, RoutingTable
 from flgraph.federation.seeding import derive_seed, seed_all
+from flgraph.federation.transforms import Draw, Pipeline, Transform, draw_key
 from flgraph.runs.checkpoint import readable
 from flgraph.runs.compatibility import plain_values, sealed
-
-
-class ClientHalf(AlgorithmHalf, Protocol):
-    """What a client needs of an algorithm; :class:`~flgraph.federation.Aggregator` is one, and a Lightning callback."""
-
-    seed: int
-    optimizer_state: Literal["keep", "reset"]
-    initial_weights: Literal["first", "mean", "own"]
-    reported_scalars: Sequence[str]
-
-    def routes(self) -> list[Route]:
-        """What may leave the client."""
-
-    def install(self, client: Client, download: Payload) -> None:
-        """Puts a download into the client."""
-
-    def local_update(self, client: Client, round: int, exchange: str) -> None:
-        """The client's work."""
-
-    def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
-        """What it sends."""
 
 
 class Client:
@@ -71,6 +53,7 @@ class Client:
         rounds: of the run.
         local_epochs: epochs per training exchange.
         personal: patterns of tensors that stay, whatever the algorithm's routes say.
+        transforms: what happens to its uploads behind the algorithm; copies are made.
         trainer_args: arguments of the client's :class:`pytorch_lightning.Trainer`.
         device: where the client's model stays, unless ``trainer_args`` name a strategy; Lightning decides when
             ``None``.
@@ -94,11 +77,12 @@ class Client:
         rounds: int = 1,
         local_epochs: int = 1,
         personal: Sequence[str] = (),
+        transforms: Sequence[Transform] = (),
         trainer_args: Mapping[str, Any] | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.name, self.module, self.data = name, module, data
-        described = _described(data)
+        described = described_of(data)
         plain = plain_values(described)
         for key, value in described.items():  # or else the first round would be lost with its checkpoint
             what = f"{key}` of the data of client `{name}"
@@ -106,15 +90,17 @@ class Client:
         self.seed, self.local_epochs, self.simulated = seed, local_epochs, simulated
         self.aggregator = copy.deepcopy(aggregator)
         self.aggregator.seed = seed
+        self.transforms = Pipeline(copy.deepcopy(list(transforms)), self.aggregator)
         self.routing = RoutingTable(
             self.aggregator.routes(),
             module.state_dict(),
-            extra=self.aggregator.extra_tensors,
+            extra={**self.aggregator.extra_tensors, **self.transforms.extra},
             scalars=self.aggregator.upload_scalars,
             metrics=self.aggregator.reported_scalars,
             first=personal,
             client=name,
         )
+        self.transforms.check_names(self.routing.rows, name)
         self.door = ClientDoor(self.routing, self.aggregator, policy, rounds, local_epochs, data.num_train_samples)
         self.changed = True  # since it was last written to disk
         self._snapshot: dict[str, Tensor] = {}
@@ -124,11 +110,14 @@ class Client:
         self._loaders: dict[str, Any] = {}
         self._optimizers = OptimizerStates(keep=self.aggregator.optimizer_state == "keep")
         own = [copy.deepcopy(callback) for callback in callbacks if acts_in_clients(callback)]
+        for callback in own:
+            if isinstance(callback, FederatedCallback):
+                callback.client = name
         arguments = dict(trainer_args or {})
         if device is not None and arguments.get("strategy", "auto") == "auto":
             arguments["strategy"] = KeepOnDevice(device)
         half: Any = self.aggregator
-        self.trainer = persistent_trainer([self._optimizers, half, *own], arguments)
+        self.trainer = persistent_trainer([self._optimizers, half, *own], arguments, rounds * local_epochs)
         if isinstance(data, Movable):
             data.to(self.trainer.strategy.root_device)
 
@@ -160,7 +149,18 @@ class Client:
                 self.changed = True
                 self.aggregator.local_update(self, turn.round, turn.exchange)
                 answer = self.aggregator.upload(self, turn.round, turn.exchange)
+                if answer is not None and self.transforms:
+                    self.routing.check_upload(answer)
+                    return self.door.upload(turn, self._transformed(answer, turn), self.transforms.codes)
         return b"" if answer is None else self.door.upload(turn, answer)
+
+    def _transformed(self, answer: Payload, turn: Turn) -> Payload:
+        def draw(transform: Transform) -> Draw:
+            purpose = (self.seed, self.name, turn.round, turn.exchange, type(transform).__name__)
+            return Draw(draw_key(self.simulated or not transform.protects, *purpose))
+
+        initial = turn.round == 0 and self.trainer.global_step == 0
+        return self.transforms.encode(answer, self.last_download, initial, draw)
 
     def _install(self, turn: Turn, download: Payload | None) -> None:
         if download is not None:
@@ -204,7 +204,7 @@ class Client:
         ``data`` describes the data, ``parameters`` is :attr:`num_parameters`, ``routes`` the routing table's
         lines.
         """
-        return {"data": _described(self.data), "parameters": self.num_parameters, "routes": self.routing.lines}
+        return {"data": described_of(self.data), "parameters": self.num_parameters, "routes": self.routing.lines}
 
     def disclosed(self, key: bytes) -> dict[str, Any]:
         """What of :attr:`about` another owner may know: nothing of personal tensors, their names and sizes included.
@@ -280,7 +280,7 @@ class Client:
     def _evaluations(self, splits: Sequence[str], round: int) -> Iterator[tuple[str, Any]]:
         for split, step in (("val", "validation_step"), ("test", "test_step")):
             loader = self._loader(split) if split in splits and is_overridden(step, self.module) else None
-            if loader is not None and not _is_empty(loader):
+            if loader is not None and not is_empty(loader):
                 seed_all(derive_seed(self.seed, self.name, round, f"{Request.EVALUATE}/{split}"))
                 yield split, loader
 
@@ -349,6 +349,7 @@ class Client:
                 "reported": self._reported,
                 "shared": self.routing.shared,
                 "snapshot": self._snapshot,
+                **({"transforms": self.transforms.state_dict()} if self.transforms else {}),
                 "download": None
                 if self._download is None
                 else torch.frombuffer(bytearray(self._download), dtype=torch.uint8),
@@ -375,22 +376,11 @@ class Client:
         self._train_metrics = dict(state["client"]["train_metrics"])
         self._reported = dict(state["client"]["reported"])
         self._snapshot = dict(state["client"]["snapshot"])
+        self.transforms.load_state_dict(state["client"].get("transforms", {}))
         download = state["client"]["download"]
         self._download = None if download is None else download.numpy().tobytes()
         self.routing.agree(state["client"]["shared"])
 
 
-def _is_empty(loader: Any) -> bool:
-    try:
-        return len(loader) == 0
-    except TypeError:  # a loader of a stream has no length
-        return False
-
-
 def _names(terms: Payload, key: str) -> list[str]:
     return [name for name in str(terms.scalars.get(key, "")).split("\n") if name]
-
-
-def _described(data: ClientData) -> dict[str, Any]:
-    """What a client's data tells of itself."""
-    return {"num_train_samples": data.num_train_samples, **data.model_args, **getattr(data, "settings", {})}

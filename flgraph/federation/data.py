@@ -51,9 +51,9 @@ class FederatedData(Protocol):
     """What the trainer needs of a federated datamodule.
 
     One may also have ``statistics``, plain values about the partition that go into ``results.json`` as
-    ``partition``; ``figures()``, tag to matplotlib figure, which TensorBoard shows; and ``release(name)``, which lets
-    go of the data of a client that has moved to another process. Where there are several processes, each asks for the
-    data of its own clients only.
+    ``partition``; ``figures()``, tag to matplotlib figure, which TensorBoard shows; ``partition_file()``, the content
+    of the run's ``partition.npz``; and ``release(name)``, which lets go of the data of a client that has moved to
+    another process. Where there are several processes, each asks for the data of its own clients only.
     """
 
     @property
@@ -93,3 +93,8 @@ def is_file_name(name: str) -> bool:
     """Whether a file, and a checkpoint, can be called so."""
     fits = len(f"{name}.ckpt".encode()) <= 255  # what file systems take
     return fits and bool(re.fullmatch(r"[^/\\\0]+", name)) and name not in (".", "..")
+
+
+def described_of(data: ClientData) -> dict[str, Any]:
+    """What a client's data tells of itself."""
+    return {"num_train_samples": data.num_train_samples, **data.model_args, **getattr(data, "settings", {})}

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 from rich.cells import cell_len
@@ -22,8 +23,8 @@ from flgraph.runs.history import Metrics, mean_metrics
 class RoundProgress(FederatedCallback):
     """A progress bar over rounds with the time left and the mean of the monitored metric.
 
-    Where clients hold nothing back for validation it is the training metric of that name. Where there is no terminal it
-    prints a line now and then instead.
+    Where clients hold nothing back for validation it is the training metric of that name. In a notebook the bar needs
+    ipywidgets. Where there is no bar it prints a line now and then instead.
 
     Args:
         console: where to write; standard output when ``None``.
@@ -38,7 +39,7 @@ class RoundProgress(FederatedCallback):
 
     def on_federation_start(self, trainer: Run) -> None:
         self._first = trainer.current_round
-        if self.console.is_terminal:
+        if self.console.is_terminal or (self.console.is_jupyter and find_spec("ipywidgets")):  # rich needs them there
             columns = [TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left")]
             self._progress = Progress(
                 *columns, TimeRemainingColumn(), TextColumn("{task.fields[metric]}"), console=self.console

@@ -35,14 +35,34 @@ def refused_by_lightning(arguments: Mapping[str, Any], error: Exception, prefix:
     return InputError(f"{prefix}{named[0]}", "one that Lightning takes here", f"{arguments[named[0]]!r}: {objection}")
 
 
-def persistent_trainer(callbacks: Sequence[pl.Callback], arguments: Mapping[str, Any]) -> pl.Trainer:
+class PersistentTrainer(pl.Trainer):
+    """A Trainer that is fitted again and again; see :func:`persistent_trainer`."""
+
+    whole_epochs: int | None = None
+    """How many epochs all its fits have together, where that is known."""
+
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        """Steps of all fits together, by which schedulers of a fixed length are made: one turn is not their end."""
+        epochs = self.fit_loop.max_epochs
+        self.fit_loop.max_epochs = self.whole_epochs or epochs
+        try:
+            return super().estimated_stepping_batches
+        finally:
+            self.fit_loop.max_epochs = epochs
+
+
+def persistent_trainer(
+    callbacks: Sequence[pl.Callback], arguments: Mapping[str, Any], whole_epochs: int | None = None
+) -> pl.Trainer:
     """A silent Trainer without epochs yet; :func:`fit_more` gives it some.
 
     Args:
         callbacks: in the order of their calls.
         arguments: further ones of :class:`pytorch_lightning.Trainer`.
+        whole_epochs: how many epochs all its fits will have together, where that is known.
     """
-    return pl.Trainer(
+    trainer = PersistentTrainer(
         **{"profiler": _NoProfiler(), **arguments},
         max_epochs=0,
         callbacks=list(callbacks),
@@ -53,6 +73,8 @@ def persistent_trainer(callbacks: Sequence[pl.Callback], arguments: Mapping[str,
         num_sanity_val_steps=0,
         inference_mode=False,  # who is evaluated before training may keep tensors, and must be able to train with them
     )
+    trainer.whole_epochs = whole_epochs
+    return trainer
 
 
 class _NoProfiler(PassThroughProfiler):
@@ -138,6 +160,14 @@ def _is_seen(trainer: pl.Trainer) -> bool:
         for callback in trainer.callbacks  # type: ignore[attr-defined]
         for name in _SEEING
     )
+
+
+def is_empty(loader: Any) -> bool:
+    """Whether a loader is known to have nothing."""
+    try:
+        return len(loader) == 0
+    except TypeError:  # a loader of a stream has no length
+        return False
 
 
 def load_loop(trainer: pl.Trainer, state: dict[str, Any]) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from flgraph.errors import InputError
+from flgraph.errors import InputError, expect
 from flgraph.federation.data import ClientData
+from flgraph.federation.lightning_callbacks import check_callbacks
+from flgraph.federation.payload import brief
 from flgraph.federation.seeding import derive_seed, seed_all
 
 Model = pl.LightningModule | Callable[[ClientData], pl.LightningModule]
@@ -25,19 +28,56 @@ def client_module(model: Model, data: ClientData, seed: int, name: str) -> pl.Li
     was given, the same for all clients, whatever the seed.
 
     Raises:
-        InputError: a hyper-parameter contradicts the data.
+        InputError: a hyper-parameter contradicts the data, a function makes something else, or the module configures
+            callbacks that have no place here.
     """
     seed_all(derive_seed(seed, name, "initial weights"))
+    if isinstance(model, pl.LightningModule):
+        module = _filled(model, data.model_args, f"the data of client `{name}`")
+    else:
+        module = model(data)
+    made = type(module).__name__
+    expect(isinstance(module, pl.LightningModule), "model", "a function that returns a LightningModule", made)
+    if is_overridden("configure_callbacks", module):
+        check_callbacks(module.configure_callbacks(), f"{made}.configure_callbacks")
+    return module
+
+
+def server_module(model: Model | None, sizes: Mapping[str, Any], seed: int) -> pl.LightningModule:
+    """Makes a model like the clients' for the server half, with initial weights that depend on the seed alone.
+
+    Args:
+        model: the template.
+        sizes: hyper-parameters that it leaves open. The server has no data: clients must have told them.
+        seed: the run's.
+
+    Raises:
+        InputError: there is no template to make it of, or a hyper-parameter contradicts ``sizes``.
+    """
+    seed_all(derive_seed(seed, "server", 0))
+    return _filled(as_template(model), sizes, "what clients tell")
+
+
+def as_template(model: Model | None) -> pl.LightningModule:
+    """The run's model where the server half can use it.
+
+    Raises:
+        InputError: it is a function of a client's data, which the server does not have.
+    """
     if not isinstance(model, pl.LightningModule):
-        return model(data)
+        raise InputError("model", "a LightningModule, as this algorithm's server half uses it, too,", brief(model))
+    return model
+
+
+def _filled(model: pl.LightningModule, sizes: Mapping[str, Any], source: str) -> pl.LightningModule:
     given = _arguments(type(model), dict(model.hparams))
     if given is None:
         return copy.deepcopy(model)
-    for key, value in data.model_args.items():
+    for key, value in sizes.items():
         if key not in given or given[key] == 0:  # a size of 0 means that the model does without
             continue
         if given[key] is not None and given[key] not in (-1, value):
-            raise InputError(f"model.{key}", f"{value}, as in the data of client `{name}`,", given[key])
+            raise InputError(f"model.{key}", f"{value}, as in {source},", given[key])
         given[key] = value
     return type(model)(**given)
 

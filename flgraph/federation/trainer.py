@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -20,15 +22,23 @@ from flgraph.federation.display import ExchangeLines, MetricsTable, RoundProgres
 from flgraph.federation.engines import Engine, ProcessGroup, Sequential
 from flgraph.federation.engines.distributed.environment import ProcessEnvironment
 from flgraph.federation.lightning import refused_by_lightning
-from flgraph.federation.loop import FederatedLoop
+from flgraph.federation.lightning_callbacks import check_callbacks
+from flgraph.federation.plain import check_model, federated
 from flgraph.federation.policy import Policy
 from flgraph.federation.server import Server, Tolerance
 from flgraph.federation.signals import stop_on_signals
 from flgraph.federation.template import Model
+from flgraph.federation.trained import TrainedLoop
+from flgraph.federation.transforms import Transform, check_order
+from flgraph.runs.files import write_text
 from flgraph.runs.history import History, Metrics, RoundRecord
+from flgraph.runs.results import Results
+
+AnyData = FederatedData | Mapping[str, pl.LightningDataModule]
+"""A federated datamodule, or a plain LightningDataModule for each client by its name."""
 
 
-class FederatedTrainer(FederatedLoop):
+class FederatedTrainer(TrainedLoop):
     """Trains one model per client, round by round.
 
     Lightning's own fields (``accelerator``, ``devices``, ``precision``, gradient clipping, ...) mean what they always
@@ -43,6 +53,7 @@ class FederatedTrainer(FederatedLoop):
         evaluate_every: rounds between evaluations of all clients; the last round is always evaluated.
         personal: patterns of tensors that never leave a client, whatever the algorithm's routes say:
             ``["*norm*"]`` makes FedBN (Li et al., ICLR 2021) of FedAvg.
+        transforms: what happens to clients' uploads behind the algorithm, in this order: clipping, noise, compression.
         monitor: metric whose mean over clients decides the best round.
         monitor_mode: whether more of it is better.
         policy: what may leave a client; all that the algorithm's routes name when ``None``. A site has its own.
@@ -51,8 +62,8 @@ class FederatedTrainer(FederatedLoop):
         default_root_dir: where run folders go.
         name: name of the run's folder; algorithm and data (``fedstar-chem``) when ``None``.
         logger: ``True`` for TensorBoard in the run folder, ``False`` for none, or Lightning loggers.
-        callbacks: federated callbacks, and Lightning callbacks for the clients' Trainers. These have no logger and
-            write no checkpoints of their own, so LearningRateMonitor and ModelCheckpoint have no place there.
+        callbacks: federated callbacks, and Lightning callbacks for the clients' Trainers; docs/lightning.md says which
+            of Lightning's own have no place there.
         max_logged_clients: in larger federations only means over clients are logged to TensorBoard.
         enable_checkpointing: whether to write checkpoints.
         checkpoint_every: rounds between checkpoints; the last round and the best so far always have one.
@@ -85,6 +96,7 @@ class FederatedTrainer(FederatedLoop):
         engine: Engine | None = None,
         evaluate_every: int = 1,
         personal: Sequence[str] = (),
+        transforms: Sequence[Transform] = (),
         monitor: str = "val/accuracy",
         monitor_mode: Literal["max", "min"] = "max",
         policy: Policy | None = None,
@@ -118,6 +130,7 @@ class FederatedTrainer(FederatedLoop):
         expect(monitor_mode in ("max", "min"), "trainer.monitor_mode", "max or min", monitor_mode)
         expect(name is None or is_file_name(name), "trainer.name", "the name of a folder, without /", name)
         expect(isinstance(aggregator, Aggregator), "trainer.aggregator", "an Aggregator", type(aggregator).__name__)
+        check_callbacks(callbacks)
         self.engine = engine or Sequential()
         lightning: dict[str, Any] = {
             "accelerator": accelerator,
@@ -142,6 +155,8 @@ class FederatedTrainer(FederatedLoop):
         self.aggregator = aggregator
         self.rounds, self.local_epochs, self.client_fraction = rounds, local_epochs, client_fraction
         self.evaluate_every, self.personal = evaluate_every, list(personal)
+        check_order(transforms)
+        self.transforms = list(transforms)
         self.monitor, self.monitor_mode = monitor, monitor_mode
         self.policy, self.tolerance = policy, tolerance or Tolerance()
         self.seed, self.name, self.max_logged_clients = seed, name, max_logged_clients
@@ -183,37 +198,38 @@ class FederatedTrainer(FederatedLoop):
 
     # ------------------------------------------------------------------------------------------------- entry points
     def fit(  # type: ignore[override]
-        self, model: Model, datamodule: FederatedData, ckpt_path: str | None = None
-    ) -> dict[str, Any]:
-        """Runs the federation.
+        self, model: Model, datamodule: AnyData, ckpt_path: str | None = None
+    ) -> Results:
+        """Runs the federation. Called again, it begins anew, in a run folder of its own.
 
         Args:
             model: a template whose hyper-parameters every client's model shares, the ones that the data decides filled
                 in per client; or a function from a client's data to its model.
-            datamodule: the clients and their data.
+            datamodule: the clients and their data, or a plain LightningDataModule for each client by its name.
             ckpt_path: continue a stopped run: ``last`` or ``best`` (of the newest run of this name), or the folder of a
                 run or of one of its checkpoints. The run goes on in its own folder, and its result is the same bits as
                 if it had never stopped; checkpoints and records of later rounds are removed.
 
         Returns:
-            The contents of ``results.json``.
+            The contents of ``results.json``; see :class:`~flgraph.runs.results.Results`.
 
         Raises:
             InputError: data, model, routes, or checkpoint cannot be used.
             ClientError: a client's turn failed; the run can be resumed from the last whole round.
             EngineError: a process that runs clients is gone; the same holds.
         """
+        model, datamodule = check_model(model), federated(datamodule)
         with self._session():
             self._holds_fitted = False
             if not self.engine.leads:
                 self._serve(model, datamodule, "fit")
                 self._fitted, self._holds_fitted = (model, datamodule), True
-                return {}
+                return Results()
             status = "failed"
             try:
                 server = self._prepare(model, datamodule, ckpt_path, "fit")
                 self._fitted, self._holds_fitted = (model, datamodule), True
-                results = self._loop(server, datamodule, resumed=ckpt_path is not None)
+                results = Results(self._loop(server, datamodule, resumed=ckpt_path is not None), self.run_dir)
                 status = "success"
                 return results
             except BaseException as error:
@@ -223,22 +239,33 @@ class FederatedTrainer(FederatedLoop):
                 raise
             finally:
                 if self.run_log is not None:
-                    self.run_log.finish(status)
+                    self.run_log.finish(status, self.history)
+
+    def _explain(self, error: BaseException) -> None:
+        """Keeps the traceback, which the command line leaves out, and says how to go on."""
+        begun = self.run_dir is not None and self.run_dir.parent != Path(self.default_root_dir)  # else of all versions
+        if not self.writes or self.run_dir is None or not begun or not self.run_dir.is_dir():
+            return
+        file = self.run_dir / "error.txt"
+        write_text("".join(traceback.format_exception(error)), file)
+        error.add_note(f"its traceback is in {file}")
+        if self._store.last() is not None:
+            error.add_note("continue with --ckpt_path last")
 
     def validate(  # type: ignore[override]
-        self, model: Model | None = None, datamodule: FederatedData | None = None, ckpt_path: str | None = None
+        self, model: Model | None = None, datamodule: AnyData | None = None, ckpt_path: str | None = None
     ) -> Metrics:
         """Validation metrics of every client; arguments as for :meth:`fit`, none of them needed after it."""
         return self._evaluate_only("val", model, datamodule, ckpt_path)
 
     def test(  # type: ignore[override]
-        self, model: Model | None = None, datamodule: FederatedData | None = None, ckpt_path: str | None = None
+        self, model: Model | None = None, datamodule: AnyData | None = None, ckpt_path: str | None = None
     ) -> Metrics:
         """Test metrics of every client; arguments as for :meth:`fit`, none of them needed after it."""
         return self._evaluate_only("test", model, datamodule, ckpt_path)
 
     def predict(  # type: ignore[override]
-        self, model: Model | None = None, datamodule: FederatedData | None = None, ckpt_path: str | None = None
+        self, model: Model | None = None, datamodule: AnyData | None = None, ckpt_path: str | None = None
     ) -> dict[str, list[Any]]:
         """Every client's predictions, one entry per batch, as its model's ``predict_step`` returns them.
 
@@ -256,7 +283,7 @@ class FederatedTrainer(FederatedLoop):
         return {name: predictions.batches for name, predictions in made.items()}
 
     def host(
-        self, model: Model, datamodule: FederatedData, clients: Sequence[str] | None = None, seed: int | None = None
+        self, model: Model, datamodule: AnyData, clients: Sequence[str] | None = None, seed: int | None = None
     ) -> dict[str, Client]:
         """Makes clients in this process, for a server elsewhere.
 
@@ -270,6 +297,7 @@ class FederatedTrainer(FederatedLoop):
         Raises:
             InputError: a name is not the datamodule's, or as :meth:`fit`.
         """
+        datamodule = federated(datamodule)
         engine = Sequential()
         self.engine = engine
         with quiet_lightning(), engine.session():
@@ -280,7 +308,7 @@ class FederatedTrainer(FederatedLoop):
         return engine.clients
 
     def _evaluate_only(
-        self, split: str, model: Model | None, datamodule: FederatedData | None, ckpt_path: str | None
+        self, split: str, model: Model | None, datamodule: AnyData | None, ckpt_path: str | None
     ) -> Metrics:
         with self._session():
             server = self._ready(model, datamodule, ckpt_path, "validate" if split == "val" else "test")
@@ -291,7 +319,7 @@ class FederatedTrainer(FederatedLoop):
         return metrics
 
     def _ready(
-        self, model: Model | None, datamodule: FederatedData | None, ckpt_path: str | None, stage: str
+        self, model: Model | None, datamodule: AnyData | None, ckpt_path: str | None, stage: str
     ) -> Server | None:
         """The server of the last ``fit`` for what was fitted; else a new one, from the checkpoint if given.
 
@@ -307,6 +335,7 @@ class FederatedTrainer(FederatedLoop):
             expect(self._fitted is not None, "model", "given with a datamodule, or fit before", model)
             assert self._fitted is not None
             model, datamodule = self._fitted
+        model, datamodule = check_model(model), federated(datamodule)
         fitted = ckpt_path is None and self._fitted == (model, datamodule)
         given_path = "given, since the clients of the last fit have made room for others,"
         expect(self._holds_fitted or not fitted, "ckpt_path", given_path, ckpt_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
@@ -19,6 +19,9 @@ OptimizerName = Literal["adam", "adamw", "sgd"]
 
 OPTIMIZERS: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 """Name to class."""
+
+FurtherLoss = Callable[[Any, Any], Tensor]
+"""A scalar with a gradient, from a training batch and what the model represents its labelled graphs or nodes by."""
 
 
 class SizedModule(pl.LightningModule):

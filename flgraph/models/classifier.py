@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_f1_score
 
 from flgraph.errors import InputError, expect
-from flgraph.models.base import SizedModule, expect_sizes
+from flgraph.models.base import FurtherLoss, SizedModule, expect_sizes
 from flgraph.nn import at_least_float32
 from flgraph.nn.batches import EgoBatch, HeteroBatch, WholeGraph
 
@@ -25,7 +25,10 @@ BatchT = TypeVar("BatchT", Data, EgoBatch, WholeGraph, HeteroBatch)
 
 
 class Classifier(SizedModule, ABC, Generic[BatchT]):
-    """One class per graph or node: a base for modules that turn a batch into logits (:meth:`forward`).
+    """One class per graph or node: a base for modules that represent a batch (:meth:`encode`), and classify it.
+
+    :meth:`head` makes logits of representations, :meth:`forward` does one after the other. An algorithm may add a loss
+    on representations (:attr:`further_loss`).
 
     Sizes of -1 are given by the data, see :class:`~flgraph.models.base.SizedModule`.
 
@@ -41,19 +44,45 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
         InputError: a hyper-parameter or a batch cannot be used.
     """
 
+    further_loss: FurtherLoss | None = None
+    """Added to the loss in training, where somebody sets it; no part of the model's state, nor of what is logged. It
+    gets the batch and its :meth:`rows`, of float32 at least."""
+
     def __init__(self, num_classes: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         expect_sizes(num_classes=num_classes)
         self.num_classes = num_classes
 
+    # -------------------------------------------------------------------------------------- what a subclass must say
     @abstractmethod
+    def encode(self, batch: BatchT) -> Tensor:
+        """Representations before the last layer, ``[M, D]``: of graphs, or of nodes, the labelled ones among them."""
+
+    @abstractmethod
+    def head(self, encoded: Tensor, batch: BatchT) -> Tensor:
+        """Logits ``[B, num_classes]`` from what :meth:`encode` made of the batch."""
+
+    def rows(self, encoded: Tensor, batch: BatchT) -> Tensor:
+        """The representation of every graph or node that a label is of, ``[B, D]``; all of them by default."""
+        return encoded
+
     def forward(self, batch: BatchT) -> Tensor:
-        """Logits ``[B, num_classes]``; what a subclass must say."""
+        """Logits ``[B, num_classes]``."""
+        return self.head(self.encode(batch), batch)
+
+    def represent(self, batch: BatchT) -> Tensor:
+        """What :attr:`further_loss` gets of a batch, ``[B, D]``."""
+        return at_least_float32(self.rows(self.encode(batch), batch))
 
     # ------------------------------------------------------------------------------------------------------ steps
     def training_step(self, batch: BatchT, batch_idx: int = 0) -> Tensor:
-        """Cross-entropy of a training batch."""
-        return self._step(batch, "train")
+        """Cross-entropy of a training batch, and :attr:`further_loss` if there is one."""
+        if self.further_loss is None:
+            return self._step(batch, "train")
+        encoded = self.encode(batch)
+        logits = at_least_float32(self.head(encoded, batch))
+        loss = self._score(logits, self._labels(batch, logits.size(0)), "train")
+        return loss + self.further_loss(batch, at_least_float32(self.rows(encoded, batch)))
 
     def validation_step(self, batch: BatchT, batch_idx: int = 0) -> Tensor:
         """Cross-entropy of a validation batch."""

@@ -14,7 +14,7 @@ from flgraph.nn.conv.gin import GINConv
 from flgraph.nn.linear import OneHot
 from flgraph.nn.sparse.adjacency import Adjacency
 
-NormName = Literal["none", "batch"]
+NormName = Literal["none", "batch", "batch_per_view"]
 
 
 class GINEncoder(torch.nn.Module):
@@ -28,7 +28,9 @@ class GINEncoder(torch.nn.Module):
         in_channels: columns of the node features.
         hidden_channels: columns of each layer's output.
         num_layers: :math:`L`.
-        norm: ``batch`` normalisation after each layer, or ``none``.
+        norm: ``batch`` normalisation after each layer, with the statistics of all views of a batch together;
+            ``batch_per_view``, with those of each view, as code that passes views one after another has it; or
+            ``none``.
 
     Shapes:
         - **input:** ``x [N, in_channels]`` and an adjacency of ``N`` nodes, weighted or not
@@ -37,11 +39,12 @@ class GINEncoder(torch.nn.Module):
 
     def __init__(self, in_channels: int, hidden_channels: int, num_layers: int, norm: NormName = "none") -> None:
         super().__init__()
-        expect(norm in get_args(NormName), "model.norm", "none or batch", norm)
+        expect(norm in get_args(NormName), "model.norm", "none, batch or batch_per_view", norm)
         sizes = [in_channels, *[hidden_channels] * (num_layers - 1)]
         self.convs = torch.nn.ModuleList(GINConv(size, hidden_channels) for size in sizes)
-        make = torch.nn.BatchNorm1d if norm == "batch" else torch.nn.Identity
+        make = torch.nn.Identity if norm == "none" else torch.nn.BatchNorm1d
         self.norms = torch.nn.ModuleList(make(hidden_channels) for _ in range(num_layers))
+        self.norm = norm
         self.out_channels = num_layers * hidden_channels
 
     @property
@@ -56,15 +59,17 @@ class GINEncoder(torch.nn.Module):
     def views(self, x: Tensor | OneHot, adjacencies: Sequence[Adjacency]) -> list[Tensor]:
         """Representations of all nodes with each of several neighbourhoods.
 
-        Batch normalisation takes its statistics over all views together: in training, therefore, every view is
-        normalised as the running statistics will do it afterwards.
+        With statistics over all views together every view is normalised, in training, as the running statistics will do
+        it afterwards. With those of each view the running ones are a mean over views, the last one weighing most.
         """
         layers: list[list[Tensor]] = []
         for conv, norm in zip(self.convs, self.norms, strict=True):
             inputs = layers[-1] if layers else [x] * len(adjacencies)
             rows = [torch.relu(conv(view, adj)) for view, adj in zip(inputs, adjacencies, strict=True)]
-            if not isinstance(norm, torch.nn.Identity):
+            if self.norm == "batch":
                 rows = list(norm(torch.cat(rows)).chunk(len(rows)))
+            elif self.norm == "batch_per_view":
+                rows = [norm(view) for view in rows]
             layers.append(rows)
         return [torch.cat(view, dim=1) for view in zip(*layers, strict=True)]
 

@@ -34,7 +34,7 @@ PERCENT = {"accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "average_pre
 
 @dataclass(frozen=True)
 class Metric:
-    """What the report is about.
+    """What methods are compared by.
 
     Args:
         name: for example ``accuracy``, or with the split it is of, such as ``global_test/accuracy``.
@@ -118,6 +118,16 @@ class Method:
         text = f"{done[0]}" if len(done) == 1 else f"{done[0]}–{done[-1]}"
         planned = {run.planned for run in self.runs if run.planned}
         return text if self.finished or not planned else f"{text} of {max(planned)}"
+
+    @property
+    def planned(self) -> set[int]:
+        """Rounds that its runs were to do; of one that stopped early those are more than it did."""
+        return {run.planned or run.done if run.stopped_early else run.done for run in self.runs}
+
+    @property
+    def seeds(self) -> set[tuple[int | None, tuple[tuple[str, str], ...]]]:
+        """Of its runs, with the seeds of their data."""
+        return {(run.seed, seeds(run, "data.")) for run in self.runs}
 
     @property
     def versions(self) -> list[str]:
@@ -229,12 +239,14 @@ class Comparison:
 
     Args:
         title: what the data is called.
+        metric: what they are compared by.
         methods: in the order in which they are shown.
         baseline: what gains are over: the finished method that shares nothing; ``None`` if there is none.
         clients: all of them.
     """
 
     title: str
+    metric: Metric
     methods: list[Method]
     baseline: Method | None
     clients: list[str]
@@ -244,6 +256,20 @@ class Comparison:
         """Methods with a gain over the baseline."""
         return [m for m in self.methods if self.baseline is not None and m is not self.baseline and m.finished]
 
+    def unlike(self, method: Method) -> dict[str, str]:
+        """In what a finished method differs from most: ``seeds`` or ``rounds``, with what most of them have."""
+        finished = [other for other in self.methods if other.finished]
+        if not method.finished or len(finished) < 2:
+            return {}
+        found = {}
+        usual = _most_common([frozenset(other.seeds) for other in finished])
+        if method.seeds != usual:
+            found["seeds"] = ", ".join(str(seed) for seed in sorted({str(seed) for seed, _ in usual}, key=natural))
+        rounds = _most_common([frozenset(other.planned) for other in finished])
+        if method.planned != rounds:
+            found["rounds"] = "–".join(map(str, sorted({min(rounds), max(rounds)})))
+        return found
+
     def differences(self) -> dict[str, list[str]]:
         """Settings that differ between methods, each with the methods' values."""
         return {
@@ -252,36 +278,60 @@ class Comparison:
         }
 
 
-def compare(runs: Sequence[Run], name: str | None = None) -> tuple[Metric, list[Comparison]]:
+def compare(runs: Sequence[Run], name: str | None = None) -> list[Comparison]:
     """Groups runs by data and by method.
 
     Args:
         runs: at least one.
-        name: the metric, without the split if that is ``test``. When ``None``, the accuracy in the test, or else the
-            accuracy in other tests, or what there is.
+        name: the metric, without the split if that is ``test``. When ``None``, every group takes its own: the accuracy
+            in the test, or else in other tests, or what decided the best round, or what there is. Runs on the same
+            data that have no metric in common are groups of their own.
 
     Raises:
         InputError: no run has the metric, or any.
     """
-    measured = {metric for run in runs for metric in run.metrics}
-    names = sorted({m.partition("/")[2] for m in measured if m.startswith(("test/", "val/"))})
-    names += sorted(m for m in measured if m.partition("/")[0].endswith("_test"))
-    if name is None:
-        usual = [metric for metric in ("accuracy", "global_test/accuracy") if metric in names]
-        name = next(iter(usual + names), "accuracy")
+    names = _names_of(runs)
     if not names:
         raise InputError("RUN", "the folder of a run that was evaluated, or above one,", f"{len(runs)} without metrics")
-    expect(name in names, "--metric", f"one of {', '.join(names)}", name)
-    modes = {mode for run in runs for metric, mode in [run.monitor] if metric.partition("/")[2] == name}
-    metric = Metric(name, modes == {"min"} or lower_is_better(name))
+    expect(name is None or name in names, "--metric", f"one of {', '.join(names)}", name)
     # Settings say what data it is; where checksums show that different settings give the same data, it is one.
     same = {data_key(run): contents for run in runs if (contents := contents_key(run))}
     by_data = _grouped(runs, lambda run: same.get(data_key(run), data_key(run)))
-    return metric, _told_apart([_comparison(here, metric) for here in by_data])
+    by_metric = [[(here, name)] if name else _by_metric(here) for here in by_data]
+    return _told_apart([_comparison(group, metric) for groups in by_metric for group, metric in groups])
 
 
-def _comparison(runs: Sequence[Run], metric: Metric) -> Comparison:
+def _names_of(runs: Sequence[Run], *groups: str) -> list[str]:
+    """What any of the runs measured in ``test``, ``val`` (or one of them), and in other tests, which have a name."""
+    measured = {metric for run in runs for metric in run.metrics}
+    begins = tuple(f"{group}/" for group in groups or ("test", "val"))
+    names = sorted({m.partition("/")[2] for m in measured if m.startswith(begins)})
+    return names + sorted(m for m in measured if m.partition("/")[0].endswith("_test"))
+
+
+def _by_metric(runs: Sequence[Run]) -> list[tuple[list[Run], str]]:
+    """Runs with the metric that all of them have; the fewest groups of such, those without any metric in the first."""
+    tested = {id(run): set(_names_of([run], "test") or _names_of([run], "val")) for run in runs}
+    rest, groups = [run for run in runs if tested[id(run)]], list[tuple[list[Run], str]]()
+    while rest:
+        names = sorted({name for run in rest for name in tested[id(run)]})
+        monitored = [run.monitor[0].partition("/")[2] for run in rest]
+        usual = dict.fromkeys(["accuracy", "global_test/accuracy", *monitored, *names])
+        known = [name for name in usual if name in names]
+        # Losses of unlike models cannot be compared: they are the last that is thought of.
+        known = [name for name in known if name.rpartition("/")[2] != "loss"] or known
+        having = {name: [run for run in rest if name in tested[id(run)]] for name in known}
+        name = max(having, key=lambda name: len(having[name]))  # of several, the most usual
+        groups.append((having[name], name))
+        rest = [run for run in rest if run not in having[name]]
+    first, name = groups[0] if groups else ([], "accuracy")
+    return [([run for run in runs if run in first or not tested[id(run)]], name), *groups[1:]]
+
+
+def _comparison(runs: Sequence[Run], name: str) -> Comparison:
     """Compares runs on the same data."""
+    modes = {mode for run in runs for metric, mode in [run.monitor] if metric.partition("/")[2] == name}
+    metric = Metric(name, modes == {"min"} or lower_is_better(name))
     methods = [Method(group, metric) for group in _grouped(runs, method_key)]
     _rename(methods)
     methods.sort(key=lambda method: method.order)
@@ -290,7 +340,8 @@ def _comparison(runs: Sequence[Run], metric: Metric) -> Comparison:
     models = Counter(str(method.flat.get("model")) for method in methods)
     alone.sort(key=lambda m: (-models[str(m.flat.get("model"))], m.label.lower() != "local", len(m.label)))
     clients = list(dict.fromkeys(client for method in methods for run in method.all for client in run.clients))
-    return Comparison(data_name(methods[0].runs[0], len(clients)), methods, alone[0] if alone else None, clients)
+    title = data_name(methods[0].runs[0], len(clients))
+    return Comparison(title, metric, methods, alone[0] if alone else None, clients)
 
 
 def _told_apart(comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -299,7 +350,10 @@ def _told_apart(comparisons: Sequence[Comparison]) -> list[Comparison]:
     for part in comparisons:
         alike = [of_data(other.methods[0].flat) for other in comparisons if other.title == part.title]
         if len(alike) > 1:
-            suffix = difference(of_data(part.methods[0].flat), alike) or f"{part.clients[0] if part.clients else ''} …"
+            suffix = difference(of_data(part.methods[0].flat), alike)
+            if len({other.metric for other in comparisons if other.title == part.title}) > 1:
+                suffix = suffix or part.metric.words
+            suffix = suffix or f"{part.clients[0] if part.clients else ''} …"
             part = replace(part, title=f"{part.title} ({suffix})")
         result.append(part)
     return result
@@ -323,3 +377,8 @@ def _grouped(items: Iterable[T], key: Callable[[T], str]) -> list[list[T]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return list(groups.values())
+
+
+def _most_common(groups: Sequence[frozenset[T]]) -> frozenset[T]:
+    """Of several, the largest."""
+    return max(groups, key=lambda group: (groups.count(group), len(group)))

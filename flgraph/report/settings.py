@@ -99,7 +99,8 @@ def data_name(run: Run, clients: int) -> str:
         shards = flat.get("data.shards", 1)
         return title if shards in (1, None) else f"{title}, {shards} clients{each}"
     if isinstance(flat.get("data.dataset"), str):
-        return f"{flat['data.dataset']}, {shown(flat.get('data.partition')).replace('_', ' ')}, {clients} clients"
+        partition = [str(flat["data.partition"]).replace("_", " ")] if flat.get("data.partition") else []
+        return ", ".join([flat["data.dataset"], *partition, f"{clients} clients"])
     if isinstance(flat.get("data"), str):
         return shown(flat["data"])
     return f"{clients} client{'s' * (clients > 1)}" if clients else run.name

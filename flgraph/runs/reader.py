@@ -38,6 +38,7 @@ class Round:
         clients: metrics per client, NaN where the run wrote null; empty in a round without evaluation.
         mean: metrics as means over clients.
         server: what else the server wrote down.
+        dropped: clients that were left out, and why.
     """
 
     number: int
@@ -47,6 +48,7 @@ class Round:
     clients: Metrics
     mean: dict[str, float]
     server: dict[str, float]
+    dropped: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,26 @@ class Run:
         """Rounds it was meant to do."""
         count = number(mapping(self.config.get("trainer")).get("rounds", self.config.get("rounds")))
         return int(count) if math.isfinite(count) else None
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether it came to its end before the rounds that were planned."""
+        return self.finished and self.results.get("stopped_early") is True
+
+    @cached_property
+    def dropped(self) -> dict[str, list[tuple[int, str]]]:
+        """Every client that was left out: in which rounds, and why."""
+        found: dict[str, list[tuple[int, str]]] = {}
+        for record in self.rounds:
+            for client, why in record.dropped.items():
+                found.setdefault(client, []).append((record.number, why))
+        return found | {client: [] for client in self.excluded if client not in found}
+
+    @property
+    def excluded(self) -> list[str]:
+        """Clients that were left out for the rest of the run."""
+        dropped = mapping(self.results.get("dropped")).items()
+        return [client for client, how in dropped if mapping(how).get("excluded") is True]
 
     @property
     def monitor(self) -> tuple[str, str]:
@@ -282,6 +304,7 @@ def _round(record: Mapping[str, Any]) -> Round:
         clients,
         _numbers(mapping(record.get("mean"))) or mean_metrics(clients),
         {key: value for key, value in _numbers(mapping(record.get("server"))).items() if math.isfinite(value)},
+        {str(client): str(why) for client, why in mapping(record.get("dropped")).items()},
     )
 
 

@@ -8,8 +8,68 @@ import platform
 import re
 import subprocess
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flgraph.errors import InputError, expect
+from flgraph.runs.history import read_records
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Results(dict[str, Any]):
+    """The contents of ``results.json``, with what a notebook wants of them.
+
+    Args:
+        content: see README.
+        folder: of the run.
+    """
+
+    def __init__(self, content: dict[str, Any] | None = None, folder: Path | None = None) -> None:
+        super().__init__(content or {})
+        self.folder = folder
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """A row per round: seconds, bytes, and means over clients of all metrics (none in rounds without evaluation).
+
+        Raises:
+            InputError: pandas is not installed, or the run's folder is not there.
+        """
+        expect(self.folder is not None, "results", "of a run with a folder", self)
+        assert self.folder is not None
+        numbers = ("round", "seconds", "bytes_up", "bytes_down")
+        records = read_records(self.folder / "history.jsonl")
+        rows = [{**{name: record[name] for name in numbers}, **record["mean"]} for record in records]
+        frame: pd.DataFrame = _pandas().DataFrame(rows, columns=None if rows else numbers)
+        return frame.set_index("round")
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """A row per client: all metrics of the final evaluation.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        frame: pd.DataFrame = _pandas().DataFrame.from_dict(self["final"]["clients"], orient="index")
+        return frame.rename_axis("client")
+
+    def __repr__(self) -> str:
+        """One line: rounds, clients, final test metrics, folder."""
+        final = self.get("final", {})
+        tested = [f"{name} {value:.4f}" for name, value in final.get("mean", {}).items() if name.startswith("test/")]
+        parts = [f"{self.get('rounds', 0)} rounds", f"{len(final.get('clients', {}))} clients", *tested]
+        return f"Results({', '.join(parts)}{f', in {self.folder}' if self.folder else ''})"
+
+
+def _pandas() -> Any:
+    try:
+        return import_module("pandas")
+    except ImportError:
+        raise InputError("pandas", "installed (`pip install 'flgraph[data]'`)", "no package of that name") from None
 
 
 @cache

@@ -225,7 +225,7 @@ def _tensor_changed(tensors: dict[str, Tensor], draw: random.Random) -> None:
 
 
 def _scalar_changed(scalars: dict[str, Any], draw: random.Random) -> None:
-    name = draw.choice([*scalars, "num_samples", "head", "fanouts", "extra"])
+    name = draw.choice([*scalars, "num_samples", "num_classes", "fanouts", "extra"])
     value = draw.choice(SCALARS)
     text = scalars.get(name)
     if isinstance(text, str) and text.startswith("{") and draw.random() < 0.8:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -45,10 +44,6 @@ def at(name: str, index: Any, value: float) -> Change:
 
 def scalar(name: str, value: Any) -> Change:
     return lambda tensors, scalars: scalars.update({name: value})
-
-
-def head(**settings: Any) -> Change:
-    return lambda tensors, scalars: scalars.update(head=json.dumps({**json.loads(scalars["head"]), **settings}))
 
 
 def without(name: str) -> Change:
@@ -95,6 +90,21 @@ UPLOADS: list[tuple[str, str, Change]] = [
     ("FedGCN", "neighbours", of("setup/rowptr", overflowing)),
     ("FedGCN", "neighbours", of("setup/value", lambda value: value[1:])),
     ("FedGCN", "neighbours", scalar("num_features", 7)),
+    ("FedGTA", "train", without("topology/moments")),
+    ("FedGTA", "train", of("topology/moments", lambda moments: moments[1:])),
+    ("FedGTA", "train", of("topology/moments", lambda moments: moments[:, :0])),
+    ("FedGTA", "train", at("topology/moments", (0, 0), 2.0)),
+    ("FedGTA", "train", scalar("confidence", -1.0)),
+    ("FedGTA", "train", scalar("confidence", 1e300)),
+    ("FedGTA", "train", scalar("confidence", True)),
+    ("FedPUB", "train", without("function/embedding")),
+    ("FedPUB", "train", of("function/embedding", lambda embedding: embedding.unsqueeze(0))),
+    ("FedPUB", "train", of("function/embedding", Tensor.double)),
+    ("FedTAD", "train", without("reliability/classes")),
+    ("FedTAD", "train", at("reliability/classes", 0, -1.0)),
+    ("FedTAD", "train", of("reliability/classes", lambda trust: trust[1:])),
+    ("FedTAD", "train", scalar("num_classes", 0)),
+    ("FedTAD", "train", scalar("in_channels", 2**40)),
     ("FedSagePlus", "generate", at("input/counts", 0, 6)),
     ("FedSagePlus", "generate", at("input/counts", 0, -1)),
     ("FedSagePlus", "generate", of("input/counts", lambda counts: counts[1:])),
@@ -105,17 +115,10 @@ UPLOADS: list[tuple[str, str, Change]] = [
     ("FedSagePlus", "compare 1", further("gradient/nobody/layers.0.weight", torch.ones(1))),
     ("FedSagePlus", "compare 1", of("layers.0.weight", lambda gradient: gradient[:1])),
     ("FedSagePlus", "compare 1", without("layers.0.bias")),
-    ("FedEgo", "train", head(hidden_channels=2**20)),
-    ("FedEgo", "train", head(num_classes=-1)),
-    ("FedEgo", "train", head(num_layers=10_000)),
-    ("FedEgo", "train", head(dropout=1.0)),
-    ("FedEgo", "train", head(lr=float("nan"))),
-    ("FedEgo", "train", head(lr=1e300)),
-    ("FedEgo", "train", head(optimizer="os.system")),
-    ("FedEgo", "train", head(optimizer=["adam"])),
-    ("FedEgo", "train", head(further=1)),
-    ("FedEgo", "train", scalar("head", "[]")),
-    ("FedEgo", "train", scalar("head", "[" * 9999)),
+    ("FedEgo", "train", scalar("num_classes", 2**40)),
+    ("FedEgo", "train", scalar("num_classes", 0)),
+    ("FedEgo", "train", scalar("num_classes", 7)),
+    ("FedEgo", "train", scalar("num_classes", "3")),
     ("FedEgo", "train", scalar("fanouts", "[2]")),
     ("FedEgo", "train", scalar("fanouts", "[2, -2]")),
     ("FedEgo", "train", scalar("fanouts", "[9999, 9999, 9999]")),

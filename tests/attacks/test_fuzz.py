@@ -15,9 +15,9 @@ COUNT = 40
 
 NAMES = [
     *("FedAvg", "FedAvg-uniform", "FedProx", "FedProxAdaptive", "FedPer", "FedSage", "FedStar", "GCFL", "GCFLPlus"),
-    *("FCLG", "FedEgo", "DFedGNN", "GraphFL", "FedGCN", "FedSagePlus", "FedHGN", "SchemaFedAvg", "Local"),
-    *("PublishedFedAvg", "PublishedFedProx", "PublishedDFedGNN", "GraphFLFromMean", "PublishedGraphFL"),
-    *("PublishedFedEgo", "PublishedSchemaFedAvg", "SCAFFOLD", "FedOpt", "Ditto", "TrimmedMean"),
+    *("FCLG", "FedEgo", "DFedGNN", "GraphFL", "FedGCN", "FedGTA", "FedPUB", "FedSagePlus", "FedHGN", "SchemaFedAvg"),
+    *("AdaFGL", "FedTAD", "Local", "PublishedFedAvg", "PublishedFedProx", "PublishedDFedGNN", "GraphFLFromMean"),
+    *("PublishedGraphFL", "PublishedFedEgo", "PublishedSchemaFedAvg", "SCAFFOLD", "FedOpt", "Ditto", "TrimmedMean"),
 ]
 
 

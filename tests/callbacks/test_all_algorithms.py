@@ -47,6 +47,14 @@ ALGORITHMS: dict[str, tuple[Make, Make, str]] = {
         "Nodes",
     ),
     "FedGCN": (lambda: callbacks.FedGCN(2), lambda: models.NodeGCN(hidden_channels=4), "Whole"),
+    "FedGTA": (lambda: callbacks.FedGTA(0.9), lambda: models.NodeGCN(hidden_channels=4), "Whole"),
+    "FedPUB": (lambda: callbacks.FedPUB(blocks=1), lambda: models.MaskedGCN(hidden_channels=4), "Whole"),
+    "FedTAD": (
+        lambda: callbacks.FedTAD(epochs=2, steps=1, num_nodes=6, neighbours=2),
+        lambda: models.NodeGCN(hidden_channels=4),
+        "Whole",
+    ),
+    "AdaFGL": (lambda: callbacks.AdaFGL(federated_rounds=1), lambda: models.AdaFGL(hidden_channels=4), "Whole"),
     "FedSagePlus": (
         lambda: callbacks.FedSagePlus(pretrain_epochs=1, generator_rounds=1),
         lambda: models.NeighGenSAGE(hidden_channels=4),

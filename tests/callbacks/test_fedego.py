@@ -68,7 +68,7 @@ def test_a_round_by_hand(federate: Federate, ego_federation: Make, recorder: Any
         assert upload.tensors["ego_graphs/embedding"].shape == (3, 7, 4)  # 12 training nodes in batches of 4
         assert upload.tensors["ego_graphs/label"].shape == (3, 7, 3)
         torch.testing.assert_close(upload.tensors["ego_graphs/label"].sum(-1), torch.ones(3, 7))
-        assert upload.scalars.keys() == {"head", "fanouts"}
+        assert upload.scalars.keys() == {"num_classes", "fanouts"}
         assert client in before
     for name in weights(trainer, "A", "reduction."):
         mean = torch.stack([upload.tensors[name] for upload in uploads.values()]).mean(0)
@@ -106,7 +106,7 @@ def test_what_is_sent_stands_for_whole_batches_and_tells_the_classes(
         assert [batch.y.numel() for batch in module.mixup_dataloader()] == [5, 5, 4]
     federate(FedEgo(), rounds=1, engine=recorder).fit(net(), data)
     for client, upload in recorder.uploads():
-        assert upload.scalars.keys() == {"head", "fanouts"}
+        assert upload.scalars.keys() == {"num_classes", "fanouts"}
         centers = upload.tensors["ego_graphs/label"][:, 0]
         sizes = torch.tensor([[5.0], [5.0], [4.0]])
         counts = torch.bincount(data.given[client].train_labels, minlength=3)
@@ -218,7 +218,7 @@ def test_the_server_s_settings_are_used(
 
     class Counting(FedEgo):
         def _make_model(self) -> ServerModel:
-            return ServerModel(Count(**self._head), self.seed, {"accelerator": "cpu"})
+            return ServerModel(Count(4, self._classes), self.seed, {"accelerator": "cpu"})
 
     federate(Counting(server_epochs=2, server_fraction=4 / 9, **settings), rounds=1).fit(
         net(), ego_federation(nodes=12)
@@ -306,7 +306,7 @@ def test_bad_settings(federate: Federate, ego_federation: Make) -> None:
         federate(FedEgo(), rounds=1).fit(net(), bare)
     data = ego_federation()
     data.given["B"].graph.num_classes = 4
-    with pytest.raises(InputError, match="`head` of client `B`"):
+    with pytest.raises(InputError, match="`num_classes` of client `B` to be 3, as of most clients"):
         federate(FedEgo(), rounds=1).fit(net(), data)
 
 

@@ -272,8 +272,8 @@ def test_refused_options(call: Call, small: list[str], tmp_path: Path, options: 
             "Expected `model.hidden_channels` to be given, as flgraph.models.nodes.fedego.EgoHead needs it, "
             "but got none.",
         ),
-        ("trainer: {rounds: 3\n", "Problems parsing config"),
-        ("only words\n", "Unexpected config: only words"),
+        ("trainer: {rounds: 3\n", "to be a YAML file but got one that cannot be read (see line 2)."),
+        ("only words\n", "to be a YAML mapping with sections such as `model` and `trainer` but got something else."),
         ("trainer:\n  rounds: many\n", "Expected `trainer.rounds` to be of type int but got many."),
     ],
     ids=[

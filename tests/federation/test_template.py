@@ -7,7 +7,9 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
+from flgraph.callbacks import FedAvg
 from flgraph.errors import InputError
+from flgraph.federation import Client, FederatedTrainer, Payload
 from flgraph.federation.template import client_module
 from flgraph.models import GNN
 
@@ -99,3 +101,53 @@ def test_a_function_is_called_with_the_data_and_seeded() -> None:
     first, second = (make(lambda data: Plain(data.model_args["width"]), width=4) for _ in range(2))
     assert first.layer.weight.shape == (4, 4)
     assert torch.equal(first.layer.weight, second.layer.weight)
+
+
+class Drawn(FedAvg):
+    """The server half makes a model like the clients', of widths that they tell, and adds its weights to the mean's."""
+
+    upload_scalars = ("num_samples", "in_features")
+    common_scalars = ("in_features",)
+
+    def upload(self, client: Client, round: int, exchange: str) -> Payload:
+        own = super().upload(client, round, exchange)
+        assert own is not None
+        return Payload(own.tensors, {**own.scalars, "in_features": client.data.model_args["in_features"]})
+
+    def aggregate(self, uploads: Any, round: int, exchange: str) -> Any:
+        made = self.make_model({"in_features": next(iter(uploads.values())).scalars["in_features"]}).state_dict()
+        mean = super().aggregate(uploads, round, exchange)
+        return {name: tensor + made[name] for name, tensor in mean.items()}
+
+
+def test_the_server_half_has_the_template(
+    federate: Callable[..., FederatedTrainer],
+    toy_federation: Callable[..., Any],
+    toy_module: type[Any],
+) -> None:
+    """The same one whenever it is made, after a restart, too; clients have none."""
+
+    def run(rounds: int, name: str, ckpt: str | None = None) -> Any:
+        trainer: Any = federate(Drawn(), rounds=rounds, name=name)
+        trainer.fit(toy_module(), toy_federation(4, 6), ckpt_path=ckpt)
+        return trainer
+
+    whole = run(2, "whole")
+    run(1, "cut")
+    resumed = run(2, "cut", "last")
+    for name, client in whole.engine.clients.items():
+        assert client.aggregator.template is None
+        for key, tensor in client.module.state_dict().items():
+            assert torch.equal(tensor, resumed.engine.clients[name].module.state_dict()[key])
+    made = [whole.server.aggregator.make_model({"in_features": 4}).state_dict() for _ in range(2)]
+    assert all(torch.equal(tensor, made[1][name]) for name, tensor in made[0].items())
+    whole.server.aggregator.template = toy_module(4)
+    with pytest.raises(InputError, match=r"`model\.in_features` to be 5, as in what clients tell, but got 4"):
+        whole.server.aggregator.make_model({"in_features": 5})
+
+
+def test_a_function_of_clients_data_is_no_template(
+    federate: Callable[..., FederatedTrainer], toy_federation: Callable[..., Any], toy_module: type[Any]
+) -> None:
+    with pytest.raises(InputError, match="`model` to be a LightningModule, as this algorithm's server half uses it"):
+        federate(Drawn(), rounds=1).fit(lambda data: toy_module(4), toy_federation(4, 6))

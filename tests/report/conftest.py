@@ -43,6 +43,8 @@ def write_run(
     finished: bool = True,
     planned: int | None = None,
     every: int = 1,
+    rename: Mapping[str, str] | None = None,
+    dropped: Mapping[int, Mapping[str, str]] | None = None,
     bytes_up: int = 1000,
     server: Sequence[Mapping[str, Any]] = (),
     data: Mapping[str, Any] | None = None,
@@ -60,6 +62,8 @@ def write_run(
         finished: whether there are results.
         planned: rounds in the settings; as many as there are, if not given.
         every: rounds from one evaluation to the next.
+        rename: metrics by other names.
+        dropped: round to clients that were left out, and why.
         bytes_up: of every round.
         server: the server's records of every round.
         data: in place of the data's settings.
@@ -85,6 +89,7 @@ def write_run(
         record = {"round": count, "seconds": 0.5, "bytes_up": bytes_up, "bytes_down": 2 * bytes_up, **part}
         if server:
             record["server"] = server[count - 1]
+        record["dropped"] = (dropped or {}).get(count, {})
         lines.append(json.dumps(record) + "\n")
         parts.append({"round": count, "clients": metrics, "mean": mean})
     (run / "history.jsonl").write_text("".join(lines))
@@ -102,7 +107,13 @@ def write_run(
         }
         if parameters is not None:
             results["parameters"] = parameters
+        if dropped:
+            left_out = {client: None for clients in dropped.values() for client in clients}
+            results["dropped"] = {client: {"times": 3, "excluded": True} for client in left_out}
         (run / "results.json").write_text(json.dumps(results))
+    for name, other in (rename or {}).items():
+        for file in run.glob("*.json*"):
+            file.write_text(file.read_text().replace(f'"{name}"', f'"{other}"'))
     return run
 
 

@@ -100,8 +100,10 @@ def test_bars_of_many_clients_go_into_rows() -> None:
 
 
 def test_distributions_mark_every_client() -> None:
-    figure = distributions({"m": [1.0, 2.0, NAN]}, xlabel="x", styles=styles_for(["m"]), width=8, zero=True)
-    assert len(figure.axes[0].collections[0].get_offsets()) == 2
+    figure = distributions(
+        ["A", "B", "C"], {"m": [1.0, 2.0, NAN]}, xlabel="x", styles=styles_for(["m"]), width=8, zero=True
+    )
+    assert [dot.get_gid() for dot in figure.axes[0].collections] == ["series-0 m, A: 1", "series-0 m, B: 2"]
 
 
 def test_svg_is_ready_for_a_page() -> None:

@@ -13,6 +13,7 @@ import yaml
 from flgraph.errors import InputError
 from flgraph.report.compare import Comparison, Method, compare
 from flgraph.report.settings import shown
+from flgraph.report.tables import left_out
 from flgraph.runs import reader
 from flgraph.runs.reader import find_runs
 
@@ -20,7 +21,7 @@ ROUND = {"A": 0.5, "B": 0.7}
 
 
 def comparison(*places: Path, metric: str = "accuracy") -> Comparison:
-    (only,) = compare(find_runs(places)[0], metric)[1]
+    (only,) = compare(find_runs(places)[0], metric)
     return only
 
 
@@ -144,7 +145,7 @@ def test_data_has_sections(study: Path, make_run: Any) -> None:
     )
     make_run("elsewhere", [ROUND], data={"root": "/other", "batch_size": 7})
     make_run("cut", [ROUND], data={"fractions": [0.5, 0.2, 0.3]})
-    parts = compare(find_runs([study])[0], "accuracy")[1]
+    parts = compare(find_runs([study])[0], "accuracy")
     assert {part.title: [method.label for method in part.methods] for part in parts} == {
         "CHEM": ["FedAvg-chem"],
         "A, B (fractions=–)": ["Local", "elsewhere", "FedAvg"],
@@ -163,7 +164,7 @@ def test_runs_from_python_are_told_apart_by_clients(tmp_path: Path) -> None:
             "data": {c: {"n": 1} for c in clients},
         }
         (tmp_path / name / "results.json").write_text(json.dumps({"final": part, "rounds": 3, "config": config}))
-    parts = compare(find_runs([tmp_path])[0], "accuracy")[1]
+    parts = compare(find_runs([tmp_path])[0], "accuracy")
     assert sorted([method.label for method in part.methods] for part in parts) == [["one", "two"], ["three"]]
     method = parts[0].methods[0]
     assert method.final() == close(50.0, math.nan)
@@ -239,16 +240,65 @@ def test_where_a_run_computed_makes_no_method(make_run: Any, tmp_path: Path) -> 
 
 def test_what_is_compared_unless_told(study: Path, tmp_path: Path) -> None:
     """The accuracy in the test, or else in another one."""
-    assert compare(find_runs([study])[0])[0].name == "accuracy"
+    assert compare(find_runs([study])[0])[0].metric.name == "accuracy"
     for file in study.rglob("*.json*"):
         file.write_text(file.read_text().replace('"test/', '"global_test/').replace('"val/accuracy', '"val/other'))
-    assert compare(find_runs([study])[0])[0].test == "global_test/accuracy"
+    assert compare(find_runs([study])[0])[0].metric.test == "global_test/accuracy"
+
+
+def test_every_task_takes_its_own_metric(make_run: Any, tmp_path: Path) -> None:
+    """Runs on other data, and runs on the same data that have no metric in common but a loss."""
+    clusters = {"test/accuracy": "global_test/accuracy", "test/loss": "other_test/loss"}
+    make_run("GNN-seed1", [ROUND])
+    make_run("FCLG-seed1", [ROUND], aggregator="FCLG", rename=clusters)
+    ranks = {"test/accuracy": "test/mrr", "val/accuracy": "val/mrr"}
+    make_run("links", [ROUND], data={"datasets": ["C"]}, rename=ranks)
+    parts = compare(find_runs([tmp_path])[0])
+    assert {part.title: (part.metric.test, [m.label for m in part.methods]) for part in parts} == {
+        "A, B (global test accuracy)": ("global_test/accuracy", ["FCLG"]),
+        "A, B (test accuracy)": ("test/accuracy", ["GNN"]),
+        "C": ("test/mrr", ["links"]),
+    }
+    assert all(math.isfinite(method.final()[0]) for part in parts for method in part.methods)
+
+
+def test_a_metric_that_all_have_goes_before_one_that_some_have(make_run: Any, tmp_path: Path) -> None:
+    make_run("a", [ROUND], rename={"test/loss": "global_test/accuracy"})
+    make_run("b", [ROUND], aggregator="FedPer", rename={"test/accuracy": "global_test/accuracy"})
+    make_run("c", [ROUND], aggregator="FedProx", finished=False, every=9)
+    (part,) = compare(find_runs([tmp_path])[0])
+    assert part.metric.test == "global_test/accuracy"
+    assert [method.label for method in part.methods] == ["a", "b", "c"]  # what has no metric yet is not left out
+
+
+def test_runs_of_unlike_seeds_or_rounds(make_run: Any, study: Path) -> None:
+    make_run("FedPer-seed1", [ROUND] * 3, aggregator="FedPer", seed=1)
+    run = make_run("FedProx-seed1", [ROUND] * 2, aggregator="FedProx", seed=1, planned=3)
+    make_run("FedProx-seed2", [ROUND] * 2, aggregator="FedProx", seed=2, planned=3)
+    part = comparison(study)
+    found = {method.label: part.unlike(method) for method in part.methods}
+    assert found == {"Local": {}, "FedAvg": {}, "FedPer": {"seeds": "1, 2"}, "FedProx": {"rounds": "3"}}
+    for file in run.parents[1].glob("FedProx*/*/results.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "stopped_early": True}))
+    part = comparison(study)
+    assert part.unlike(part.methods[-1]) == {}  # it would have done as many
+
+
+def test_clients_that_were_left_out(make_run: Any) -> None:
+    failed = {1: {"C": "no answer"}, 2: {"C": "no answer", "B": "x" * 500}, 4: {"C": "NaN"}}
+    run = make_run("a", [ROUND] * 4, dropped=failed)
+    part = comparison(run)
+    (method,) = part.methods
+    found = list(left_out(part))
+    assert found[0][1:] == (method.runs[0], "C", "1–2, 4, then for good", "NaN")
+    assert found[1][2:4] == ("B", "2, then for good")
+    assert len(found[1][4]) == 160
 
 
 def test_less_is_better_for_losses(study: Path) -> None:
-    metric, (part,) = compare(find_runs([study])[0], "loss")
-    assert metric.lower
-    assert metric.scale == 1
+    (part,) = compare(find_runs([study])[0], "loss")
+    assert part.metric.lower
+    assert part.metric.scale == 1
     assert part.methods[0].final()[0] == pytest.approx(1 / 3)
     assert part.methods[0].best_test()[0] == pytest.approx(1 / 3)
 
@@ -277,7 +327,7 @@ def test_other_graphs_from_python_are_other_data(tmp_path: Path) -> None:
         part = {"clients": {"A": {"test/accuracy": 0.5}}}
         results = {"final": part, "rounds": 3, "config": config, "seed": number}
         (tmp_path / f"m-seed{number}" / "results.json").write_text(json.dumps(results))
-    parts = compare(find_runs([tmp_path])[0], "accuracy")[1]
+    parts = compare(find_runs([tmp_path])[0], "accuracy")
     assert {part.title: [len(method.runs) for method in part.methods] for part in parts} == {
         "1 client (content=x)": [2],
         "1 client (content=y)": [1],

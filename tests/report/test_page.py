@@ -66,9 +66,9 @@ def rows(page: str) -> dict[str, list[str]]:
 def test_summary(study: Path, report: Any) -> None:
     page = report(study)
     assert rows(page) == {
-        "Local": ["2", "3", "65.00 ± 7.07", "70.00 ± 0.00", "70.00 ± 0.00", "–", "–", "0", "0", "0.50 ± 0.00"],
+        "Local": ["65.00 ± 7.07", "–", "70.00 ± 0.00", "70.00 ± 0.00", "–", "2", "3", "0", "0", "0.50 ± 0.00"],
         "FedAvg": [
-            *("2", "3", "75.00 ± 7.07", "80.00 ± 14.14", "80.00 ± 14.14", "+10.00 ± 0.00", "1 of 2"),
+            *("75.00 ± 7.07", "+10.00 ± 0.00", "80.00 ± 14.14", "80.00 ± 14.14", "1 of 2", "2", "3"),
             *("1.0", "2.0", "0.50 ± 0.00"),
         ],
     }
@@ -83,7 +83,9 @@ def test_nothing_is_fetched_and_all_links_lead_somewhere(study: Path, report: An
     assert "http" not in page
     assert "@import" not in page
     assert not re.search(r"url\((?!#)", page)
-    assert not {"script", "link", "img", "iframe", "object"} & set(reader.seen)
+    assert not {"link", "img", "iframe", "object"} & set(reader.seen)
+    assert reader.seen.count("script") == 1
+    assert not re.search(r"\b(fetch|XMLHttpRequest|WebSocket|import)\(", page)
     assert len(set(reader.ids)) == len(reader.ids)
     assert set(reader.links) <= set(reader.ids)
     assert set(re.findall(r"url\(#([^)]+)\)", page)) <= set(reader.ids)
@@ -99,7 +101,7 @@ def test_names_are_escaped(make_run: Any, report: Any, tmp_path: Path) -> None:
     make_run(hostile, [{hostile: 0.5, "B": 0.5}], server=[{hostile: 1}], note=hostile)
     make_run("Local", [{hostile: 0.4, "B": 0.5}], aggregator="Local")
     page = report(tmp_path)
-    assert "script" not in read(page).seen
+    assert read(page).seen.count("script") == 1  # its own
     assert "&lt;script&gt;alert(&#39;$x$&#39;)&amp;" in page
 
 
@@ -110,7 +112,7 @@ def test_unfinished_runs_are_marked(study: Path, make_run: Any, report: Any) -> 
     page = report(study)
     table = rows(page)
     assert list(table) == ["Local", "FedAvg+1 unfinished", "FedPerunfinished"]
-    assert table["FedPerunfinished"][:6] == ["1", "2 of 3", "100.00", "100.00", "100.00", "–"]
+    assert table["FedPerunfinished"][:7] == ["100.00", "–", "100.00", "100.00", "–", "1", "2 of 3"]
     assert '<td class="best">100.00' not in page  # not to be compared with runs that came to their end
     assert "<title>FedPer, unfinished</title>" in page
     assert "6 runs, 3 methods, 2 unfinished" in page
@@ -126,14 +128,14 @@ def test_what_is_not_there_is_left_out(tmp_path: Path, report: Any) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "results.json").write_text(json.dumps({"final": {"mean": {"test/accuracy": 0.5}}, "rounds": 1}))
     page = report(tmp_path)
-    assert rows(page) == {"a": ["1", "1", "50.00", "–", "–", "–", "–", "–"]}
+    assert rows(page) == {"a": ["50.00", "1", "1", "–", "–", "–"]}
     assert "No run has metrics per client." in page
 
 
 def test_null_metrics_are_no_crash(make_run: Any, report: Any, tmp_path: Path) -> None:
     make_run("Local", [{"A": None, "B": 0.5}] * 2, aggregator="Local")
     make_run("FedAvg", [{"A": 0.5, "B": None}] * 2)
-    assert rows(report(tmp_path))["FedAvg"][2] == "–"
+    assert rows(report(tmp_path))["FedAvg"][0] == "–"
 
 
 def test_records_of_the_server(make_run: Any, report: Any, tmp_path: Path) -> None:
@@ -157,7 +159,7 @@ def test_many_clients_are_distributions(make_run: Any, report: Any, tmp_path: Pa
     make_run("FedAvg", [{name: value + 0.01 for name, value in clients.items()}])
     page = report(tmp_path)
     assert page.count("A dot is a client") == 2
-    assert rows(page)["FedAvg"][6] == "40 of 40"
+    assert rows(page)["FedAvg"][4] == "40 of 40"
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -179,7 +181,7 @@ def test_settings_that_differ(study: Path, report: Any) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_another_metric(study: Path, report: Any) -> None:
     page = report(study, "--metric", "loss")
-    assert rows(page)["Local"][2] == "0.3333 ± 0.0000"
+    assert rows(page)["Local"][0] == "0.3333 ± 0.0000"
     assert "(%)" not in page
 
 
@@ -289,5 +291,43 @@ def test_another_test_split_may_be_compared(make_run: Any, report: Any, refused:
         (run / file).write_text(text)
     page = report(run, "--metric", "global_test/accuracy")
     assert "Global test accuracy (%)" in page
-    assert rows(page)["a"][2].startswith("100.00")
+    assert rows(page)["a"][0].startswith("100.00")
     assert "one of accuracy, global_test/accuracy" in refused(run, "--metric", "x").replace("loss, ", "")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_should_be_alike_is_marked(study: Path, make_run: Any, report: Any) -> None:
+    assert "unlike" not in report(study).lower()
+    make_run("FedPer-seed1", [{"A": 0.5, "B": 0.5}] * 2, aggregator="FedPer", dropped={2: {"<C>": "<late>"}})
+    page = report(study)
+    assert rows(page)["FedPer1 left out"][5:7] == ["1unlike", "2unlike"]
+    assert 'title="most methods: 1, 2">unlike' in page
+    assert "<b>Unlike</b>" in page
+    cells = re.findall(r"<td>(.*?)</td>", page.split("Clients that were left out</h3>")[1].split("</table>")[0])
+    assert cells[2:] == ["&lt;C&gt;", "2, then for good", "&lt;late&gt;"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_sections_have_their_own_metrics(make_run: Any, report: Any, tmp_path: Path) -> None:
+    make_run("FedAvg", [{"A": 0.5}])
+    ranks = {"test/accuracy": "test/mrr", "val/accuracy": "val/mrr"}
+    make_run("links", [{"A": 0.5}], data={"datasets": ["C"]}, rename=ranks)
+    page = report(tmp_path)
+    assert "Test accuracy (%). <b>final</b>" in page
+    assert "Test mrr. <b>final</b>" in page
+    assert "<h1>A, B · C: test accuracy, test mrr</h1>" in page
+
+
+def test_charts_tell_rounds_and_can_be_saved(study: Path, report: Any) -> None:
+    page = report(study)
+    assert page.count("<template") == 7 + 2
+    assert page.count('<div class="phone">') == 7
+    assert (
+        page.count("<title>round 2\nLocal: 60 ± 14.1\nFedAvg: 75 ± 21.2</title>") == 4
+    )  # two charts, on the page and on phones
+    chart = re.search(r'<template data-name="A, B Test accuracy over rounds">(.*?)</template>', page, re.DOTALL)
+    assert chart is not None
+    assert ">FedAvg</text>" in chart[1]  # its own legend
+    text = re.search(r'<template data-name="A, B csv">(.*?)</template>', page, re.DOTALL)
+    assert text is not None
+    assert text[1].startswith("data,method,metric,unit")

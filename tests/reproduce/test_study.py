@@ -29,7 +29,8 @@ def test_studies_are_whole(name: str) -> None:
             percent = name not in ("fedhgn/table2", "fedhgn/table5")  # statistics of partitions
             most = 100.0 if percent else 1e6
             assert all(len(numbers) in (1, 2) and 0 < numbers[0] < most for numbers in printed.values())
-        assert len({frozenset(printed) for printed in paper.values()}) <= 1
+        whole = len({frozenset(printed) for printed in paper.values()}) <= 1
+        assert whole or name == "openfgl/subgraph"  # whose references were run for this project
     for run in study.runs():
         assert [arg for arg in run.args if arg.startswith("configs/")]
         assert all((root / arg).is_file() for arg in run.args if arg.startswith("configs/"))

@@ -19,6 +19,7 @@ from flgraph.data.graphs.batching import GraphLoader
 from flgraph.data.graphs.container import FlatGraphs
 from flgraph.data.graphs.partition import shards as make_shards
 from flgraph.data.graphs.readers import Features, read_tu
+from flgraph.data.partition_file import SavedPartition, read_partition
 from flgraph.data.splits import check_fractions, check_splits, split_of, stratified_split
 from flgraph.errors import InputError, expect
 from flgraph.nn.structure import structure_embedding
@@ -126,6 +127,9 @@ class GraphFederation(Federation[GraphDataModule]):
         split_seed: seed of the splits; not the run's seed, so that runs differ in weights and batches only.
         batch_size: graphs per training batch.
         eval_batch_size: graphs per batch otherwise.
+        partition: a file that says which of its graphs a client has, and its splits, see
+            :mod:`flgraph.data.partition_file`; all, and by ``fractions``, when ``None``. Its clients must be those of
+            the federation. Every run writes one, ``partition.npz``.
         cache_dir: where computed embeddings are kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
 
     Raises:
@@ -144,6 +148,7 @@ class GraphFederation(Federation[GraphDataModule]):
         split_seed: int = 123,
         batch_size: int = 128,
         eval_batch_size: int = 512,
+        partition: str | None = None,
         cache_dir: str | Path | None = None,
     ) -> None:
         super().__init__(name)
@@ -159,6 +164,11 @@ class GraphFederation(Federation[GraphDataModule]):
         self.batch_size, self.eval_batch_size, self.cache_dir = batch_size, eval_batch_size, cache_dir
         self._given, self._num_classes = graphs, num_classes
         self._names: list[str] = []
+        self._saved = None if partition is None else read_partition(partition, "graphs")
+        if self._saved is not None:
+            self.hparams["partition"] = f"file {self._saved.digest}"
+        self._taken: dict[str, Tensor] = {}  # numbers of each client's graphs in the data that they were taken from
+        self._parts: dict[str, dict[str, Tensor]] = {}  # the same of its splits
 
     @property
     def clients(self) -> list[str]:
@@ -185,6 +195,17 @@ class GraphFederation(Federation[GraphDataModule]):
         if not self._names:
             self._clients = {name: self._make(name, graphs, classes) for name, graphs, classes in self.load()}
             self._names = list(self._clients)
+        if self._saved is not None:
+            wanted = f"a file with the clients of the data, {self._names},"
+            expect(self._names == self._saved.names, "data.partition", wanted, self._saved.names)
+
+    def partition_file(self) -> bytes:
+        """The content of a file that ``partition`` takes; known after ``setup``."""
+        for name in self._names:
+            if name not in self._parts:  # its client is made in another process
+                self.client(name)
+                self.release(name)
+        return SavedPartition("graphs", self._names, [self._parts[name] for name in self._names]).to_bytes()
 
     def names(self) -> list[str]:
         """Names of the clients, where :meth:`load_client` can load one without the others; else none."""
@@ -214,19 +235,46 @@ class GraphFederation(Federation[GraphDataModule]):
         return graphs.with_tensors(cached(key, lambda: {"s": structure_embedding(*where, *how)}, self.cache_dir))
 
     def _make(self, name: str, graphs: FlatGraphs, num_classes: int) -> GraphDataModule:
-        check_fractions(self.fractions, "data.fractions")
-        try:
-            splits = stratified_split(graphs.y, self.fractions, self.split_seed)
-        except InputError as error:
-            raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{name}`") from None
-        settings = {
+        graphs, splits = self._split(name, graphs)
+        sizes = (self.batch_size, self.eval_batch_size)
+        return GraphDataModule(graphs, splits, num_classes, *sizes, self.settings)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Plain values that describe how the clients' data is made."""
+        return {
             "structure": self.structure,
             "dse_dim": self.dse_dim,
             "rwse_dim": self.rwse_dim,
             "fractions": list(self.fractions),
             "split_seed": self.split_seed,
+            **({} if self._saved is None else {"partition": self.hparams["partition"]}),
         }
-        return GraphDataModule(graphs, splits, num_classes, self.batch_size, self.eval_batch_size, settings)
+
+    def _split(self, name: str, graphs: FlatGraphs) -> tuple[FlatGraphs, tuple[Tensor, Tensor, Tensor]]:
+        """The client's graphs, all of those given or what the file says, and its splits, in numbers of them."""
+        if self._saved is not None:
+            expect(name in self._saved.names, "data.partition", f"a file with the client `{name}`", self._saved.names)
+            own = self._saved.of(name)
+            taken = own["graphs"]
+            inside = int(taken[-1]) < len(graphs)
+            expect(inside, "data.partition", f"graphs 0 to {len(graphs) - 1} for client `{name}`", int(taken[-1]))
+            train, val, test = (torch.searchsorted(taken, own[use]) for use in ("train", "val", "test"))
+            graphs = graphs.select(taken)
+        else:
+            train, val, test = self.splits(name, graphs)
+            taken = self._taken.pop(name, torch.arange(len(graphs)))
+        named = {"train": train, "val": val, "test": test}
+        self._parts[name] = {"graphs": taken, **{use: taken[index] for use, index in named.items()}}
+        return graphs, (train, val, test)
+
+    def splits(self, name: str, graphs: FlatGraphs) -> tuple[Tensor, Tensor, Tensor]:
+        """Numbers of a client's training, validation and test graphs; subclasses may divide them otherwise."""
+        check_fractions(self.fractions, "data.fractions")
+        try:
+            return stratified_split(graphs.y, self.fractions, self.split_seed)
+        except InputError as error:
+            raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{name}`") from None
 
 
 class TUFederation(GraphFederation):
@@ -270,7 +318,9 @@ class TUFederation(GraphFederation):
         self._read: tuple[str, FlatGraphs] | None = None  # the last data set, which has further shards
 
     def names(self) -> list[str]:
-        """Data sets, or their shards."""
+        """Data sets, or their shards; of a single data set, a partition file's clients."""
+        if self._saved is not None and len(self.datasets) == 1:
+            return list(self._saved.names)
         return [name for dataset in self.datasets for name in self._shards(dataset)]
 
     def _shards(self, dataset: str) -> list[str]:
@@ -278,7 +328,9 @@ class TUFederation(GraphFederation):
 
     def load_client(self, name: str) -> tuple[FlatGraphs, int]:
         """Reads the client's data set, and cuts its shard from it."""
-        dataset = next(dataset for dataset in self.datasets if name in self._shards(dataset))
+        dataset = self.datasets[0]
+        if len(self.datasets) > 1:
+            dataset = next(dataset for dataset in self.datasets if name in self._shards(dataset))
         if self._read is None or self._read[0] != dataset:
             self._read = None  # before the next one is read
             self._read = dataset, self.embed(read_tu(dataset, self.root, self.features, self.cache_dir))
@@ -288,7 +340,10 @@ class TUFederation(GraphFederation):
             return graphs, graphs.num_classes
         enough = self.shards <= len(graphs)
         expect(enough, "data.shards", f"at most {len(graphs)}, the number of graphs of {dataset},", self.shards)
+        if self._saved is not None:
+            return graphs, graphs.num_classes
         index = make_shards(len(graphs), self.shards, self.split_seed)[self._shards(dataset).index(name)]
+        self._taken[name] = index
         return graphs.select(index), graphs.num_classes
 
     def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:

@@ -105,6 +105,8 @@ class PartitionedGraphFederation(GraphFederation):
         split_seed: of these.
         batch_size: graphs per training batch.
         eval_batch_size: graphs per batch otherwise.
+        partition: a file that says which graphs are whose, see :class:`GraphFederation`; ``num_clients``, ``emd`` and
+            the splits then have no effect.
         cache_dir: where parsed data and diffusions are kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
         name: how runs on this data are called; data set and distance when ``None``.
 
@@ -131,6 +133,7 @@ class PartitionedGraphFederation(GraphFederation):
         split_seed: int = 123,
         batch_size: int = 128,
         eval_batch_size: int = 512,
+        partition: str | None = None,
         cache_dir: str | Path | None = None,
         name: str | None = None,
     ) -> None:
@@ -147,6 +150,7 @@ class PartitionedGraphFederation(GraphFederation):
             split_seed=split_seed,
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
+            partition=partition,
             cache_dir=cache_dir,
         )
         self.hparams["dataset"] = title
@@ -181,15 +185,20 @@ class PartitionedGraphFederation(GraphFederation):
             graphs = read_tu(graphs, self.root, self.features, self.cache_dir)
         graphs = graphs.with_views({"diffused": diffused(graphs, self.diffusion, self.cache_dir)})
         self._everywhere = graphs
+        if self._saved is not None:
+            yield from ((name, graphs, graphs.num_classes) for name in self._saved.names)
+            return
         args = self.partition_args
         parts = emd_shards(
             graphs.y, args["num_clients"], args["emd"], args["partition_seed"], args["tolerance"], min_size=2
         )
         for number, index in enumerate(parts, start=1):
+            self._taken[f"client-{number}"] = index
             yield f"client-{number}", graphs.select(index), graphs.num_classes
 
     def _make(self, name: str, graphs: FlatGraphs, num_classes: int) -> ViewDataModule:
         plain = super()._make(name, graphs, num_classes)
+        graphs = plain.graphs
         settings = {**self.partition_args, "diffusion": asdict(self.diffusion), "global_test": self.global_test}
         tests = self.global_test == "all" or (self.global_test == "first" and name == "client-1")
         return ViewDataModule(

@@ -5,6 +5,7 @@ Edges are assigned in one direction; reverse edges are added to each client afte
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,15 +59,20 @@ class HeteroPartition:
 
     def save(self, path: str | Path) -> None:
         """Writes the partition with its digest to a file ``.npz``."""
+        Path(path).write_bytes(self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """The content of such a file."""
         about = {"digest": self.digest, "graph": self.graph, "settings": self.settings}
         counts = torch.tensor([edges.numel() for edges in self.clients], dtype=torch.long)
-        with open(path, "wb") as file:
-            np.savez_compressed(
-                file,
-                about=np.array(json.dumps(about, sort_keys=True)),
-                edges=torch.cat(self.clients).numpy(),
-                ptr=offsets(counts).numpy(),
-            )
+        stream = io.BytesIO()
+        np.savez_compressed(
+            stream,
+            about=np.array(json.dumps(about, sort_keys=True)),
+            edges=torch.cat(self.clients).numpy(),
+            ptr=offsets(counts).numpy(),
+        )
+        return stream.getvalue()
 
     @classmethod
     def load(cls, path: str | Path) -> HeteroPartition:
@@ -101,6 +107,14 @@ def random_edges(graph: HeteroGraph, num_clients: int, seed: int = 123) -> Heter
 
     Raises:
         InputError: there are too few clients or edges, or the graph has reverse relations.
+
+    Example:
+        >>> own = torch.arange(6).expand(2, 6)  # person i and book i
+        >>> likes = {("person", f"likes {i}", "book"): own for i in range(5)}
+        >>> sizes, y = {"person": 6, "book": 6}, torch.arange(6) % 2
+        >>> graph = HeteroGraph.from_edges(sizes, likes, target="person", y=y)
+        >>> [len(edges) for edges in random_edges(graph, num_clients=3).clients]
+        [18, 17, 13]
     """
     generator = _check(graph, num_clients, seed)
     has = _assign(graph.num_edges, num_clients, generator, "edges")
@@ -117,6 +131,14 @@ def random_edge_types(graph: HeteroGraph, num_clients: int, seed: int = 123) -> 
 
     Raises:
         InputError: there are too few clients or relations, or the graph has reverse relations.
+
+    Example:
+        >>> own = torch.arange(6).expand(2, 6)  # person i and book i
+        >>> likes = {("person", f"likes {i}", "book"): own for i in range(5)}
+        >>> sizes, y = {"person": 6, "book": 6}, torch.arange(6) % 2
+        >>> graph = HeteroGraph.from_edges(sizes, likes, target="person", y=y)
+        >>> [len(edges) for edges in random_edge_types(graph, num_clients=3).clients]
+        [12, 18, 18]
     """
     generator = _check(graph, num_clients, seed)
     has = _assign(len(graph.edge_types), num_clients, generator, "relations")

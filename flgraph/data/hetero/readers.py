@@ -36,6 +36,10 @@ def read_hetero(name: str, root: str | Path | None = None) -> HeteroGraph:
 
     Raises:
         InputError: the data set is unknown or not found, or its file is damaged.
+
+    Example:
+        >>> read_hetero("AIFB").num_edges  # doctest: +SKIP
+        48810
     """
     known = known_hetero(name)
     return read_npz(locate_hetero(known, f"{known.lower()}.npz", root), name=known)

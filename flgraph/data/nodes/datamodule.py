@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import pytorch_lightning as pl
@@ -17,17 +17,16 @@ from torch_geometric.utils import index_to_mask
 
 from flgraph.data.cache import content_key
 from flgraph.data.checks import require
-from flgraph.data.federation import Federation
+from flgraph.data.federation import Federation, name_clients
 from flgraph.data.figures import label_figure
 from flgraph.data.nodes.batching import EgoLoader, hop_offsets
 from flgraph.data.nodes.container import NodeGraph
-from flgraph.data.nodes.partition import LocalOf, NodePartition, dirichlet, label_skew, louvain, metis
+from flgraph.data.nodes.partition import ClientNodes, LocalOf, NodePartition, dirichlet, label_skew, louvain, metis
 from flgraph.data.nodes.readers import read_nodes
+from flgraph.data.partition_file import SavedPartition, file_title, is_partition_file, read_partition
 from flgraph.data.splits import check_splits, split_of
 from flgraph.data.statistics import partition_statistics
 from flgraph.errors import expect
-
-Partition = Literal["label_skew", "louvain", "metis", "dirichlet"]
 
 
 class NodeDataModule(pl.LightningDataModule):
@@ -208,8 +207,10 @@ class NodeFederation(Federation[NodeDataModule]):
         dataset: a data set's name or a file, see :func:`~flgraph.data.read_nodes`, or any graph, for example
             ``NodeGraph.from_pyg(data)``.
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
-        num_clients: number of clients.
-        partition: how nodes are assigned, see the functions of these names in :mod:`flgraph.data`.
+        num_clients: number of clients; a file has its own.
+        partition: how nodes are assigned: ``label_skew``, ``louvain``, ``metis`` or ``dirichlet``, see the functions of
+            these names in :mod:`flgraph.data`; or a file that says so, see :mod:`flgraph.data.partition_file`. Every
+            run writes one, ``partition.npz``.
         global_fraction: share of all nodes that becomes the global test graph, which no client sees; 0 for none.
         local_fraction: nodes that a client asks for, as a share (``label_skew``).
         local_of: of what, ``"graph"`` or ``"pool"`` (``label_skew``).
@@ -256,7 +257,7 @@ class NodeFederation(Federation[NodeDataModule]):
         dataset: str | NodeGraph,
         root: str | None = None,
         num_clients: int = 5,
-        partition: Partition = "label_skew",
+        partition: str = "label_skew",
         global_fraction: float = 0.3,
         local_fraction: float = 0.3,
         local_of: LocalOf = "graph",
@@ -282,10 +283,15 @@ class NodeFederation(Federation[NodeDataModule]):
         wanted = "the name of a data set or a NodeGraph, for example NodeGraph.from_pyg(data),"
         expect(isinstance(dataset, str | NodeGraph), "data.dataset", wanted, type(dataset).__name__)
         title = re.sub(r"[^\w.]+", "-", Path(dataset).stem) if isinstance(dataset, str) else dataset.name
-        super().__init__(name or f"{title}-{partition}".lower(), title)
-        expect(partition in self.partitioners, "data.partition", f"one of {', '.join(self.partitioners)}", partition)
+        self._saved = read_partition(partition, "nodes", root) if is_partition_file(partition) else None
+        how = f"{', '.join(self.partitioners)}, or a file .npz or .json"
+        expect(self._saved is not None or partition in self.partitioners, "data.partition", f"one of {how}", partition)
+        super().__init__(name or f"{title}-{file_title(partition)}".lower(), title)
         _check_sampling(batch_size, fanouts, epoch_fraction, eval_batch_size)
-        self._names = _client_names(client_names, num_clients)
+        if self._saved is not None:
+            num_clients, partition = len(self._saved.clients), f"file {self._saved.digest}"
+            client_names, self.hparams["partition"] = client_names or self._saved.names, partition
+        self._names = name_clients(client_names, num_clients)
         self.dataset, self.root, self.cache_dir, self.normalize = dataset, root, cache_dir, normalize
         given: dict[str, Any] = {
             "num_clients": num_clients,
@@ -304,7 +310,8 @@ class NodeFederation(Federation[NodeDataModule]):
             "seed": partition_seed,
         }
         self.partition = partition
-        taken = inspect.signature(self.partitioners[partition]).parameters
+        cut = self.partitioners.get(partition)
+        taken = {"num_clients", "seed"} if cut is None else inspect.signature(cut).parameters.keys()
         self.partition_args = {key: value for key, value in given.items() if key in taken}
         # They are no mistake: a configuration may set them.
         defaults = inspect.signature(NodeFederation).parameters
@@ -343,6 +350,12 @@ class NodeFederation(Federation[NodeDataModule]):
             further = {"query": query, "settings": settings, **self.client_args(graph, partition, own.nodes)}
             clients[name] = self.client_class(part, train, val, test, everywhere, **further)
         self._clients, self.statistics = clients, partition_statistics(graph, partition, self._names)
+        assigned = [vars(own) for own in partition.clients]
+        self._partition_file = SavedPartition("nodes", self._names, assigned, rest, graph.num_nodes).to_bytes()
+
+    def partition_file(self) -> bytes:
+        """The content of a file that ``partition`` takes; known after ``setup``."""
+        return self._partition_file
 
     def read(self) -> NodeGraph:
         """The whole graph."""
@@ -352,6 +365,9 @@ class NodeFederation(Federation[NodeDataModule]):
 
     def make_partition(self, graph: NodeGraph) -> NodePartition:
         """Which nodes of the whole graph are whose; subclasses may assign them otherwise."""
+        if self._saved is not None:
+            self._saved.check_range(graph.num_nodes, graph.name)
+            return NodePartition([ClientNodes(**own) for own in self._saved.clients], self._saved.global_test)
         return self.partitioners[self.partition](graph, **self.partition_args)
 
     def client_args(self, graph: NodeGraph, partition: NodePartition, nodes: Tensor) -> dict[str, Any]:
@@ -370,16 +386,6 @@ def _moved(graph: NodeGraph, device: torch.device | str) -> NodeGraph:
     if str(device) not in there:
         there[str(device)] = graph.to(device)
     return there[str(device)]
-
-
-def _client_names(given: Sequence[str] | None, count: int) -> list[str]:
-    if given is None:
-        return [f"client-{number}" for number in range(1, count + 1)]
-    valid = not isinstance(given, str) and all(isinstance(name, str) and name for name in given)
-    expect(valid, "data.client_names", "a list of names", given)
-    known = len(set(given)) == len(given) == count
-    expect(known, "data.client_names", f"{count} names, one for each client, all different,", list(given))
-    return list(given)
 
 
 def _check_sampling(batch_size: int, fanouts: Sequence[int], epoch_fraction: float, eval_batch_size: int) -> None:

@@ -15,6 +15,7 @@ import torch_geometric.datasets
 from torch_geometric.data import Data, Dataset
 
 from flgraph.data.cache import content_key, data_folders
+from flgraph.data.checks import require
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.errors import InputError, expect, first_line
 
@@ -48,7 +49,7 @@ def read_node_file(path: str | Path) -> NodeGraph:
         reason = "more than tensors" if isinstance(error, UnpicklingError) else first_line(error)
         raise InputError("data.dataset", _WANTED, f"{str(path)!r}, which cannot be read ({reason})") from error
     named = isinstance(content, dict) and all(isinstance(key, str) for key in content)
-    expect(named, "data.dataset", _WANTED, f"{path} of a {type(content).__name__}")
+    require(named, "data.dataset", _WANTED, f"{path} of a {type(content).__name__}")
     classes = content.get("num_classes")
     return NodeGraph.from_pyg(Data(**content), path.stem, None if classes is None else int(classes))
 

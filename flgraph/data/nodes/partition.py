@@ -106,6 +106,16 @@ def label_skew(
 
     Raises:
         InputError: a number is out of range, or a client would have no edge, too few nodes or too few labels.
+
+    Example:
+        >>> import networkx as nx
+        >>> from torch_geometric.utils import from_networkx
+        >>> data = from_networkx(nx.karate_club_graph())
+        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
+        >>> graph = NodeGraph.from_pyg(data)
+        >>> partition = label_skew(graph, num_clients=2, major_labels=1, local_fraction=0.6, num_test=2)
+        >>> [len(client.nodes) for client in partition.clients], len(partition.global_test)
+        ([16, 17], 10)
     """
     check_skew(graph, num_clients, local_fraction, global_fraction, major_rate, num_test, val_fraction, num_train, seed)
     expect(num_query >= 0, "data.num_query", "0 or more", num_query)
@@ -220,6 +230,16 @@ def dirichlet(
 
     Raises:
         InputError: a number is out of range, or some client would have no nodes for a split, in 1000 draws.
+
+    Example:
+        >>> import networkx as nx
+        >>> from torch_geometric.utils import from_networkx
+        >>> data = from_networkx(nx.karate_club_graph())
+        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
+        >>> graph = NodeGraph.from_pyg(data)
+        >>> partition = dirichlet(graph, num_clients=2)
+        >>> [len(client.nodes) for client in partition.clients]
+        [22, 12]
     """
 
     def cut(pool: NodeGraph) -> list[Tensor]:
@@ -254,6 +274,15 @@ def louvain(
     Raises:
         InputError: a number is out of range, there are fewer communities than clients, or a client would have no
             training node.
+
+    Example:
+        >>> import networkx as nx
+        >>> from torch_geometric.utils import from_networkx
+        >>> data = from_networkx(nx.karate_club_graph())
+        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
+        >>> graph = NodeGraph.from_pyg(data)
+        >>> [len(client.nodes) for client in louvain(graph, num_clients=2).clients]
+        [17, 17]
     """
 
     def cut(pool: NodeGraph) -> list[Tensor]:
@@ -291,6 +320,15 @@ def metis(
 
     Raises:
         InputError: ``pymetis`` is missing, a number is out of range, or a client would have no training node.
+
+    Example:
+        >>> import networkx as nx
+        >>> from torch_geometric.utils import from_networkx
+        >>> data = from_networkx(nx.karate_club_graph())
+        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
+        >>> graph = NodeGraph.from_pyg(data)
+        >>> [len(client.nodes) for client in metis(graph, num_clients=2).clients]
+        [17, 17]
     """
     try:
         import pymetis

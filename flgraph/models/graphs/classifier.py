@@ -17,7 +17,7 @@ from flgraph.nn import Adjacency, Dropout, OneHot, PoolName, graph_pool
 
 
 class GraphClassifier(Classifier[Data]):
-    """One class per graph: a base for modules that turn a batch into one row per graph (:meth:`encode`).
+    """One class per graph: a base for modules that turn a batch into one row per graph (:meth:`encode_graphs`).
 
     Sizes of -1 are given by the data, see :class:`~flgraph.models.base.SizedModule`. Subclasses build their layers, and
     then call :meth:`add_head`, where :attr:`is_template` is false.
@@ -70,14 +70,17 @@ class GraphClassifier(Classifier[Data]):
 
     # ---------------------------------------------------------------------------------------------------- forward
     @abstractmethod
-    def encode(self, batch: Data) -> Tensor:
-        """One row per graph ``[B, hidden_channels]``; what a subclass must say."""
+    def encode_graphs(self, batch: Data) -> Tensor:
+        """What ``post`` gets: one row per graph ``[B, hidden_channels]``; what a subclass must say."""
 
-    def forward(self, batch: Data) -> Tensor:
-        """Logits ``[B, num_classes]``."""
+    def encode(self, batch: Data) -> Tensor:
+        """What ``readout`` gets: one row per graph ``[B, hidden_channels]``."""
         self.check_sizes()
-        h: Tensor = self.encode(batch)
-        logits: Tensor = self.readout(self.dropout(self.post(h), rectify=True))
+        return self.dropout(self.post(self.encode_graphs(batch)), rectify=True)
+
+    def head(self, encoded: Tensor, batch: Data) -> Tensor:
+        """Logits ``[B, num_classes]``."""
+        logits: Tensor = self.readout(encoded)
         return logits
 
     def node_input(self, batch: Data, name: str, columns: int) -> Tensor:

@@ -91,7 +91,7 @@ class FedStar(GraphClassifier):
         self.mix = ConcatLinear(both, hidden_channels)
         self.add_head()
 
-    def encode(self, batch: Data) -> Tensor:
+    def encode_graphs(self, batch: Data) -> Tensor:
         """One row per graph ``[B, hidden_channels]``."""
         x: Tensor | OneHot = self.features(batch)
         s = self.node_input(batch, "s", self.structure_channels)

@@ -61,7 +61,7 @@ class GNN(GraphClassifier):
         self.convs = torch.nn.ModuleList(make_conv(conv, hidden, hidden) for _ in range(self.num_layers))
         self.add_head()
 
-    def encode(self, batch: Data) -> Tensor:
+    def encode_graphs(self, batch: Data) -> Tensor:
         """One row per graph ``[B, hidden_channels]``."""
         s = self.node_input(batch, "s", self.structure_channels) if self.structure_channels else None
         x: Tensor | OneHot = self.features(batch)

@@ -78,14 +78,18 @@ class HeteroGAT(Classifier[HeteroBatch], HeteroInputs):
         self.convs = torch.nn.ModuleList([TypedAttentionConv(*sizes) for _ in range(num_layers)])
         self.classifier = torch.nn.Linear(hidden_channels, num_classes)
 
-    def forward(self, batch: HeteroBatch) -> Tensor:
-        """Logits of the nodes ``batch.index``."""
+    def encode(self, batch: HeteroBatch) -> Tensor:
+        """What the classifier gets of the nodes ``batch.index``, ``[n, hidden_channels]``."""
         self.check_sizes()
         h, types = self._embed(batch.x), self._types_of_nodes()
         self._check_relations(batch.relations, "types")
         for conv in self.convs[:-1]:
             h = F.elu(conv(h, types, batch.relations))
-        logits: Tensor = self.classifier(F.elu(self.convs[-1](h, types, batch.last, batch.index)))
+        return F.elu(self.convs[-1](h, types, batch.last, batch.index))
+
+    def head(self, encoded: Tensor, batch: HeteroBatch) -> Tensor:
+        """Logits of the nodes ``batch.index``."""
+        logits: Tensor = self.classifier(encoded)
         return logits
 
 

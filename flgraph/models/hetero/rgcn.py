@@ -83,12 +83,16 @@ class RGCN(Classifier[HeteroBatch], HeteroInputs):
         self.convs = torch.nn.ModuleList([RelationMean(hidden_channels), *weighted])
         self.classifier = torch.nn.Linear(hidden_channels, num_classes)
 
-    def forward(self, batch: HeteroBatch) -> Tensor:
-        """Logits of the nodes ``batch.index``."""
+    def encode(self, batch: HeteroBatch) -> Tensor:
+        """What the classifier gets of the nodes ``batch.index``, ``[n, hidden_channels]``."""
         self.check_sizes()
         h = self._embed(batch.x)
         self._check_relations(batch.relations)
         for conv in self.convs[:-1]:
             h = torch.relu(conv(h, batch.relations))
-        logits: Tensor = self.classifier(torch.relu(self.convs[-1](h, batch.last)))
+        return torch.relu(self.convs[-1](h, batch.last))
+
+    def head(self, encoded: Tensor, batch: HeteroBatch) -> Tensor:
+        """Logits of the nodes ``batch.index``."""
+        logits: Tensor = self.classifier(encoded)
         return logits

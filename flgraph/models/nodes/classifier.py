@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from flgraph.errors import expect
 from flgraph.models.base import expect_positive, expect_share, expect_sizes
 from flgraph.models.classifier import Classifier
@@ -44,8 +46,12 @@ class NodeClassifier(Classifier[NodeBatchT]):
         self.in_channels, self.hidden_channels = in_channels, hidden_channels
         self.dropout = Dropout(dropout)
 
+    def rows(self, encoded: Tensor, batch: NodeBatchT) -> Tensor:
+        """The representations of the nodes to classify: on a whole graph all nodes have one."""
+        return encoded.index_select(0, batch.index) if isinstance(batch, WholeGraph) else encoded
+
     def check_batch(self, batch: NodeBatchT, kind: type[WholeGraph] | type[EgoBatch]) -> None:
-        """What subclasses call first in ``forward``.
+        """What subclasses call first in ``encode``.
 
         Raises:
             InputError: the module is a template, or the batch is of another kind, or of other columns.

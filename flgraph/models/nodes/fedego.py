@@ -76,6 +76,13 @@ class Personalization(torch.nn.Module):
         self, p: Tensor, fanouts: Sequence[int], index: Tensor | None = None, childless: Tensor | None = None
     ) -> Tensor:
         """Logits of the centers."""
+        logits: Tensor = self.classifier(self.encode(p, fanouts, index, childless))
+        return logits
+
+    def encode(
+        self, p: Tensor, fanouts: Sequence[int], index: Tensor | None = None, childless: Tensor | None = None
+    ) -> Tensor:
+        """What the classifier gets of the centers, ``[B, hidden_channels]``."""
         remaining = list(fanouts)
         expect(not self.ego or len(remaining) >= len(self.layers), "fanouts", f"{len(self.layers)} hops", remaining)
         for number, layer in enumerate(self.layers, start=1):
@@ -86,9 +93,7 @@ class Personalization(torch.nn.Module):
                 p = layer(p[:, :1])
             if number < len(self.layers) and not self.linear:
                 p = p.relu()
-        p = self.dropout(p, rectify=not self.linear)
-        logits: Tensor = self.classifier(p[:, 0])
-        return logits
+        return self.dropout(p, rectify=not self.linear)[:, 0]
 
 
 class FedEgo(NodeClassifier[EgoBatch]):
@@ -140,13 +145,18 @@ class FedEgo(NodeClassifier[EgoBatch]):
         )
         self.personalization = Personalization(hidden_channels, num_classes, num_layers, linear, ego, dropout)
 
-    def forward(self, batch: EgoBatch) -> Tensor:
-        """Logits of the centers ``[B, num_classes]``."""
+    def encode(self, batch: EgoBatch) -> Tensor:
+        """What the classifier gets of the centers ``[B, hidden_channels]``."""
         if not self.ego:
-            return self.personalization(self.embed(batch), ())
+            return self.personalization.encode(self.embed(batch), ())
         self._check(batch)
         # A row per node, not per position: the first GraphSAGE layer then maps a node that recurs once, too.
-        return self.personalization(self.reduction.nodes(batch.x), batch.fanouts, batch.index, batch.childless)
+        return self.personalization.encode(self.reduction.nodes(batch.x), batch.fanouts, batch.index, batch.childless)
+
+    def head(self, encoded: Tensor, batch: EgoBatch) -> Tensor:
+        """Logits of the centers ``[B, num_classes]``."""
+        logits: Tensor = self.personalization.classifier(encoded)
+        return logits
 
     def embed(self, batch: EgoBatch) -> Tensor:
         """Reduction embeddings of all positions ``[B, P, H]``; of the centers alone (``P`` = 1) where not ``ego``."""

@@ -72,16 +72,18 @@ class NodeGCN(NodeClassifier[WholeGraph]):
         stored = checkpoint.get("known_neighbours")
         self.use_sums(None if stored is None else NeighbourSums(**stored))
 
-    def forward(self, batch: WholeGraph) -> Tensor:
-        """Logits of the nodes ``batch.index``."""
+    def encode(self, batch: WholeGraph) -> Tensor:
+        """What the second convolution gets: a row per node; after :meth:`use_sums` of ``second`` per column of it."""
         self.check_batch(batch, WholeGraph)
-        sums, matrix = self._sums_of(batch.nodes), gcn_matrix(batch.adj)
-        if sums is None:
-            hidden = self.convs[0](batch.x, matrix)
-        else:
-            hidden = self.convs[0](sums.first, None)
-            matrix = matrix if sums.second is None else sums.second
-        logits: Tensor = self.convs[1](self.dropout(hidden, rectify=True), matrix)
+        sums = self._sums_of(batch.nodes)
+        hidden = self.convs[0](batch.x, gcn_matrix(batch.adj)) if sums is None else self.convs[0](sums.first, None)
+        return self.dropout(hidden, rectify=True)
+
+    def head(self, encoded: Tensor, batch: WholeGraph) -> Tensor:
+        """Logits of the nodes ``batch.index``."""
+        sums = self._sums_of(batch.nodes)
+        matrix = gcn_matrix(batch.adj) if sums is None or sums.second is None else sums.second
+        logits: Tensor = self.convs[1](encoded, matrix)
         return logits.index_select(0, batch.index)
 
     def _sums_of(self, nodes: Tensor) -> NeighbourSums | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,14 +44,26 @@ class NodeSAGE(NodeClassifier[WholeGraph]):
             sizes = ((in_channels, hidden_channels), (hidden_channels, num_classes))
             self.convs = torch.nn.ModuleList(SparseSAGEConv(*size) for size in sizes)
 
-    def forward(self, batch: WholeGraph) -> Tensor:
-        """Logits of the nodes ``batch.index``."""
+    def encode(self, batch: WholeGraph) -> Tensor:
+        """What the second layer gets, a row per node ``[N, hidden_channels]``."""
         self.check_batch(batch, WholeGraph)
-        return self.classify([batch.x], batch.adj).index_select(0, batch.index)
+        return self.hidden(*self.graph(batch))
 
-    def classify(self, blocks: Sequence[Tensor], adj: Adjacency) -> Tensor:
-        """Logits of all nodes of a graph, whose features may come in several blocks."""
-        logits: Tensor = self.convs[1]([self.dropout(self.convs[0](blocks, adj), rectify=True)], adj)
+    def head(self, encoded: Tensor, batch: WholeGraph) -> Tensor:
+        """Logits of the nodes ``batch.index``."""
+        return self.classify(encoded, self.graph(batch)[1]).index_select(0, batch.index)
+
+    def graph(self, batch: WholeGraph) -> tuple[Sequence[Tensor], Adjacency]:
+        """The features, which may come in several blocks, and the adjacency that the layers are applied to."""
+        return [batch.x], batch.adj
+
+    def hidden(self, blocks: Sequence[Tensor], adj: Adjacency) -> Tensor:
+        """The first layer's representations of all nodes."""
+        return self.dropout(self.convs[0](blocks, adj), rectify=True)
+
+    def classify(self, hidden: Tensor, adj: Adjacency) -> Tensor:
+        """Logits of all nodes."""
+        logits: Tensor = self.convs[1]([hidden], adj)
         return logits
 
 
@@ -154,12 +167,17 @@ class NeighGenSAGE(NodeSAGE):
 
     # ------------------------------------------------------------------------------------------------------ steps
     def forward(self, batch: WholeGraph) -> Tensor:
-        """Logits of the nodes ``batch.index``, in the graph mended."""
-        if self._as_it_is:
-            return super().forward(batch)
+        """Logits of the nodes ``batch.index``, in the graph mended; which is made once."""
         self.check_batch(batch, WholeGraph)
+        blocks, adj = self.graph(batch)
+        return self.classify(self.hidden(blocks, adj), adj).index_select(0, batch.index)
+
+    def graph(self, batch: WholeGraph) -> tuple[Sequence[Tensor], Adjacency]:
+        """The graph mended, with the generated nodes after its own."""
+        if self._as_it_is:
+            return super().graph(batch)
         generated, adj = self._mend(batch)
-        return self.classify([batch.x, generated], adj).index_select(0, batch.index)
+        return [batch.x, generated], adj
 
     def training_step(self, batch: WholeGraph, batch_idx: int = 0) -> Tensor:
         """The loss of generator and classifier together; once that is frozen, the classifier's cross-entropy."""
@@ -210,11 +228,17 @@ class NeighGenSAGE(NodeSAGE):
         position = torch.full((batch.adj.num_nodes,), -1, device=adj.col.device)
         position[graph.visible] = torch.arange(graph.visible.numel(), device=position.device)
         index = position[batch.index]
-        logits = at_least_float32(self.classify(blocks, adj))
+        hidden = self.hidden(blocks, adj)
+        logits = at_least_float32(self.classify(hidden, adj))
         labels = self._labels(batch, index.numel())
-        if not bool((index >= 0).any()):
+        seen = index >= 0
+        if not bool(seen.any()):
             return logits.sum() * 0.0  # all training nodes are hidden
-        return self._score(logits[index[index >= 0]], labels[index >= 0], "train")
+        loss = self._score(logits[index[seen]], labels[seen], "train")
+        if self.further_loss is None:
+            return loss
+        visible = replace(batch, index=batch.index[seen], y=labels[seen])
+        return loss + self.further_loss(visible, at_least_float32(hidden[index[seen]]))
 
     def _mend(self, batch: WholeGraph) -> tuple[Tensor, Adjacency]:
         """Generated neighbours' features ``[M, in_channels]``, and the adjacency of ``N + M`` nodes."""

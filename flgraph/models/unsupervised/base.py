@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from flgraph.errors import InputError, expect
-from flgraph.models.base import SizedModule, expect_sizes
+from flgraph.models.base import FurtherLoss, SizedModule, expect_sizes
 from flgraph.models.classifier import labels_of
 from flgraph.models.graphs import inputs
 from flgraph.models.unsupervised.clustering import clustering_metrics, probe_accuracy
@@ -39,10 +39,6 @@ class Encoded(NamedTuple):
 
     nodes: Tensor
     graphs: Tensor
-
-
-FurtherLoss = Callable[[Data, Encoded], Tensor]
-"""A scalar from a training batch and its representations, with a gradient."""
 
 
 class GraphEmbedding(SizedModule, ABC):
@@ -105,7 +101,7 @@ class GraphEmbedding(SizedModule, ABC):
         return embedded(self.encode(batch).graphs, self.embedding)
 
     def training_step(self, batch: Data, batch_idx: int = 0) -> Tensor:
-        """The module's own loss, and :attr:`further_loss` if there is one."""
+        """The module's own loss, and :attr:`further_loss` if there is one, of the batch and :class:`Encoded`."""
         loss, encoded = self.contrast(batch)
         if self.further_loss is None:
             losses = {"loss": loss}

@@ -32,7 +32,8 @@ class FCLG(GraphEmbedding):
         num_classes: number of clusters in a test; -1: given by the data.
         hidden_channels: columns of each layer.
         num_layers: number of graph isomorphism layers.
-        norm: ``batch`` normalisation after each layer, or ``none``.
+        norm: ``batch`` normalisation after each layer, ``batch_per_view``, or ``none``; see
+            :class:`~flgraph.nn.GINEncoder`.
         temperature: :math:`\tau` of Eq. 5.
         similarity: ``cosine``, as in SimCLR, whose loss Eq. 5 is, or ``dot``, as it is written.
         lr: learning rate.
@@ -72,7 +73,7 @@ class FCLG(GraphEmbedding):
         expect_positive(hidden_channels=hidden_channels, num_layers=num_layers)
         expect(0 < temperature < float("inf"), "model.temperature", "a positive, finite number", temperature)
         expect(similarity in get_args(Similarity), "model.similarity", "cosine or dot", similarity)
-        expect(norm in get_args(NormName), "model.norm", "none or batch", norm)
+        expect(norm in get_args(NormName), "model.norm", "none, batch or batch_per_view", norm)
         self.temperature, self.similarity = temperature, similarity
         if self.is_template:
             return

@@ -49,7 +49,7 @@ class InfoGraph(GraphEmbedding):
     ) -> None:
         super().__init__(in_channels, num_classes, **kwargs)
         expect_positive(hidden_channels=hidden_channels, num_layers=num_layers)
-        expect(norm in get_args(NormName), "model.norm", "none or batch", norm)
+        expect(norm in get_args(NormName), "model.norm", "none, batch or batch_per_view", norm)
         if self.is_template:
             return
         self.encoder = GINEncoder(in_channels, hidden_channels, num_layers, norm)

@@ -21,6 +21,12 @@ def sparse_matmul(matrix: Tensor, dense: Tensor) -> Tensor:
 
     Returns:
         ``[N, C]``, in the type of ``dense``; computed in float32 at least, autocast or not.
+
+    Example:
+        >>> matrix = torch.tensor([[0.0, 2.0], [0.0, 0.0]]).to_sparse_csr()
+        >>> sparse_matmul(matrix, torch.tensor([[1.0], [3.0]]))
+        tensor([[6.],
+                [0.]])
     """
     wide = at_least_float32(dense)
     product: Tensor = _SparseProduct.apply(wide, matrix.to(wide.dtype))
@@ -53,7 +59,13 @@ def sparse_times(matrix: Tensor, dense: Tensor, to: Tensor | None = None) -> Ten
 
 
 def transpose_csr(matrix: Tensor) -> Tensor:
-    """The transpose of a sparse CSR matrix, as sparse CSR."""
+    """The transpose of a sparse CSR matrix, as sparse CSR.
+
+    Example:
+        >>> transpose_csr(torch.tensor([[0.0, 2.0]]).to_sparse_csr()).to_dense()
+        tensor([[0.],
+                [2.]])
+    """
     rows, columns = matrix.shape
     row, column = torch.repeat_interleave(matrix.crow_indices().diff()), matrix.col_indices()
     order = column.argsort(stable=True)  # a third quicker than torch's own conversion, and never another order

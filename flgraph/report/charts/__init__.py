@@ -1,7 +1,7 @@
 """Charts of runs: matplotlib figures, and the SVG text that a page takes in."""
 
 from flgraph.report.charts.bars import MAX_BARS, distributions, grouped_bars, level_bars
-from flgraph.report.charts.files import save_png, to_svg
+from flgraph.report.charts.files import VARIABLES, save_figure, save_png, to_svg
 from flgraph.report.charts.lines import MAX_POINTS, error_bars, learning_curves, metric_over_bytes, thinned
 from flgraph.report.charts.points import around_center, embedding_panels
 from flgraph.report.charts.style import BASELINE_COLOUR, COLOURS, Spread, Style, spread, styles_for
@@ -11,6 +11,7 @@ __all__ = [
     "COLOURS",
     "MAX_BARS",
     "MAX_POINTS",
+    "VARIABLES",
     "Spread",
     "Style",
     "around_center",
@@ -21,6 +22,7 @@ __all__ = [
     "learning_curves",
     "level_bars",
     "metric_over_bytes",
+    "save_figure",
     "save_png",
     "spread",
     "styles_for",

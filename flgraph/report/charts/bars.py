@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flgraph.report.charts.style import (
     INK,
@@ -14,6 +14,7 @@ from flgraph.report.charts.style import (
     Spread,
     Style,
     empty_figure,
+    legend_below,
     mark,
     names_down,
     panel,
@@ -23,10 +24,16 @@ from flgraph.report.charts.style import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
 MAX_BARS = 110
-"""So many bars lie side by side before clients go into a second row."""
+"""So many bars lie side by side on a whole page before clients go into a second row, and fewer where it is narrower."""
+
+MAX_DOTS = 600
+"""More dots than these have no hover text each."""
+
+_WHOLE = 11.4  # inches
 
 
 def grouped_bars(
@@ -36,6 +43,8 @@ def grouped_bars(
     ylabel: str,
     styles: Mapping[str, Style],
     width: float,
+    height: float = 3.2,
+    legend: bool = False,
 ) -> Figure:
     """A group of bars per client, a bar per method, with error bars; in several rows if there are many.
 
@@ -45,13 +54,17 @@ def grouped_bars(
         ylabel: what is measured.
         styles: method to its looks.
         width: inches.
+        height: inches of every row.
+        legend: whether the figure names the methods.
     """
-    rows = max(1, math.ceil(len(groups) * len(values) / MAX_BARS))
+    most = MAX_BARS * min(1.0, width / _WHOLE)
+    rows = max(1, math.ceil(len(groups) * len(values) / most))
     columns = math.ceil(len(groups) / rows)
     rows = math.ceil(len(groups) / columns)
-    with empty_figure((width, 3.2 * rows)) as figure:
+    with empty_figure((width, height * rows)) as figure:
         panels = figure.subplots(rows, 1, sharey=True, squeeze=False)[:, 0]
         bar = 0.84 / max(len(values), 4)
+        handles: dict[str, Artist] = {}
         for row, axes in enumerate(panels):
             here = list(groups[row * columns : (row + 1) * columns])
             axes.grid(axis="y")
@@ -66,10 +79,13 @@ def grouped_bars(
                     (patch,) = axes.bar(place, mean, 0.9 * bar, color=style.colour, linewidth=0)
                     if style.hatch:
                         patch.set(hatch=style.hatch, edgecolor=PAPER)
-                    mark(patch, style, f"{name}, {here[round(place)]}: {value_text(mean, std)}")
+                    patch.set_label(plain_text(name))
+                    handles.setdefault(name, patch)
+                    text = f"{name}, {here[round(place)]}: {value_text(mean, std)}"
+                    mark(patch, style, text)
                     if not math.isnan(std):
                         stroke = axes.vlines(place, mean - std, mean + std, color=INK, linewidth=0.8, zorder=3)
-                        mark(stroke, style)
+                        mark(stroke, style, text)
             axes.axhline(0, color=MUTED, linewidth=0.8)
             axes.set_xlim(-0.6, columns - 0.4)
             letters = sum(len(group) for group in here) + 2 * len(here)
@@ -79,10 +95,13 @@ def grouped_bars(
                 for label in axes.get_xticklabels():
                     label.set(rotation=35, ha="right", rotation_mode="anchor")
             axes.tick_params(axis="x", length=0)
+        if legend:
+            legend_below(figure, [handles[name] for name in values if name in handles])
     return figure
 
 
 def distributions(
+    groups: Sequence[str],
     values: Mapping[str, Sequence[float]],
     *,
     xlabel: str,
@@ -93,6 +112,7 @@ def distributions(
     """A box and a dot per client for every method: what remains readable with very many clients.
 
     Args:
+        groups: clients.
         values: method to one value per client.
         xlabel: what is measured.
         styles: method to its looks.
@@ -103,7 +123,8 @@ def distributions(
         axes = panel(figure, "", xlabel, "")
         axes.grid(axis="y", visible=False)
         for number, (name, given) in enumerate(values.items()):
-            style, known = styles[name], [value for value in given if math.isfinite(value)]
+            found = [(group, value) for group, value in zip(groups, given, strict=True) if math.isfinite(value)]
+            style, known = styles[name], [value for _, value in found]
             if not known:
                 continue
             box = axes.boxplot(
@@ -123,8 +144,12 @@ def distributions(
                     mark(artist, style, f"{name}: median {statistics.median(known):.4g}")
             # Spread by the golden ratio: even, and the same in every report.
             heights = [number + 0.42 * ((index * 0.618034) % 1 - 0.5) for index in range(len(known))]
-            dots = axes.scatter(known, heights, s=7, color=style.colour, alpha=0.7, linewidths=0, zorder=3)
-            mark(dots, style, name)
+            look: dict[str, Any] = {"s": 7, "color": style.colour, "alpha": 0.7, "linewidths": 0, "zorder": 3}
+            if len(groups) * len(values) > MAX_DOTS:
+                mark(axes.scatter(known, heights, **look), style, name)
+                continue
+            for (group, value), height in zip(found, heights, strict=True):
+                mark(axes.scatter(value, height, **look), style, f"{name}, {group}: {value:.4g}")
         if zero:
             axes.axvline(0, color=MUTED, linewidth=0.8)
         names_down(axes, list(values))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from flgraph.report.charts.style import (
@@ -15,8 +16,10 @@ from flgraph.report.charts.style import (
     panel,
     plain_text,
     shortened,
+    slices,
     spread,
     styles_for,
+    value_text,
 )
 
 if TYPE_CHECKING:
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
 
 MAX_POINTS = 600
 """Of longer runs so many rounds are drawn: a screen shows no more, and the page stays small."""
+
+MAX_TOLD = 60
+"""Of so many rounds a hover text tells the values: fingers and pointers meet no thinner strips."""
 
 
 def learning_curves(
@@ -36,6 +42,7 @@ def learning_curves(
     styles: Mapping[str, Style] | None = None,
     legend: bool = True,
     unfinished: Mapping[str, Sequence[Sequence[float]]] | None = None,
+    hover: bool = False,
 ) -> Figure:
     """Mean lines over rounds with bands of one standard deviation on either side.
 
@@ -48,6 +55,7 @@ def learning_curves(
         styles: method to its looks; made from the names if not given, ``Local`` grey.
         legend: whether the figure names the methods.
         unfinished: more runs, drawn one by one as thin dotted lines and in no mean.
+        hover: whether every round gets a text with the values of all methods, which a page shows.
 
     Returns:
         A figure that no ``pyplot`` knows of; :func:`save_png` and :func:`to_svg` write it.
@@ -56,13 +64,15 @@ def learning_curves(
     styles = styles or styles_for(list(dict.fromkeys([*series, *unfinished])), "Local")
     with empty_figure(size) as figure:
         axes = panel(figure, title, "round", ylabel)
-        longest, labelled = 1, set(series)
+        longest, labelled, told = 1, set(series), dict[int, list[str]]()
         for name, runs in series.items():
             rounds, means, stds = _over_rounds(runs)
             if not rounds:
                 continue
             longest = max(longest, rounds[-1])
             style = styles[name]
+            for number, mean, std in zip(rounds, means, stds, strict=True):
+                told.setdefault(number, []).append(f"{name}: {value_text(mean, std)}")
             if any(std > 0 for std in stds):
                 lower = [mean - (0 if math.isnan(std) else std) for mean, std in zip(means, stds, strict=True)]
                 upper = [mean + (0 if math.isnan(std) else std) for mean, std in zip(means, stds, strict=True)]
@@ -74,6 +84,8 @@ def learning_curves(
                 rounds, values, _ = _over_rounds([run])
                 if not rounds:
                     continue
+                for number, value in zip(rounds, values, strict=True):
+                    told.setdefault(number, []).append(f"{name}, unfinished: {value_text(value, math.nan)}")
                 longest = max(longest, rounds[-1])
                 style = styles[name]
                 label = None if name in labelled else plain_text(name)
@@ -84,8 +96,10 @@ def learning_curves(
                 mark(line, style, f"{name}, unfinished")
         axes.set_xlim(1 if longest > 1 else 0.5, longest * 1.01 if longest > 1 else 1.5)
         _whole_numbers(axes)
+        if hover:
+            _tell(axes, told)
         if legend:
-            legend_below(figure, axes)
+            legend_below(figure, axes.get_legend_handles_labels()[0])
     return figure
 
 
@@ -127,7 +141,7 @@ def error_bars(
                     stroke = axes.vlines(place, mean - std, mean + std, color=style.colour, linewidth=1.2)
                     mark(stroke, style)
         axes.set_xticks(range(len(settings)), [shortened(setting) for setting in settings])
-        legend_below(figure, axes)
+        legend_below(figure, axes.get_legend_handles_labels()[0])
     return figure
 
 
@@ -138,6 +152,7 @@ def metric_over_bytes(
     ylabel: str,
     styles: Mapping[str, Style],
     size: tuple[float, float],
+    legend: bool = False,
 ) -> Figure:
     """What a method reached after so many megabytes.
 
@@ -147,38 +162,54 @@ def metric_over_bytes(
         ylabel: the metric.
         styles: method to its looks.
         size: inches.
+        legend: whether the figure names the methods.
     """
     with empty_figure(size) as figure:
-        axes = panel(figure, "", "megabytes sent so far, up and down, all clients", ylabel)
+        axes = panel(figure, "", "megabytes sent so far (up and down, all clients)", ylabel)
         for name, (megabytes, values) in series.items():
-            _line(axes, megabytes, values, styles[name], name)
+            _line(axes, megabytes, values, styles[name], name, f": {values[-1]:.4g} after {megabytes[-1]:.3g} MB")
         for name, value in free.items():
             line = axes.axhline(value, color=styles[name].colour, linewidth=1.2, linestyle=(0, (5, 2)), zorder=1.8)
-            mark(line, styles[name], f"{name}: nothing sent")
+            line.set_label(plain_text(name))
+            mark(line, styles[name], f"{name}: {value:.4g}, nothing sent")
         ends = [xs[-1] for xs, _ in series.values() if len(xs)]
         starts = [xs[0] for xs, _ in series.values() if len(xs) and xs[0] > 0]
         if ends and starts and max(ends) > 20 * min(ends):
             axes.set_xscale("log")  # else the frugal methods are a vertical stroke at the left
         elif ends:
             axes.set_xlim(0, max(ends) * 1.01)
+        if legend:
+            legend_below(figure, axes.get_legend_handles_labels()[0])
     return figure
 
 
-def thinned(count: int) -> list[int]:
-    """At most :data:`MAX_POINTS` even-spaced positions in ``range(count)``, the first and the last among them."""
-    if count <= MAX_POINTS:
+def thinned(count: int, most: int = MAX_POINTS) -> list[int]:
+    """At most ``most`` even-spaced positions in ``range(count)``, the first and the last among them."""
+    if count <= most:
         return list(range(count))
-    return [round(number * (count - 1) / (MAX_POINTS - 1)) for number in range(MAX_POINTS)]
+    return [round(number * (count - 1) / (most - 1)) for number in range(most)]
 
 
-def _line(axes: Axes, xs: Sequence[float], ys: Sequence[float], style: Style, name: str) -> None:
+def _tell(axes: Axes, told: Mapping[int, Sequence[str]]) -> None:
+    """A hover text per round, of at most :data:`MAX_TOLD` rounds."""
+    rounds = sorted(told)
+    kept = [rounds[place] for place in thinned(len(rounds), MAX_TOLD)]
+    if not kept:
+        return
+    left, right = axes.get_xlim()
+    between = [(one + other) / 2 for one, other in pairwise(kept)]
+    slices(axes, [left, *between, right], ["\n".join([f"round {number}", *told[number]]) for number in kept])
+    axes.set_xlim(left, right)
+
+
+def _line(axes: Axes, xs: Sequence[float], ys: Sequence[float], style: Style, name: str, text: str = "") -> None:
     look: dict[str, Any] = {"color": style.colour, "linewidth": 1.4, "solid_joinstyle": "round"}
     if style.dashes:
         look["dashes"] = style.dashes
     (line,) = axes.plot(xs, ys, label=plain_text(name), zorder=2.5, **look)
-    mark(line, style, name)
+    mark(line, style, name + text)
     (end,) = axes.plot(xs[-1:], ys[-1:], marker="o", markersize=3.6, color=style.colour, zorder=2.6, clip_on=False)
-    mark(end, style, name)
+    mark(end, style, name + text)
 
 
 def _over_rounds(runs: Sequence[Sequence[float]]) -> tuple[list[int], list[float], list[float]]:

@@ -51,6 +51,7 @@ _RC: Any = {
     "ytick.major.size": 2.5,
     "hatch.linewidth": 0.7,
     "legend.frameon": False,
+    "pdf.fonttype": 42,  # journals refuse Type 3 fonts
     "svg.fonttype": "none",  # text stays text: smaller, searchable, in the page's font
     "svg.hashsalt": "flgraph",  # else identifiers are random, and no two pages of the same runs the same
     "path.simplify": True,
@@ -104,11 +105,15 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 @contextmanager
-def settings() -> Iterator[None]:
-    """What is drawn or written inside looks as this module says; the user's own settings stay as they are."""
+def settings(outlines: bool = False) -> Iterator[None]:
+    """What is drawn or written inside looks as this module says; the user's own settings stay as they are.
+
+    Args:
+        outlines: whether letters in SVG are shapes.
+    """
     import matplotlib
 
-    with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context({**_RC, "svg.fonttype": "path"} if outlines else _RC):
         yield
 
 
@@ -131,12 +136,18 @@ def panel(figure: Figure, title: str, xlabel: str, ylabel: str) -> Axes:
     return axes
 
 
-def legend_below(figure: Figure, axes: Axes) -> None:
-    """Below the panel, in as many columns as fit."""
-    handles, labels = axes.get_legend_handles_labels()
+def legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
+    """Below the panel, in as many columns as fit; the figure grows by as much."""
+    labels = [str(handle.get_label()) for handle in handles]
     for columns in range(min(len(labels), 6), 0, -1):
         legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns)
-        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+        extent = legend.get_window_extent()
+        if columns == 1 or extent.width <= figure.bbox.width:
+            figure.set_figheight(figure.get_figheight() + extent.height / figure.dpi)
+            for handle, shape, text in zip(handles, legend.legend_handles, legend.get_texts(), strict=True):
+                for part in (shape, text):  # they go where their line goes
+                    if part is not None:
+                        part.set_gid(f"{str(handle.get_gid()).partition(' ')[0]} ")
             return
         legend.remove()
 
@@ -144,6 +155,18 @@ def legend_below(figure: Figure, axes: Axes) -> None:
 def mark(artist: Artist, style: Style, text: str = "") -> None:
     """Says in the SVG whose shape it is; ``to_svg`` makes a class and a hover text of it."""
     artist.set_gid(f"{style.key} {text}")
+
+
+def slices(axes: Axes, ends: Sequence[float], texts: Sequence[str]) -> None:
+    """Upright strips that nobody sees, with a hover text each: a page shows what all lines are at there.
+
+    Args:
+        axes: with its limits set.
+        ends: where one strip ends and the next begins, ascending; one more than there are texts.
+        texts: from left to right.
+    """
+    for left, right, text in zip(ends, ends[1:], texts, strict=False):
+        axes.axvspan(left, right, alpha=0, linewidth=0, zorder=9).set_gid(f"slice {text}")
 
 
 def value_text(mean: float, std: float) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ class Reference(nn.Module):
 
     def __init__(self, net: FCLG) -> None:
         super().__init__()
-        self.convs, self.norms = nn.ModuleList(), net.encoder.norms
+        self.convs, self.norms = nn.ModuleList(), copy.deepcopy(net.encoder.norms)
+        self.apart = net.hparams["norm"] == "batch_per_view"
         for conv in net.encoder.convs:
             first, second = nn.Linear(conv.in_channels, conv.hidden_channels), nn.Linear(conv.hidden_channels, 5)
             self.convs.append(GINConv(nn.Sequential(first, nn.ReLU(), second)))  # which draws new weights
@@ -35,16 +37,16 @@ class Reference(nn.Module):
             second.load_state_dict(conv.lin2.state_dict())
 
     def forward(self, batch: Batch, dense: Tensor) -> list[Tensor]:
-        """Embeddings of both views; batch normalisation sees them together."""
+        """Embeddings of both views; batch normalisation sees them together, or one after the other."""
         views, layers = [batch.x, batch.x], []
         for conv, norm in zip(self.convs, self.norms, strict=True):
             views = [conv(views[0], batch.edge_index).relu(), conv.nn(views[1] + dense @ views[1]).relu()]
-            views = list(norm(torch.cat(views)).chunk(2))
+            views = [norm(view) for view in views] if self.apart else list(norm(torch.cat(views)).chunk(2))
             layers.append(views)
         return [global_add_pool(torch.cat(view, dim=1), batch.batch) for view in zip(*layers, strict=True)]
 
 
-@pytest.mark.parametrize("norm", ["none", "batch"])
+@pytest.mark.parametrize("norm", ["none", "batch", "batch_per_view"])
 def test_equals_pyg(norm: Any, graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
     """Embeddings of both views, the loss, and its gradients."""
     torch.manual_seed(0)
@@ -67,6 +69,7 @@ def test_equals_pyg(norm: Any, graph_list: Callable[..., list[Data]], tmp_path: 
     for own, other in zip(net.encoder.convs, reference.convs, strict=True):
         torch.testing.assert_close(own.lin1.weight.grad, other.nn[0].weight.grad, atol=1e-5, rtol=1e-3)
         torch.testing.assert_close(own.lin2.bias.grad, other.nn[2].bias.grad, atol=1e-5, rtol=1e-3)
+    torch.testing.assert_close(net.encoder.norms.state_dict(), reference.norms.state_dict())
 
 
 def test_trains_alone(graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:

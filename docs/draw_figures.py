@@ -1,0 +1,268 @@
+"""Draws the figures of the documentation into docs/figures: ``python docs/draw_figures.py``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+FIGURES = Path(__file__).parent / "figures"
+CLIENTS = ("north", "east", "west")
+COLOURS = {
+    "shared": ("#3f6fb5",) * 3,
+    "own": ("#e0863b", "#c9a227", "#b5527a"),
+    "cluster": ("#3f6fb5", "#3f6fb5", "#4b9b6e"),
+    "neighbours": ("#3f6fb5", "#5b6fc5", "#3f8fb5"),
+}
+"""The colour of a block at each client: equal colours are equal values."""
+LEGEND = {
+    "shared": "the same at all clients",
+    "own": "of one client, stays there",
+    "cluster": "the same within a cluster",
+    "neighbours": "each client has a mean of its own",
+}
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What a figure of a method shows.
+
+    Args:
+        blocks: what a client's model is made of, first layer first: name and a key of ``COLOURS``.
+        up, server, down: what is sent, what the server does with it, and what comes back.
+        client: what the client does besides training, if anything.
+    """
+
+    blocks: tuple[tuple[str, str], ...]
+    up: str
+    server: str
+    down: str
+    client: str = "trains for the local epochs"
+
+
+WHOLE = (("model", "shared"),)
+GRAPHS = (("input layer", "own"), ("graph convolutions", "shared"), ("classifier", "own"))
+METHODS = {
+    "local": Federation((("model", "own"),), "nothing", "does nothing", "nothing"),
+    "fedavg": Federation(
+        (("input layer", "own"), ("layers of equal shape", "shared"), ("classifier", "own")),
+        "weights, number of samples",
+        "weighted mean",
+        "the mean",
+    ),
+    "fedprox": Federation(
+        WHOLE, "weights, number of samples", "weighted mean", "the mean", "trains, held back towards the mean"
+    ),
+    "fedper": Federation(GRAPHS, "convolutions, number of samples", "weighted mean", "the mean"),
+    "fedsage": Federation(
+        (("input layer", "own"), ("GraphSAGE layers", "shared"), ("classifier", "own")),
+        "weights, number of samples",
+        "weighted mean",
+        "the mean",
+    ),
+    "gcfl": Federation(
+        (("input layer", "own"), ("graph convolutions", "cluster"), ("classifier", "own")),
+        "convolutions, number of samples",
+        "splits clusters by updates; a mean for each",
+        "the own cluster's mean",
+    ),
+    "fedstar": Federation(
+        (("feature encoder", "own"), ("structure encoder", "shared"), ("classifier", "own")),
+        "structure encoder, number of samples",
+        "weighted mean",
+        "the mean",
+    ),
+    "fedego": Federation(
+        (("reduction layers", "shared"), ("personalization layers", "own")),
+        "reduction layers, averaged ego-graphs",
+        "mean; trains a global model on the ego-graphs",
+        "mean, global layers, label distribution",
+        "mixes global with own layers, trains",
+    ),
+    "dfedgnn": Federation(
+        (("model", "neighbours"),), "weights", "relays: a mean over each one's neighbours", "the own neighbours' mean"
+    ),
+    "graphfl": Federation(
+        WHOLE,
+        "first meta-gradients, then weights",
+        "a meta-step, then the mean",
+        "the weights",
+        "support and query set, then trains",
+    ),
+    "fedgcn": Federation(
+        WHOLE,
+        "once: sums over neighbours; then weights",
+        "adds the sums up, once; weighted mean",
+        "once: complete sums; then the mean",
+    ),
+    "fedgta": Federation(
+        (("model", "neighbours"),),
+        "weights; moments and confidence of labels",
+        "a mean over those whose moments are alike",
+        "a mean of its own",
+        "trains, spreads labels over its graph",
+    ),
+    "fedpub": Federation(
+        (("weights", "neighbours"), ("masks", "own")),
+        "weights; output on a random graph",
+        "a mean weighed by likeness of outputs",
+        "a mean of its own",
+        "trains weights and masks",
+    ),
+    "fedtad": Federation(
+        WHOLE,
+        "weights; reliability for each class",
+        "weighted mean, then learns on made-up graphs",
+        "what came of the mean",
+    ),
+    "adafgl": Federation(
+        (("GCN", "shared"), ("parts for like and unlike neighbours", "own")),
+        "the GCN's weights, in the first rounds",
+        "weighted mean",
+        "the mean",
+        "trains the GCN; later its own parts",
+    ),
+    "fedsageplus": Federation(
+        (("generator of neighbours", "own"), ("classifier", "shared")),
+        "first generators, gradients; then weights",
+        "hands them round; then the mean",
+        "first generators, gradients; then the mean",
+        "mends its graph, trains",
+    ),
+    "fedhgn": Federation(
+        (("node embeddings", "own"), ("bases", "shared"), ("coefficients of types", "own")),
+        "bases; coefficients without names",
+        "mean of bases; pools coefficients",
+        "mean; the others' coefficients",
+        "trains, drawn to the nearest other",
+    ),
+    "schemafedavg": Federation(
+        (("node embeddings", "own"), ("weights of relations, by name", "shared")),
+        "each relation's weights, its name",
+        "mean over those who have it",
+        "the means of the own relations",
+    ),
+    "fclg": Federation(
+        (("graph encoder", "shared"),),
+        "weights, number of graphs",
+        "weighted mean",
+        "the mean",
+        "contrasts graphs, and models; no labels",
+    ),
+    "infograph": Federation(
+        (("graph encoder", "shared"),),
+        "weights, number of graphs",
+        "weighted mean",
+        "the mean",
+        "contrasts nodes with graphs; no labels",
+    ),
+}
+
+STYLE = "font-family='Helvetica, Arial, sans-serif'"
+LEFT, STEP, WIDE = 36, 230, 188  # of the clients' boxes
+
+
+def text(x: float, y: float, words: str, size: int = 13, anchor: str = "middle", fill: str = "#22313f") -> str:
+    return f"<text x='{x:g}' y='{y:g}' font-size='{size}' text-anchor='{anchor}' fill='{fill}'>{escape(words)}</text>"
+
+
+def box(x: float, y: float, w: float, h: float, fill: str, stroke: str = "none") -> str:
+    radius = min(6, w / 4)
+    return f"<rect x='{x:g}' y='{y:g}' width='{w:g}' height='{h:g}' rx='{radius:g}' fill='{fill}' stroke='{stroke}'/>"
+
+
+def arrow(x1: float, y1: float, x2: float, y2: float) -> str:
+    ends = f"x1='{x1:g}' y1='{y1:g}' x2='{x2:g}' y2='{y2:g}'"
+    return f"<line {ends} stroke='#62727f' stroke-width='1.6' marker-end='url(#a)'/>"
+
+
+def page(width: int, height: int, title: str, parts: list[str]) -> str:
+    head = (
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' role='img' {STYLE}>"
+        f"<title>{escape(title)}</title>"
+        "<defs><marker id='a' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' markerHeight='7' orient='auto'>"
+        "<path d='M0 0 L8 4 L0 8 z' fill='#62727f'/></marker></defs>"
+    )
+    return "\n".join([head, box(0.5, 0.5, width - 1, height - 1, "#ffffff", "#d5dce1"), *parts, "</svg>\n"])
+
+
+def client(x: float, y: float, index: int, shown: Federation) -> list[str]:
+    """One client: its model's blocks over its data."""
+    height = 62 + 26 * len(shown.blocks)
+    parts = [
+        box(x, y, WIDE, height, "#f4f6f8", "#b9c4cc"),
+        text(x + WIDE / 2, y + 18, f"client {CLIENTS[index]}"),
+    ]
+    for row, (name, kind) in enumerate(shown.blocks):
+        top = y + 27 + 26 * row
+        parts += [
+            box(x + 10, top, WIDE - 20, 22, COLOURS[kind][index]),
+            text(x + WIDE / 2, top + 15, name, 12, fill="#ffffff"),
+        ]
+    return [*parts, text(x + WIDE / 2, y + height - 12, "graphs and labels stay here", 12, fill="#62727f")]
+
+
+def federation(title: str, shown: Federation) -> str:
+    """A server above three clients; what goes up and down stands beside the arrows."""
+    y = 176
+    bottom = y + 62 + 26 * len(shown.blocks)
+    kinds = [kind for kind in LEGEND if any(kind == block[1] for block in shown.blocks)]
+    parts = [
+        box(190, 18, 340, 48, "#e8eef5", "#8fa7c2"),
+        text(360, 38, "server", 14),
+        text(360, 56, shown.server, 12),
+    ]
+    for index in range(3):
+        x = LEFT + STEP * index
+        middle = x + WIDE / 2
+        target = 250 + 110 * index
+        if shown.up != "nothing":
+            parts += [arrow(middle - 14, y - 6, target - 10, 72), arrow(target + 14, 68, middle + 14, y - 8)]
+        parts += client(x, y, index, shown)
+    parts += [
+        box(232, 88, 256, 56, "#ffffff", "#d5dce1"),
+        text(360, 109, f"↑ {shown.up}", 12),
+        text(360, 133, f"↓ {shown.down}", 12),
+        text(360, bottom + 24, f"each client {shown.client}", 13),
+    ]
+    x = 360 - 105 * len(kinds)
+    for kind in kinds:
+        for index, colour in enumerate(COLOURS[kind]):
+            parts.append(box(x + 12 * index, bottom + 38, 11, 14, colour))
+        parts.append(text(x + 42, bottom + 50, LEGEND[kind], 12, "start", "#62727f"))
+        x += 210
+    return page(720, bottom + 66, title, parts)
+
+
+def federation_round() -> str:
+    """The picture of the first page: what happens in a round, in four steps."""
+    shown = Federation((("stays at home", "own"), ("shared", "shared"), ("stays at home", "own")), "", "", "")
+    parts = [
+        box(225, 22, 270, 66, "#e8eef5", "#8fa7c2"),
+        text(360, 46, "server", 15),
+        text(360, 68, "③ averages what was shared; sees no graph", 12),
+    ]
+    for index in range(3):
+        x = LEFT + STEP * index
+        middle, target = x + WIDE / 2, 270 + 90 * index
+        parts += [arrow(middle - 14, 194, target - 10, 94), arrow(target + 14, 90, middle + 14, 192)]
+        parts += client(x, 200, index, shown)
+    parts += [
+        text(20, 122, "② sends the shared layers", 13, "start"),
+        text(700, 122, "④ takes the mean home", 13, "end"),
+        text(360, 366, "① every client trains on its own graphs, with its own Lightning Trainer", 14),
+        text(360, 388, "then the next round", 12, fill="#62727f"),
+    ]
+    return page(720, 402, "One round of a federation", parts)
+
+
+def figures() -> dict[str, str]:
+    """File name to contents."""
+    return {"round.svg": federation_round()} | {
+        f"{name}.svg": federation(f"What is shared: {name}", shown) for name, shown in METHODS.items()
+    }
+
+
+if __name__ == "__main__":
+    for name, svg in figures().items():
+        (FIGURES / name).write_text(svg, encoding="utf-8")

@@ -1,0 +1,174 @@
+"""Plain LightningDataModules, one per client, and what is no data or no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch_geometric.loader import DataLoader as GraphLoader
+
+from flgraph.callbacks import FedAvg
+from flgraph.errors import InputError
+from flgraph.federation import FederatedTrainer
+from flgraph.models import GNN
+
+Federate = Callable[..., FederatedTrainer]
+
+
+class Rows(pl.LightningDataModule):
+    """As in a Lightning tutorial: each stage makes its own parts."""
+
+    def __init__(self, rows: int = 6, seed: int = 0, batch_size: int = 4) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.rows, self.seed, self.batch_size = rows, seed, batch_size
+
+    def setup(self, stage: str) -> None:
+        x = torch.randn(self.rows, 4, generator=torch.Generator().manual_seed(self.seed))
+        own = TensorDataset(x, torch.arange(self.rows) % 2)
+        if stage == "fit":
+            self.train, self.val = own, own
+        if stage == "test":
+            self.tested = own
+        if stage == "predict":
+            self.predicted = x
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.train, self.batch_size, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.val, self.rows)
+
+    def test_dataloader(self) -> Any:
+        return DataLoader(self.tested, self.rows)
+
+    def predict_dataloader(self) -> Any:
+        return DataLoader(self.predicted, self.rows)
+
+
+def test_equals_a_federated_datamodule(
+    federate: Federate, toy_federation: Callable[..., Any], toy_module: Any, assert_same: Callable[..., None]
+) -> None:
+    """With the same rows, batches and names every number is the same."""
+    wanted = federate(FedAvg(), rounds=2, name="one").fit(
+        toy_module(), toy_federation(6, 8, batch_size=4, shuffle=True)
+    )
+    modules = {"A": Rows(6, 0), "B": Rows(8, 1)}
+    trainer = federate(FedAvg(), rounds=2)
+    model = toy_module()
+    results = trainer.fit(model, modules)
+    assert results["final"]["clients"] == wanted["final"]["clients"]
+    assert results["data"]["B"] == {
+        **{"num_train_samples": 8, "in_channels": 4, "in_features": 4},
+        **{"rows": 8, "seed": 1, "batch_size": 4},
+    }
+    assert trainer.run_dir is not None
+    assert trainer.run_dir.parent.name == "fedavg-a-b"
+    assert len(trainer.predict(model, modules)["B"][0]) == 8  # those of the fit
+    assert trainer.test(model, modules) == trainer.test(model, modules, ckpt_path="last")
+
+
+def test_goes_on_with_the_same_data_only(federate: Federate, toy_module: Any) -> None:
+    federate(FedAvg(), rounds=1).fit(toy_module(), {"A": Rows()})
+    federate(FedAvg(), rounds=2).fit(toy_module(), {"A": Rows()}, ckpt_path="last")
+    with pytest.raises(InputError, match=r"`data\.A\.batch_size` to be 4 as in checkpoint"):
+        federate(FedAvg(), rounds=3).fit(toy_module(), {"A": Rows(batch_size=3)}, ckpt_path="last")
+
+
+def test_sizes_of_a_template_come_from_the_data(federate: Federate, graph_list: Callable[..., Any]) -> None:
+    class Graphs(pl.LightningDataModule):
+        num_classes = 2  # of the datamodule; model_args is what counts
+        model_args = {"in_channels": 5, "num_classes": 2}  # noqa: RUF012
+
+        def train_dataloader(self) -> Any:
+            return GraphLoader(graph_list(8, 5), batch_size=4)
+
+        val_dataloader = train_dataloader
+
+    trainer = federate(FedAvg(), rounds=1)
+    trainer.fit(GNN(hidden_channels=4), {"north": Graphs(), "east": Graphs()})
+    assert trainer.client_model("north").in_channels == 5
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+def of_stream() -> Any:
+    class Streamed(Rows):
+        def train_dataloader(self) -> Any:
+            return DataLoader(Stream(), 2)
+
+    return Streamed()
+
+
+def with_transfer() -> Any:
+    class Transferring(Rows):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return batch
+
+    return Transferring()
+
+
+LOADER = DataLoader(TensorDataset(torch.ones(2, 4)))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (Rows(), "`datamodule` to be one per client, {'north': datamodule, ...}, but got Rows."),
+        (LOADER, "`datamodule` to be a federated datamodule or {'north': datamodule} but got DataLoader."),
+        (
+            Rows,
+            "`datamodule` to be a federated datamodule or {'north': datamodule} but got the class Rows, which",
+        ),
+        ({"north": LOADER}, "`datamodule['north']` to be a LightningDataModule but got DataLoader."),
+        ({"north": Rows}, "`datamodule['north']` to be a LightningDataModule but got the class Rows, which is not"),
+        ({1: Rows()}, "`datamodule` to be LightningDataModules by names but got one by int."),
+        ({}, "`data.clients` to be at least one client but got 'none'."),
+        ({"a/b": Rows()}, "`data.clients` to be names that can be file names, and none of them `mean`, but got 'a/b'."),
+        ({"north": of_stream()}, "`num_train_samples` of datamodule `north` to be given, as it is the client's weight"),
+        ({"north": with_transfer()}, "`datamodule.on_after_batch_transfer` to be in the model or the data set, as"),
+        (None, "`datamodule` to be a federated datamodule or {'north': datamodule} but got NoneType."),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
+)
+def test_what_is_no_data(federate: Federate, toy_module: Any, given: Any, told: str) -> None:
+    with pytest.raises(InputError) as refused:
+        federate(FedAvg(), rounds=1).fit(toy_module(), given)
+    assert told in str(refused.value)
+
+
+class Other:
+    """Stands for the LightningModule of the package `lightning`."""
+
+    __module__ = "lightning.pytorch.core.module"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            torch.nn.Linear(4, 2),
+            "`model` to be a LightningModule, or a function from a client's data to one, but",
+        ),
+        (GNN, "but got the class GNN, which is not called yet."),
+        ("GNN", "but got str."),
+        (Other(), "but got Other, a Other of `lightning`, not `pytorch_lightning`."),
+        (
+            lambda data: torch.nn.Linear(4, 2),
+            "`model` to be a function that returns a LightningModule but got 'Lin",
+        ),
+        (Rows(), "but got Rows."),
+    ],
+    ids=["module", "class", "text", "other package", "function", "swapped"],
+)
+def test_what_is_no_model(federate: Federate, given: Any, told: str) -> None:
+    with pytest.raises(InputError) as refused:
+        federate(FedAvg(), rounds=1).fit(given, {"north": Rows()})
+    assert told in str(refused.value)
