@@ -18,6 +18,7 @@ from rich.console import Console
 import flgraph.callbacks
 import flgraph.data
 import flgraph.models  # noqa: F401
+from flgraph.cli.arguments import with_default_data, with_packaged_configs
 from flgraph.cli.exits import ENDINGS, FAILED, ending_of, stopped
 from flgraph.cli.parser import Refusing, translated
 from flgraph.errors import InputError
@@ -47,12 +48,13 @@ class FederatedCLI(LightningCLI):
     Args:
         args: the command line; that of the process when ``None``.
         run: whether it begins with a subcommand, which is run; otherwise model, data and trainer are only made.
+        given: what the user wrote, where that is less.
     """
 
     trainer: FederatedTrainer
 
-    def __init__(self, args: Sequence[str] | None = None, run: bool = True) -> None:
-        self._given = list(sys.argv[1:] if args is None else args)
+    def __init__(self, args: Sequence[str] | None = None, run: bool = True, given: Sequence[str] | None = None) -> None:
+        self._given = list(given or (sys.argv[1:] if args is None else args))
         super().__init__(
             model_class=pl.LightningModule,
             datamodule_class=pl.LightningDataModule,
@@ -181,7 +183,7 @@ def main(args: Sequence[str]) -> None:
     ignore_deprecations()
     try:
         with flushing_denormals():  # before there are further threads, which take it over
-            FederatedCLI(args)
+            FederatedCLI(with_default_data(with_packaged_configs(args)), given=args)
     except SystemExit as error:
         transport.exit_code = error.code if isinstance(error.code, int) else FAILED
         if hasattr(error, "__notes__"):

@@ -55,7 +55,7 @@ def _run(given: list[str]) -> None:
         case [command, *rest] if command in TRAINING:
             _train(command, rest)
         case _:
-            from flgraph.cli.typos import suggestion
+            from flgraph.cli.parser import suggestion
 
             names = [*TRAINING, *OTHERS]
             got = f"{given[0][:60]!r}{suggestion(given[0], names)}" if given else "none"
@@ -70,11 +70,10 @@ def _train(command: str, args: list[str]) -> None:
     if (text := help_of(command, args)) is not None:
         print(text)
         return
-    words = with_default_data(with_packaged_configs([command, *args]))
-    check(command, words[1:])
+    check(command, with_default_data(with_packaged_configs([command, *args]))[1:])
     with _no_garbage():
         fit = import_module("flgraph.cli.fit")
-    fit.main(words)
+    fit.main([command, *args])
 
 
 def _overview() -> str:

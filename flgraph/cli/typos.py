@@ -6,16 +6,15 @@ somebody who has mistyped a name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from flgraph.cli.outline import Outline, exported, outline
-from flgraph.cli.parser import CommandParser, UsageError
+from flgraph.cli.parser import CommandParser, UsageError, suggestion
 from flgraph.configs import find_config
 from flgraph.errors import InputError
 
@@ -34,12 +33,6 @@ _INNER = ("class_path", "init_args", "dict_kwargs", "help")
 """What may stand in the name of a field of a class besides the field."""
 _LINKED = "seed"
 """The trainer's field that has another name on the command line."""
-
-
-def suggestion(name: str, names: Iterable[str], form: str = "{}") -> str:
-    """``(did you mean ...?)`` with a blank before it; nothing where no name is close."""
-    close = get_close_matches(name, list(names), 1, 0.5)
-    return f" (did you mean {form.format(close[0])}?)" if close else ""
 
 
 def trainer_fields() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from flgraph.federation.engines import Engine, ProcessGroup, Sequential
 from flgraph.federation.engines.distributed.environment import ProcessEnvironment
 from flgraph.federation.lightning import refused_by_lightning
 from flgraph.federation.lightning_callbacks import check_callbacks
-from flgraph.federation.plain import check_model, federated
+from flgraph.federation.plain import check_model, federated, what_is
 from flgraph.federation.policy import Policy
 from flgraph.federation.server import Server, Tolerance
 from flgraph.federation.signals import stop_on_signals
@@ -126,7 +126,8 @@ class FederatedTrainer(TrainedLoop):
         expect(0 < client_fraction <= 1, "trainer.client_fraction", "above 0 and at most 1", client_fraction)
         expect(monitor_mode in ("max", "min"), "trainer.monitor_mode", "max or min", monitor_mode)
         expect(name is None or is_file_name(name), "trainer.name", "the name of a folder, without /", name)
-        expect(isinstance(aggregator, Aggregator), "trainer.aggregator", "an Aggregator", type(aggregator).__name__)
+        if not isinstance(aggregator, Aggregator):
+            raise InputError("trainer.aggregator", "an Aggregator", what_is(aggregator))
         check_callbacks(callbacks)
         self.engine = engine or Sequential()
         lightning: dict[str, Any] = {
