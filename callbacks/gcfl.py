@@ -23,7 +23,7 @@ class GCFL(FedPer):
     :math:`\Delta w_m = w_m - \bar w_c` of every cluster :math:`c` and splits it in two if
 
     .. math::
-        \Big\lVert \frac{1}{|c|} \sum_{m \in c} \Delta w_m \Big\rVert < \varepsilon_1 \qquad\text{and}\qquad
+        \left\lVert \frac{1}{|c|} \sum_{m \in c} \Delta w_m \right\rVert < \varepsilon_1 \qquad\text{and}\qquad
         \max_{m \in c} \lVert \Delta w_m \rVert > \varepsilon_2,
 
     that is, if the cluster as a whole stands still while a member still wants to move. The split is the Stoer-Wagner

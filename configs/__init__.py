@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
+
+from flgraph.errors import InputError
 
 
 def find_config(name: str) -> Path:
@@ -21,6 +24,34 @@ def find_config(name: str) -> Path:
     given = Path(name)
     packaged = Path(__file__).parent.joinpath(*given.parts[1:])
     return packaged if not given.exists() and given.parts[:1] == ("configs",) and packaged.is_file() else given
+
+
+def read_yaml(file: Path) -> Any:
+    """What a YAML file holds.
+
+    Raises:
+        InputError: it is none. Nothing of the file is repeated: it may be data that was given by mistake.
+    """
+    try:
+        return yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except OSError as error:
+        raise InputError(str(file), "a YAML file", f"one that cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        why = f"see line {mark.line + 1}" if mark else "it is no text"
+        raise InputError(str(file), "a YAML file", f"one that cannot be read ({why})") from None
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """The sections of a configuration file.
+
+    Raises:
+        InputError: it is no YAML mapping.
+    """
+    content = read_yaml(file)
+    if not isinstance(content, dict):
+        raise InputError(str(file), "a YAML mapping with sections such as `model` and `trainer`", "something else")
+    return content
 
 
 @cache

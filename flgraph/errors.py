@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 
@@ -58,13 +59,29 @@ def expect(condition: bool, field: str, expected: str, got: Any) -> None:
         condition: what must be true.
         field: see :class:`InputError`.
         expected: see there.
-        got: the value that came; strings are quoted in the message.
+        got: the value that came, see :func:`shown`.
 
     Raises:
         InputError: ``condition`` does not hold.
     """
     if not condition:
-        raise InputError(field, expected, repr(got) if isinstance(got, str) else got)
+        raise InputError(field, expected, shown(got))
+
+
+LONGEST = 60
+"""Characters of a value that a message repeats: enough to know it again, and no more, as it may be data."""
+
+
+def shown(value: Any) -> Any:
+    """A value as messages repeat it: strings in quotes, and all but paths and errors cut after 60 characters.
+
+    >>> print(shown("x" * 100))
+    'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...
+    """
+    if isinstance(value, PurePath | BaseException | bool | int | float | None):
+        return value
+    text = repr(value[: 2 * LONGEST]) if isinstance(value, str) else str(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def first_line(error: BaseException) -> str:

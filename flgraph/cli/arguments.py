@@ -8,17 +8,23 @@ from pathlib import Path
 
 import yaml
 
-from flgraph.configs import find_config
+from flgraph.configs import find_config, read_config
 
 
 def with_packaged_configs(args: Sequence[str]) -> list[str]:
-    """Lets ``-c configs/data/chem.yaml`` work away from a checkout: what is not there is taken from the package."""
+    """Lets ``-c configs/data/chem.yaml`` work away from a checkout: what is not there is taken from the package.
+
+    Raises:
+        InputError: a file is no configuration; the parser would repeat what is in it.
+    """
     result: list[str] = []
     for arg in args:  # `--config=FILE` becomes two arguments, so that only one form is left to look for
         result += arg.split("=", 1) if arg.startswith(("-c=", "--config=")) else [arg]
     for position, (flag, value) in enumerate(pairwise(result)):
-        if flag in ("-c", "--config") and value.startswith("configs/"):
+        if flag in ("-c", "--config"):
             result[position + 1] = str(find_config(value))
+            if Path(result[position + 1]).is_file():
+                read_config(Path(result[position + 1]))
     return result
 
 

@@ -16,8 +16,8 @@ import yaml
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from flgraph.cli.parser import Refusing
+from flgraph.configs import read_config
 from flgraph.errors import expect
-from flgraph.flare.settings import read_yaml
 
 _ELSEWHERE = {
     "data": "which sites have",
@@ -199,9 +199,7 @@ def configuration(args: Sequence[str], report: Callable[[str], None] = print) ->
 
 def _without_data(file: Path, report: Callable[[str], None]) -> str:
     """A configuration file without data, engine and checkpoint, which a run's own ``config.yaml`` has."""
-    content = read_yaml(file)
-    if not isinstance(content, dict):
-        return str(file)  # the parser will say what is wrong with it
+    content = read_config(file)
     if "data" in content:
         report(f"{file}: its data section is left out; see that those of the sites are in accordance with it")
     kept = {key: value for key, value in content.items() if key not in ("data", "ckpt_path")}

@@ -21,6 +21,8 @@ TRAINING = {
 }
 """Commands of one parser, that of :mod:`flgraph.cli.fit`, which needs seconds for torch and Lightning."""
 OTHERS = {
+    "new": "write a small project that runs, with tables to be replaced",
+    "data": "say what is in own files, before anything trains",
     "report": "compare runs on one page, as figures and tables",
     "reproduce": "run a paper's table",
     "ledger": "show and check what crossed in a run",

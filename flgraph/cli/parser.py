@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
 
-from flgraph.errors import InputError
+from flgraph.errors import LONGEST, InputError
 
 _FIELD = r"""Parser key "(?P<field>[\w.]+)": """
 _CLASS = _FIELD + r".*?class_path '(?P<cls>[\w.]+)': "
@@ -43,6 +43,10 @@ _SENTENCES = [
         ("{field}", "the name of a class", "'{cls}'"),
     ),
     (_FIELD + _TYPE + "(?P<value>.*)", ("{field}", "{type}", "{value}")),
+    (
+        _FIELD + r"Unable to load config.*",
+        ("{field}", "given field by field, or in a file after -c,", "something else"),
+    ),
 ]
 """What jsonargparse says of something that a class or a field cannot take, and the parts of the error made of it."""
 _WORDS = [(r"<class '([\w.]+)'>", r"of type \1"), (r"typing\.Literal\[(.*?)\]", r"one of \1")]
@@ -73,8 +77,15 @@ def translated(message: str) -> InputError:
         message = re.sub(pattern, words, message)
     for pattern, parts in _SENTENCES:
         if found := re.fullmatch(pattern, message):
-            return InputError(*(part.format(**found.groupdict()) for part in parts))
-    return UsageError("command line", "as --help says", message)
+            values = {
+                name: _cut(text) if name in ("value", "cls") else text for name, text in found.groupdict().items()
+            }
+            return InputError(*(part.format(**values) for part in parts))
+    return UsageError("command line", "as --help says", _cut(message, 4 * LONGEST))
+
+
+def _cut(text: str, most: int = LONGEST) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 class Refusing:
@@ -94,6 +105,10 @@ class Refusing:
         if found := re.match("unrecognized arguments: (--[^ =]+)", message):
             message += suggestion(found[1], self._option_string_actions)  # type: ignore[attr-defined]
         raise translated(message)
+
+    def _add_signature_parameter(self, *args: Any, **kwargs: Any) -> None:
+        """Arguments of classes are values: the parser would open a file of that name, and take its contents instead."""
+        super()._add_signature_parameter(*args, **{**kwargs, "sub_configs": False})  # type: ignore[misc]
 
 
 class CommandParser(Refusing, ArgumentParser):

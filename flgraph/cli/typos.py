@@ -6,7 +6,7 @@ somebody who has mistyped a name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ PACKAGES = {
 """Fields that take a class, and where those are that have a short name."""
 NEEDED = ("model", "data", "trainer.aggregator")
 _TOP = ("config", "help", "print_config", "seed_everything", "ckpt_path", "trainer", "model", "data")
+SECTIONS = ("seed_everything", "trainer", "model", "data", "ckpt_path")
 _INNER = ("class_path", "init_args", "dict_kwargs", "help")
 """What may stand in the name of a field of a class besides the field."""
 _LINKED = "seed"
@@ -194,6 +195,8 @@ _TASKS = {
     "hetero": ("a graph with types of nodes and edges", "configs/data/aifb.yaml"),
 }
 """Folders of models and of data that go together, what such data is, and an example."""
+_SHOWN = 6
+"""Methods that a sentence names."""
 
 
 def _check_task(model: str, data: str) -> None:
@@ -202,11 +205,12 @@ def _check_task(model: str, data: str) -> None:
     if wanted is None or found is None or wanted == found:
         return
     fitting = [file for file in _packaged("method") if f".{found}." in _path_of(_model_of(file))]
+    others = f" and {len(fitting) - _SHOWN} more" if len(fitting) > _SHOWN else ""
     network, holder = model.rpartition(".")[2], data.rpartition(".")[2]
     raise InputError(
         "data",
         f"{_TASKS[wanted][0]} ({_TASKS[wanted][1]}), as {network} needs,",
-        f"{_TASKS[found][0]} ({holder}): try {', '.join(Path(file).stem for file in fitting)} of configs/method",
+        f"{_TASKS[found][0]} ({holder}): try {', '.join(Path(file).stem for file in fitting[:_SHOWN])}{others} of configs/method",
     )
 
 
@@ -244,21 +248,24 @@ def _check_file(value: str, seen: _Seen) -> None:
     if not isinstance(content, dict):
         return
     for section, fields in content.items():
-        if section not in _TOP:
-            raise InputError(
-                value, "a file of sections that there are", f"`{section}`{suggestion(str(section), _TOP, '`{}`')}"
-            )
+        if section not in SECTIONS:
+            raise InputError(value, f"a file of sections {', '.join(SECTIONS)}", _named(section, SECTIONS))
         if section in PACKAGES:
             _check_section(section, fields, seen)
         elif section == "trainer" and isinstance(fields, Mapping):
             for name, own in fields.items():
                 if name not in trainer_fields() and name != _LINKED:
-                    close = suggestion(str(name), trainer_fields(), "`trainer.{}`")
-                    raise InputError(value, "a file of fields that there are", f"`trainer.{name}`{close}")
+                    raise InputError(f"trainer` in `{value}", "fields that there are", _named(name, trainer_fields()))
                 if f"trainer.{name}" in PACKAGES:
                     _check_section(f"trainer.{name}", own, seen)
                 elif name != _LINKED:
                     _check_value(f"trainer.{name}", trainer_fields()[name].type, own)
+
+
+def _named(name: Any, names: Iterable[str]) -> str:
+    """A name of a file where it is close to one that there is: a file may be data that was given by mistake."""
+    close = suggestion(str(name), names, "`{}`")
+    return f"`{name}`{close}" if close else "another one"
 
 
 def _packaged(kind: str = "*") -> list[str]:

@@ -1,6 +1,7 @@
 """Graphs, their readers, loaders and partitions, and the data of federations; imports no algorithm."""
 
 from flgraph.data.graphs.batching import GraphLoader
+from flgraph.data.graphs.clients import GraphClients
 from flgraph.data.graphs.container import FlatGraphs
 from flgraph.data.graphs.datamodule import GraphDataModule, GraphFederation, TUFederation
 from flgraph.data.graphs.diffusion import Diffusion, diffused
@@ -10,23 +11,19 @@ from flgraph.data.graphs.readers import read_tu
 from flgraph.data.graphs.synthetic import SyntheticFederation
 from flgraph.data.graphs.weighted import WeightedEdges
 from flgraph.data.hetero.batching import HeteroLoader, LinkLoader
+from flgraph.data.hetero.clients import HeteroClients
 from flgraph.data.hetero.container import HeteroGraph
-from flgraph.data.hetero.datamodule import HeteroClients, HeteroDataModule, HeteroFederation
+from flgraph.data.hetero.datamodule import HeteroDataModule, HeteroFederation
 from flgraph.data.hetero.links import HeteroLinkDataModule
 from flgraph.data.hetero.partition import HeteroPartition, random_edge_types, random_edges
 from flgraph.data.hetero.readers import read_hetero
 from flgraph.data.hetero.schema import with_reverse, without_reverse
 from flgraph.data.nodes.batching import EgoLoader, WholeGraphLoader, sample_ego_graphs
+from flgraph.data.nodes.clients import NodeClients
+from flgraph.data.nodes.communities import louvain, louvain_balanced, louvain_plus, metis, metis_plus
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.datamodule import NodeDataModule, NodeFederation
-from flgraph.data.nodes.partition import (
-    ClientNodes,
-    NodePartition,
-    dirichlet,
-    label_skew,
-    louvain,
-    metis,
-)
+from flgraph.data.nodes.partition import ClientNodes, NodePartition, dirichlet, label_skew
 from flgraph.data.nodes.readers import read_nodes
 from flgraph.data.nodes.whole_graph import WholeGraphDataModule, WholeGraphFederation
 from flgraph.data.splits import stratified_split
@@ -39,6 +36,7 @@ __all__ = [
     "EgoBatch",
     "EgoLoader",
     "FlatGraphs",
+    "GraphClients",
     "GraphDataModule",
     "GraphFederation",
     "GraphLoader",
@@ -52,6 +50,7 @@ __all__ = [
     "HeteroPartition",
     "LinkBatch",
     "LinkLoader",
+    "NodeClients",
     "NodeDataModule",
     "NodeFederation",
     "NodeGraph",
@@ -73,7 +72,10 @@ __all__ = [
     "label_emd",
     "label_skew",
     "louvain",
+    "louvain_balanced",
+    "louvain_plus",
     "metis",
+    "metis_plus",
     "partition_statistics",
     "random_edge_types",
     "random_edges",

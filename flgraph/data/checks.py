@@ -31,7 +31,7 @@ def classes_of(y: Tensor, field: str) -> Tensor:
         InputError: some are no whole numbers.
     """
     whole = not y.is_floating_point() or bool((y == y.round()).all() and y.isfinite().all())
-    expect(whole, field, "whole numbers", y.flatten()[:5].tolist())
+    require(whole, field, "whole numbers, one class each,", "others")
     return y.long()
 
 

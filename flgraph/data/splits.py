@@ -33,6 +33,11 @@ def stratified_split(
     Raises:
         InputError: a fraction or the seed is out of range, fractions do not sum to 1, or a set that should not be
             empty would be.
+
+    Example:
+        >>> y = torch.arange(20) % 2
+        >>> [len(part) for part in stratified_split(y, fractions=(0.6, 0.2, 0.2))]
+        [12, 4, 4]
     """
     shown = list(fractions)
     check_fractions(shown)

@@ -31,6 +31,17 @@ def partition_statistics(
         graph (an undirected edge counts once); ``train``, ``val``, ``test``; ``train_labels``, training nodes per
         class; ``emd``, the sum over classes of ``|P_i(c) - P(c)|`` where ``P`` are shares among training nodes, the
         client's and those of the union of all clients' (FedEgo, Eq. 14).
+
+    Example:
+        >>> import networkx as nx
+        >>> from torch_geometric.utils import from_networkx
+        >>> data = from_networkx(nx.karate_club_graph())
+        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
+        >>> graph = NodeGraph.from_pyg(data)
+        >>> from flgraph.data import dirichlet
+        >>> found = partition_statistics(graph, dirichlet(graph, num_clients=2))
+        >>> sorted(found)
+        ['clients', 'global_test', 'mean_emd']
     """
     names = names or [f"client-{number}" for number in range(1, len(partition.clients) + 1)]
     union = torch.cat([client.train for client in partition.clients]).unique()
@@ -60,7 +71,15 @@ def partition_statistics(
 
 
 def hetero_statistics(clients: Mapping[str, HeteroGraph]) -> dict[str, Any]:
-    """Node types, relations, nodes, edges, and nodes of each split: of each client, and the mean over clients."""
+    """Node types, relations, nodes, edges, and nodes of each split: of each client, and the mean over clients.
+
+    Example:
+        >>> likes = {("person", "likes", "book"): torch.tensor([[0, 2, 1], [0, 1, 1]])}
+        >>> y = torch.tensor([0, 1, 0])
+        >>> graph = HeteroGraph.from_edges({"person": 3, "book": 2}, likes, target="person", y=y)
+        >>> hetero_statistics({"north": graph})["mean"]["edges"]
+        3.0
+    """
     table = {
         name: {
             "node_types": len(graph.node_types),

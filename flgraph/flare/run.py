@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 import yaml
 
 from flgraph.cli.fit import FederatedCLI
+from flgraph.data.own import OwnFiles
 from flgraph.errors import REFUSED, ClientError, EngineError, InputError, expect, first_line
 from flgraph.federation.client import Client
 from flgraph.federation.engines.host import Message, SiteHost, attempt, coded
@@ -139,6 +140,8 @@ def clients_of(config: str, settings: SiteSettings, policy: Policy | None) -> di
     for refusal in policy.excess(cli.trainer.rounds, cli.trainer.local_epochs) if policy is not None else ():
         raise refusal
     cli.trainer.policy = policy
+    if isinstance(cli.datamodule, OwnFiles):
+        cli.datamodule.declared.apart = True
     return cli.trainer.host(cli.model, cli.datamodule, settings.clients or None, site_seed(settings, cli.trainer.seed))
 
 

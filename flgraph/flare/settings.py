@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from flgraph.errors import InputError, expect
+from flgraph.configs import read_yaml
+from flgraph.errors import expect
 
 FILE, SECRET, SITE_KEY = "flgraph.yaml", "secret", "FLGRAPH_SITE_KEY"
 ALLOWED = ("flgraph.*", "pytorch_lightning.callbacks.*")
@@ -46,19 +45,6 @@ class SiteSettings:
     trainer: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     encrypt: bool = False
-
-
-def read_yaml(file: Path) -> Any:
-    """What a YAML file holds.
-
-    Raises:
-        InputError: it is none.
-    """
-    try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        why = " ".join(str(error).split())
-        raise InputError(str(file), "a YAML file", f"one that cannot be read ({why})") from error
 
 
 def read_settings(kit: Path) -> SiteSettings:

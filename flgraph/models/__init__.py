@@ -8,8 +8,10 @@ from flgraph.models.graphs.gnn import GNN
 from flgraph.models.hetero.gat import HeteroGAT
 from flgraph.models.hetero.links import LinkPredictor
 from flgraph.models.hetero.rgcn import RGCN
+from flgraph.models.nodes.adafgl import AdaFGL, Knowledge
 from flgraph.models.nodes.fedego import EgoHead, FedEgo, MashedEgoGraphs
 from flgraph.models.nodes.gcn import NeighbourSums, NodeGCN
+from flgraph.models.nodes.masked import MaskedGCN
 from flgraph.models.nodes.sage import NeighGenSAGE, NodeSAGE
 from flgraph.models.unsupervised.base import Encoded, GraphEmbedding
 from flgraph.models.unsupervised.fclg import FCLG
@@ -21,6 +23,7 @@ __all__ = [
     "GNN",
     "MVGRL",
     "RGCN",
+    "AdaFGL",
     "Classifier",
     "EgoHead",
     "Encoded",
@@ -30,8 +33,10 @@ __all__ = [
     "GraphEmbedding",
     "HeteroGAT",
     "InfoGraph",
+    "Knowledge",
     "LinkPredictor",
     "MashedEgoGraphs",
+    "MaskedGCN",
     "NeighGenSAGE",
     "NeighbourSums",
     "NodeGCN",

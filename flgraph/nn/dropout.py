@@ -39,6 +39,11 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
 
     Raises:
         InputError: ``p`` is not a probability.
+
+    Example:
+        >>> dropout(torch.ones(2, 3), p=0.5, training=False)
+        tensor([[1., 1., 1.],
+                [1., 1., 1.]])
     """
     expect(0 <= p <= 1, "p", "a number from 0 to 1", p)
     if not training or p == 0:
@@ -56,7 +61,12 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
 
 
 def relu_dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """:func:`dropout` of the rectified input, ``dropout(relu(x), p, training)``, in fewer steps."""
+    """:func:`dropout` of the rectified input, ``dropout(relu(x), p, training)``, in fewer steps.
+
+    Example:
+        >>> relu_dropout(torch.tensor([-1.0, 2.0]), training=False)
+        tensor([0., 2.])
+    """
     if training and p == 0.5 and x.device.type == "cpu" and x.dtype in _INTEGERS:
         y: Tensor = _ReLUHalfDropout.apply(x)
         return y

@@ -50,6 +50,11 @@ def concat_linear(x: Tensor | OneHot, extra: Tensor | None, weight: Tensor, bias
     Shapes:
         - **x:** ``[N, C1]``, **extra:** ``[N, C2]``, **weight:** ``[out, C1 + C2]``, **bias:** ``[out]``
         - **output:** ``[N, out]``
+
+    Example:
+        >>> x, extra, weight = torch.ones(2, 3), torch.ones(2, 1), torch.ones(5, 4)
+        >>> concat_linear(x, extra, weight).shape
+        torch.Size([2, 5])
     """
     if isinstance(x, OneHot):
         rows = x.linear(weight[:, : x.width])
@@ -80,6 +85,13 @@ def fold(weight: Tensor, before: Sequence[torch.nn.Linear]) -> tuple[Tensor, Ten
     Shapes:
         - **weight:** ``[out, C1 + C2]``, **before:** ``F1 -> C1`` and ``F2 -> C2``
         - **output:** ``[out, F1 + F2]`` and ``[out]``
+
+    Example:
+        >>> first, second = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2, bias=False)
+        >>> weight, bias = fold(second.weight, [first])
+        >>> x = torch.ones(1, 3)
+        >>> torch.allclose(x @ weight.T + bias, second(first(x)), atol=1e-6)
+        True
     """
     if not before:
         return weight, None

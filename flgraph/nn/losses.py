@@ -34,6 +34,11 @@ def instance_contrast(u: Tensor, v: Tensor, temperature: float = 0.5, similarity
     Shapes:
         - **input:** ``[B, C]`` each
         - **output:** a scalar
+
+    Example:
+        >>> same = torch.eye(2)
+        >>> instance_contrast(same, same) < instance_contrast(same, same.flip(0))
+        tensor(True)
     """
     _check(temperature, similarity)
     rows = torch.cat([u, v])
@@ -63,6 +68,11 @@ def model_contrast(current: Tensor, toward: Tensor, away: Tensor, temperature: f
     Shapes:
         - **input:** ``[B, C]`` each
         - **output:** a scalar
+
+    Example:
+        >>> near, far = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+        >>> model_contrast(near, near, far) < model_contrast(near, far, near)
+        tensor(True)
     """
     _check(temperature)
     unit = F.normalize(current, dim=1)
@@ -87,6 +97,10 @@ def softmax_distillation(current: Tensor, toward: Tensor, temperature: float = 1
     Shapes:
         - **input:** ``[B, C]`` each
         - **output:** a scalar
+
+    Example:
+        >>> softmax_distillation(torch.zeros(1, 2), torch.zeros(1, 2))
+        tensor(0.)
     """
     _check(temperature)
     log_current, log_toward = (F.log_softmax(rows / temperature, dim=1) for rows in (current, toward))
@@ -103,6 +117,10 @@ def squared_distillation(current: Tensor, toward: Tensor) -> Tensor:
     Shapes:
         - **input:** ``[B, C]`` each
         - **output:** a scalar
+
+    Example:
+        >>> squared_distillation(torch.zeros(2, 2), torch.ones(2, 2))
+        tensor(2.)
     """
     return (current - toward).square().sum(1).mean()
 
@@ -123,6 +141,12 @@ def jsd_contrast(local: Tensor, summary: Tensor, graph: Tensor) -> Tensor:
     Shapes:
         - **input:** ``local [N, C]``, ``summary [B, C]``, ``graph [N]``
         - **output:** a scalar; 0 for a single graph, which has no negatives
+
+    Example:
+        >>> local, graph = torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 1])
+        >>> summary = torch.tensor([[2.0], [-2.0]])  # of each graph, like its nodes
+        >>> jsd_contrast(local, summary, graph) < jsd_contrast(local, -summary, graph)
+        tensor(True)
     """
     count = summary.size(0)
     if count < 2:

@@ -27,5 +27,11 @@ def graph_pool(x: Tensor, batch: Tensor, num_graphs: int, how: PoolName = "sum")
     Shapes:
         - **input:** ``x [N, C]``, ``batch [N]``
         - **output:** ``[num_graphs, C]``
+
+    Example:
+        >>> import torch
+        >>> graph_pool(torch.tensor([[1.0], [2.0], [5.0]]), batch=torch.tensor([0, 0, 1]), num_graphs=2, how="mean")
+        tensor([[1.5000],
+                [5.0000]])
     """
     return scatter(at_least_float32(x), batch, 0, num_graphs, how).to(x.dtype)

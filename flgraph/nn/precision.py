@@ -10,5 +10,9 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     """Half-precision tensors as float32, others as they are.
 
     float16 does not hold large sums, bfloat16 not the small terms of one, and sparse kernels exist for neither.
+
+    Example:
+        >>> at_least_float32(torch.ones(1, dtype=torch.bfloat16)).dtype
+        torch.float32
     """
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

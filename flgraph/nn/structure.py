@@ -52,6 +52,12 @@ def structure_embedding(
 
     Raises:
         InputError: ``kind`` is none of the four, or a width is below 1.
+
+    Example:
+        >>> edge_index = torch.tensor([[0, 1], [1, 0]])  # one graph, two nodes, one edge
+        >>> structure_embedding(edge_index, torch.tensor([0, 2]), torch.tensor([0, 2]), dse_dim=2, rwse_dim=2)
+        tensor([[0., 1., 1., 0.],
+                [0., 1., 1., 0.]])
     """
     expect(kind in get_args(StructureKind), "kind", f"one of {', '.join(get_args(StructureKind))}", kind)
     num_nodes = int(node_ptr[-1])
@@ -82,6 +88,12 @@ def degree_one_hot(degree: Tensor, dim: int) -> Tensor:
 
     Raises:
         InputError: ``dim`` is below 1.
+
+    Example:
+        >>> degree_one_hot(torch.tensor([0, 1, 9]), dim=3)
+        tensor([[1., 0., 0.],
+                [1., 0., 0.],
+                [0., 0., 1.]])
     """
     expect(dim >= 1, "dse_dim", "1 or more", dim)
     column = degree.long().clamp(1, dim) - 1
@@ -109,6 +121,12 @@ def random_walk_return(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor, d
 
     Raises:
         InputError: ``dim`` is below 1.
+
+    Example:
+        >>> edge_index = torch.tensor([[0, 1], [1, 0]])  # one graph, two nodes, one edge
+        >>> random_walk_return(edge_index, torch.tensor([0, 2]), torch.tensor([0, 2]), dim=2)
+        tensor([[0., 1.],
+                [0., 1.]])
     """
     expect(dim >= 1, "rwse_dim", "1 or more", dim)
     result = torch.zeros(int(node_ptr[-1]), dim, device=edge_index.device)

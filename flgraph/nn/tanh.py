@@ -16,6 +16,10 @@ def tanh(x: Tensor) -> Tensor:
 
     Args:
         x: any tensor.
+
+    Example:
+        >>> tanh(torch.tensor([0.0, 100.0]))
+        tensor([0., 1.])
     """
     if x.device.type != "cpu" or x.dtype != torch.float32:
         return torch.tanh(x)

@@ -251,11 +251,11 @@ def test_refused_options(call: Call, small: list[str], tmp_path: Path, options: 
     [
         (
             "trainer:\n  rouns: 3\n",
-            "a file of fields that there are but got `trainer.rouns` (did you mean `tra",
+            "to be fields that there are but got `rouns` (did you mean `rounds`?).",
         ),
         (
             "trainers:\n  rounds: 3\n",
-            "a file of sections that there are but got `trainers` (did you mean `trainer`?).",
+            "model, data, ckpt_path but got `trainers` (did you mean `trainer`?).",
         ),
         (
             "model:\n  class_path: flgraph.models.GNN\n  init_args:\n    hiden_channels: 3\n",
@@ -277,8 +277,8 @@ def test_refused_options(call: Call, small: list[str], tmp_path: Path, options: 
             "model:\n  class_path: tests.cli.own.Needing\n",
             "Expected `model.width` to be given, as tests.cli.own.Needing needs it, but got none.",
         ),
-        ("trainer: {rounds: 3\n", "Problems parsing config"),
-        ("only words\n", "Unexpected config: only words"),
+        ("trainer: {rounds: 3\n", "to be a YAML file but got one that cannot be read (see line 2)."),
+        ("only words\n", "to be a YAML mapping with sections such as `model` and `trainer` but got something else."),
         ("trainer:\n  rounds: many\n", "Expected `trainer.rounds` to be of type int but got many."),
     ],
     ids=[

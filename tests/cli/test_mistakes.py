@@ -18,6 +18,7 @@ import flgraph.callbacks
 import flgraph.data
 import flgraph.models
 from flgraph.callbacks import FedAvg
+from flgraph.cli import main as cli
 from flgraph.cli import typos
 from flgraph.cli.outline import exported, outline
 from flgraph.data import GraphFederation
@@ -30,7 +31,7 @@ METHOD = ("-c", "configs/method/fedavg.yaml")
 CHEM = ("-c", "configs/data/chem.yaml")
 
 AT_ONCE = {
-    "no command": ([], "`command` to be one of fit, validate, test, predict, report,"),
+    "no command": ([], "`command` to be one of fit, validate, test, predict, new,"),
     "command": (["trian"], "but got 'trian'"),
     "no data": (["fit", *METHOD], "Expected `data` to be given by -c files (configs/data/chem.yaml,"),
     "file": (["fit", *METHOD, "-c", "configs/data/chme.yaml"], "(did you mean configs/data/chem.yaml?)"),
@@ -45,11 +46,11 @@ AT_ONCE = {
     "choice": (["fit", *METHOD, *CHEM, "--model.conv", "gat"], "`model.conv` to be one of 'gcn', 'gin', 'sage'"),
     "graphs for a graph": (
         ["fit", "-c", "configs/method/fedego.yaml", *CHEM],
-        "one large graph (configs/data/cora.yaml), as FedEgo needs, but got many graphs (TUFederation): try fedavg, ",
+        "one large graph (configs/data/cora.yaml), as FedEgo needs, but got many graphs (TUFederation): try ",
     ),
     "a graph for graphs": (
         ["fit", "-c", "configs/method/fedstar.yaml", "-c", "configs/data/cora.yaml"],
-        "many graphs (configs/data/chem.yaml), as FedStar needs, but got one large graph (NodeFederation): try dfed",
+        "many graphs (configs/data/chem.yaml), as FedStar needs, but got one large graph (NodeFederation): try ",
     ),
     "types": (
         ["fit", "-c", "configs/method/fedhgn.yaml", *CHEM],
@@ -98,7 +99,7 @@ def test_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> None:
         "    assert not {'torch', 'matplotlib', 'sklearn'} & set(sys.modules), line\n"
     )
     lines = [" ".join(args) for args, _ in AT_ONCE.values() if args]
-    commands = ("fit", "validate", "test", "predict", "report", "reproduce", "ledger", "flare")
+    commands = (*cli.TRAINING, *cli.OTHERS)
     lines += ["--help", "--version", *(f"{command} --help" for command in commands)]
     lines += ["fit --model.help", "fit --trainer.aggregator.help FedProx"]
     folder = Path(flgraph.__file__).parents[1]

@@ -343,7 +343,7 @@ def test_what_submit_writes_is_allowed(args: list[str]) -> None:
         ("seed: x", "`seed in .*` to be a whole number but got 'x'"),
         (
             "a: [b",
-            r"`.*flgraph\.yaml` to be a YAML file but got one that cannot be read \(while parsing a flow sequence",
+            r"`.*flgraph\.yaml` to be a YAML file but got one that cannot be read \(see line 2",
         ),
         ("clients: a", "`clients in .*` to be a list of strings but got 'a'"),
     ],
@@ -397,8 +397,11 @@ def test_settings_have_defaults(tmp_path: Path) -> None:
         (["adopt", "x", "--kit", "."], "`--kit` to be the server's kit but got ."),
         (["submit", "--trainer.engine=ProcessGroup"], "without trainer.engine, which is FLARE,"),
         (["submit", "--ckpt_path", "last"], "without ckpt_path, for which --name of an earlier run stands,"),
-        (["submit", "-c", "broken.yaml"], "`broken.yaml` to be a YAML file but got one that cannot be read (while"),
-        (["submit", "-c", "bytes.yaml"], "`bytes.yaml` to be a YAML file but got one that cannot be read ('utf-8'"),
+        (["submit", "-c", "broken.yaml"], "`broken.yaml` to be a YAML file but got one that cannot be read (see line"),
+        (
+            ["submit", "-c", "bytes.yaml"],
+            "`bytes.yaml` to be a YAML file but got one that cannot be read (it is no text)",
+        ),
         (["submit", "--name", "a b"], "`--name` to be letters, digits, - and _"),
     ],
 )

@@ -236,7 +236,13 @@ class GraphFederation(Federation[GraphDataModule]):
 
     def _make(self, name: str, graphs: FlatGraphs, num_classes: int) -> GraphDataModule:
         graphs, splits = self._split(name, graphs)
-        settings = {
+        sizes = (self.batch_size, self.eval_batch_size)
+        return GraphDataModule(graphs, splits, num_classes, *sizes, self.settings)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Plain values that describe how the clients' data is made."""
+        return {
             "structure": self.structure,
             "dse_dim": self.dse_dim,
             "rwse_dim": self.rwse_dim,
@@ -244,28 +250,31 @@ class GraphFederation(Federation[GraphDataModule]):
             "split_seed": self.split_seed,
             **({} if self._saved is None else {"partition": self.hparams["partition"]}),
         }
-        return GraphDataModule(graphs, splits, num_classes, self.batch_size, self.eval_batch_size, settings)
 
     def _split(self, name: str, graphs: FlatGraphs) -> tuple[FlatGraphs, tuple[Tensor, Tensor, Tensor]]:
         """The client's graphs, all of those given or what the file says, and its splits, in numbers of them."""
         if self._saved is not None:
             expect(name in self._saved.names, "data.partition", f"a file with the client `{name}`", self._saved.names)
-            own = self._saved.of(name)
-            taken = own["graphs"]
+            taken = self._saved.of(name)["graphs"]
             inside = int(taken[-1]) < len(graphs)
             expect(inside, "data.partition", f"graphs 0 to {len(graphs) - 1} for client `{name}`", int(taken[-1]))
+            own = self._saved.split_of(name, graphs.y, self.fractions, self.split_seed)
             train, val, test = (torch.searchsorted(taken, own[use]) for use in ("train", "val", "test"))
             graphs = graphs.select(taken)
         else:
-            check_fractions(self.fractions, "data.fractions")
-            try:
-                train, val, test = stratified_split(graphs.y, self.fractions, self.split_seed)
-            except InputError as error:
-                raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{name}`") from None
+            train, val, test = self.splits(name, graphs)
             taken = self._taken.pop(name, torch.arange(len(graphs)))
         named = {"train": train, "val": val, "test": test}
         self._parts[name] = {"graphs": taken, **{use: taken[index] for use, index in named.items()}}
         return graphs, (train, val, test)
+
+    def splits(self, name: str, graphs: FlatGraphs) -> tuple[Tensor, Tensor, Tensor]:
+        """Numbers of a client's training, validation and test graphs; subclasses may divide them otherwise."""
+        check_fractions(self.fractions, "data.fractions")
+        try:
+            return stratified_split(graphs.y, self.fractions, self.split_seed)
+        except InputError as error:
+            raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{name}`") from None
 
 
 class TUFederation(GraphFederation):

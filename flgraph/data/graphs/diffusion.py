@@ -84,6 +84,13 @@ def diffused(graphs: FlatGraphs, how: Diffusion, cache_dir: str | Path | None = 
         graphs: the graphs; repeated edges add up, as in PyG.
         how: the diffusion.
         cache_dir: see :func:`flgraph.data.cache.cache_folder`.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> path = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), y=torch.tensor(0))
+        >>> weights = diffused(FlatGraphs.from_pyg([path]), Diffusion(sparsify="none"))
+        >>> len(weights.weight)  # every node now receives from every node
+        9
     """
     edges, node_ptr, edge_ptr = (part.cpu() for part in (graphs.edge_index, graphs.node_ptr, graphs.edge_ptr))
     key = content_key("diffusion", _VERSION, asdict(how), edges, node_ptr, edge_ptr)

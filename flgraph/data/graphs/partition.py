@@ -24,6 +24,10 @@ def label_emd(one: Tensor, other: Tensor) -> float:
     Args:
         one: shares ``[C]``.
         other: shares ``[C]``.
+
+    Example:
+        >>> label_emd(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]))
+        1.0
     """
     return float((one.double() - other.double()).abs().sum())
 
@@ -34,6 +38,10 @@ def weighted_emd(counts: Tensor) -> float:
     Args:
         counts: samples of every client and class ``[K, C]``; :math:`q_i` are the shares in a row, :math:`p` those of
             all rows together. A client without samples counts nothing.
+
+    Example:
+        >>> weighted_emd(torch.tensor([[10, 0], [0, 10]]))  # a row per client, a column per class
+        1.0
     """
     counts = counts.double()
     overall = counts.sum(0) / counts.sum()
@@ -50,6 +58,10 @@ def shards(num_graphs: int, n: int, seed: int) -> list[Tensor]:
 
     Raises:
         InputError: ``n`` is below 1 or above ``num_graphs``, or the seed out of range.
+
+    Example:
+        >>> [shard.tolist() for shard in shards(num_graphs=6, n=2, seed=0)]
+        [[2, 3, 5], [0, 1, 4]]
     """
     expect(1 <= n <= num_graphs, "n", f"between 1 and the number of graphs, {num_graphs},", n)
     expect(0 <= seed < 2**32, "seed", "between 0 and 2^32 - 1", seed)
@@ -75,6 +87,11 @@ def dirichlet_shards(y: Tensor, n: int, alpha: float, seed: int, min_size: int =
 
     Raises:
         InputError: a number is out of range, or no draw in 1000 gave every client ``min_size`` graphs.
+
+    Example:
+        >>> y = torch.arange(60) % 3
+        >>> [len(shard) for shard in dirichlet_shards(y, n=3, alpha=0.5, seed=0)]
+        [16, 20, 24]
     """
     labels = y.cpu().numpy()
     expect(1 <= n <= labels.size, "n", f"between 1 and the number of samples, {labels.size},", n)
@@ -122,6 +139,12 @@ def emd_shards(
 
     Raises:
         InputError: a number is out of range, there are too few graphs, or ``emd`` cannot be reached.
+
+    Example:
+        >>> y = torch.arange(40) % 2
+        >>> skewed = emd_shards(y, n=2, emd=1.0, seed=0)
+        >>> [torch.bincount(y[shard]).tolist() for shard in skewed]
+        [[20], [0, 20]]
     """
     labels = y.cpu().numpy()
     most = labels.size // max(min_size, 1)

@@ -113,63 +113,29 @@ class HeteroDataModule(pl.LightningDataModule):
 HeteroClientData = HeteroDataModule | HeteroLinkDataModule
 
 
-def _client_data(
+def client_data(
     task: HeteroTask,
     graph: HeteroGraph,
     tie_names: bool,
     settings: Mapping[str, Any] | None,
     links: Mapping[str, Any] | None,
 ) -> HeteroClientData:
+    """A client's data for a task; ``links`` are further arguments of :class:`HeteroLinkDataModule`."""
     if task == "nodes":
         return HeteroDataModule(graph, tie_names, settings)
     return HeteroLinkDataModule(graph, tie_names=tie_names, settings=settings, **(links or {}))
 
 
-def _check_task(task: str) -> None:
+def check_task(task: str) -> None:
+    """Refuses what is no task."""
     expect(task in get_args(HeteroTask), "data.task", f"one of {', '.join(get_args(HeteroTask))}", task)
-
-
-class HeteroClients(Federation[HeteroClientData]):
-    """Clients that have heterogeneous graphs of their own, each with its own schema.
-
-    A client's types are put into the order of their contents (:func:`~flgraph.data.hetero.schema.canonical`), so that
-    neither their names nor the order in which they are listed has an influence on what is trained, to the bit.
-
-    Args:
-        graphs: client to its graph, for example of :meth:`HeteroGraph.from_pyg`.
-        tie_names: see :meth:`HeteroGraph.relations`.
-        name: how runs on this data are called.
-        task: ``"nodes"`` to classify nodes, ``"links"`` to predict links.
-        links: further arguments of :class:`HeteroLinkDataModule`, for links.
-
-    Raises:
-        InputError: there is no client, or one has nothing to train on or another number of classes than the first.
-    """
-
-    def __init__(
-        self,
-        graphs: Mapping[str, HeteroGraph],
-        tie_names: bool = False,
-        name: str = "hetero",
-        task: HeteroTask = "nodes",
-        links: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(name)
-        _check_task(task)
-        require(len(graphs) > 0, "data.graphs", "at least one client's", "none")
-        classes = next(iter(graphs.values())).num_classes
-        for client, graph in graphs.items():
-            wanted = f"{classes} in client `{client}`, as in the first"
-            expect(task == "links" or graph.num_classes == classes, "num_classes", wanted, graph.num_classes)
-            self._clients[client] = _client_data(task, canonical(graph), tie_names, None, links)
-        self.statistics = hetero_statistics({client: data.graph for client, data in self._clients.items()})
 
 
 class HeteroFederation(Federation[HeteroClientData]):
     """One heterogeneous graph whose edges are assigned to clients (FedHGN, Fu and King, IJCAI 2023, Appendix A).
 
     Clients are called ``client-1``, ``client-2`` and so on; each has a schema of its own: the relations of its edges
-    and the node types that these join, in the order of their contents (see :class:`HeteroClients`).
+    and the node types that these join, in the order of their contents (see :class:`~flgraph.data.HeteroClients`).
 
     Args:
         dataset: one of :data:`~flgraph.data.hetero.readers.HETERO_DATASETS`, or any graph, for example
@@ -219,7 +185,7 @@ class HeteroFederation(Federation[HeteroClientData]):
         title = dataset if isinstance(dataset, str) else dataset.name
         suffix = "whole" if partition == "none" else f"{partition}-{num_clients}"
         super().__init__(name or f"{title}-{suffix}".lower().replace("_", "-"), title)
-        _check_task(task)
+        check_task(task)
         kinds = get_args(HeteroPartitionName)
         expect(partition in kinds, "data.partition", f"one of {', '.join(kinds)}", partition)
         expect(0 <= val_fraction < 1, "data.val_fraction", "0 or more and below 1", val_fraction)
@@ -243,7 +209,7 @@ class HeteroFederation(Federation[HeteroClientData]):
         settings = partition.settings | {"digest": partition.digest[:16], "reverse": self.reverse}
         links = {"num_negatives": self.num_negatives, "seed": self.partition_seed, "reverse": self.reverse}
         self._clients = {
-            name: _client_data(self.task, part, self.tie_names, settings, links) for name, part in graphs.items()
+            name: client_data(self.task, part, self.tie_names, settings, links) for name, part in graphs.items()
         }
 
     def partition_file(self) -> bytes:

@@ -107,6 +107,14 @@ def random_edges(graph: HeteroGraph, num_clients: int, seed: int = 123) -> Heter
 
     Raises:
         InputError: there are too few clients or edges, or the graph has reverse relations.
+
+    Example:
+        >>> own = torch.arange(6).expand(2, 6)  # person i and book i
+        >>> likes = {("person", f"likes {i}", "book"): own for i in range(5)}
+        >>> sizes, y = {"person": 6, "book": 6}, torch.arange(6) % 2
+        >>> graph = HeteroGraph.from_edges(sizes, likes, target="person", y=y)
+        >>> [len(edges) for edges in random_edges(graph, num_clients=3).clients]
+        [18, 17, 13]
     """
     generator = _check(graph, num_clients, seed)
     has = _assign(graph.num_edges, num_clients, generator, "edges")
@@ -123,6 +131,14 @@ def random_edge_types(graph: HeteroGraph, num_clients: int, seed: int = 123) -> 
 
     Raises:
         InputError: there are too few clients or relations, or the graph has reverse relations.
+
+    Example:
+        >>> own = torch.arange(6).expand(2, 6)  # person i and book i
+        >>> likes = {("person", f"likes {i}", "book"): own for i in range(5)}
+        >>> sizes, y = {"person": 6, "book": 6}, torch.arange(6) % 2
+        >>> graph = HeteroGraph.from_edges(sizes, likes, target="person", y=y)
+        >>> [len(edges) for edges in random_edge_types(graph, num_clients=3).clients]
+        [12, 18, 18]
     """
     generator = _check(graph, num_clients, seed)
     has = _assign(len(graph.edge_types), num_clients, generator, "relations")

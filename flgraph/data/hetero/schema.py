@@ -31,6 +31,13 @@ def with_reverse(graph: HeteroGraph) -> HeteroGraph:
 
     Raises:
         InputError: a relation is turned round already.
+
+    Example:
+        >>> likes = {("person", "likes", "book"): torch.tensor([[0, 2, 1], [0, 1, 1]])}
+        >>> y = torch.tensor([0, 1, 0])
+        >>> graph = HeteroGraph.from_edges({"person": 3, "book": 2}, likes, target="person", y=y)
+        >>> with_reverse(graph).edge_types
+        (('person', 'likes', 'book'), ('book', 'rev_likes', 'person'))
     """
     taken = [graph.edge_types[number][1] for number in reverses(graph)]
     expect(not taken, f"{graph.name}.edge_types", "without reverse relations", ", ".join(taken[:3]))
@@ -43,7 +50,15 @@ def with_reverse(graph: HeteroGraph) -> HeteroGraph:
 
 
 def without_reverse(graph: HeteroGraph) -> HeteroGraph:
-    """The same graph without the relations that :func:`reverses` names."""
+    """The same graph without the relations that :func:`reverses` names.
+
+    Example:
+        >>> likes = {("person", "likes", "book"): torch.tensor([[0, 2, 1], [0, 1, 1]])}
+        >>> y = torch.tensor([0, 1, 0])
+        >>> graph = HeteroGraph.from_edges({"person": 3, "book": 2}, likes, target="person", y=y)
+        >>> without_reverse(with_reverse(graph)).edge_types
+        (('person', 'likes', 'book'),)
+    """
     dropped = set(reverses(graph))
     kept = [number for number in range(len(graph.edge_types)) if number not in dropped]
     wanted = torch.zeros(len(graph.edge_types), dtype=torch.bool, device=graph.y.device)

@@ -57,6 +57,13 @@ def sample_ego_graphs(
 
     Raises:
         InputError: a fanout is below 1.
+
+    Example:
+        >>> rowptr, col = torch.tensor([0, 2, 3, 4]), torch.tensor([1, 2, 0, 0])  # node 0 in the middle
+        >>> centers = torch.tensor([1, 2])
+        >>> sample_ego_graphs(rowptr, col, centers, fanouts=(2,))  # two draws of each one"s neighbours
+        tensor([[1, 0, 0],
+                [2, 0, 0]])
     """
     hop_offsets(fanouts)  # checks them
     hop = centers.long().unsqueeze(1)

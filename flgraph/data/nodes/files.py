@@ -15,6 +15,7 @@ import torch_geometric.datasets
 from torch_geometric.data import Data, Dataset
 
 from flgraph.data.cache import content_key, data_folders
+from flgraph.data.checks import require
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.errors import InputError, expect, first_line
 
@@ -45,10 +46,11 @@ def read_node_file(path: str | Path) -> NodeGraph:
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # an archive may be damaged in as many ways as there are
-        reason = "more than tensors" if isinstance(error, UnpicklingError) else first_line(error)
-        raise InputError("data.dataset", _WANTED, f"{str(path)!r}, which cannot be read ({reason})") from error
+        reason = "more than tensors" if isinstance(error, UnpicklingError) else getattr(error, "strerror", None)
+        reason = reason or type(error).__name__  # texts of others may repeat what is in the file
+        raise InputError("data.dataset", _WANTED, f"{str(path)!r}, which cannot be read ({reason})") from None
     named = isinstance(content, dict) and all(isinstance(key, str) for key in content)
-    expect(named, "data.dataset", _WANTED, f"{path} of a {type(content).__name__}")
+    require(named, "data.dataset", _WANTED, f"{path} of a {type(content).__name__}")
     classes = content.get("num_classes")
     return NodeGraph.from_pyg(Data(**content), path.stem, None if classes is None else int(classes))
 

@@ -96,6 +96,17 @@ def read_nodes(
 
     Raises:
         InputError: the data set is unknown, neither found nor obtainable, or a file is damaged.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> temporary = TemporaryDirectory()
+        >>> file = Path(temporary.name) / "accounts.npz"
+        >>> np.savez(file, x=np.eye(3), edge_index=np.array([[0, 1], [1, 2]]), y=np.array([0, 1, 0]))
+        >>> read_nodes(str(file)).num_nodes
+        3
+        >>> temporary.cleanup()
     """
     known = {own.lower(): own for own in _SOURCES}
     if name.endswith(FILES):

@@ -28,11 +28,23 @@ def make_conv(name: str, in_channels: int, out_channels: int, *, field: str = "c
 
     Raises:
         InputError: the name is unknown.
+
+    Example:
+        >>> make_conv("gin", 3, 8)
+        GINConv(3, 8, hidden_channels=8)
     """
     check_conv(name, field)
     return _CONVS[name](in_channels, out_channels)
 
 
 def check_conv(name: str, field: str = "conv") -> None:
-    """Raises :class:`~flgraph.errors.InputError` unless :func:`make_conv` takes ``name``."""
+    """Raises :class:`~flgraph.errors.InputError` unless :func:`make_conv` takes ``name``.
+
+    Example:
+        >>> check_conv("gcn")
+        >>> check_conv("gat")
+        Traceback (most recent call last):
+            ...
+        flgraph.errors.InputError: Expected `conv` to be one of gcn, gin, sage but got 'gat'.
+    """
     expect(name in _CONVS, field, f"one of {', '.join(_CONVS)}", name)

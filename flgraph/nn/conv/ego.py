@@ -88,6 +88,11 @@ def children_mean(p: Tensor, fanouts: Sequence[int]) -> Tensor:
 
     Raises:
         InputError: ``P`` is not what the fanouts make.
+
+    Example:
+        >>> p = torch.tensor([[[0.0], [1.0], [3.0]]])  # a center and its two children
+        >>> children_mean(p, fanouts=(2,))
+        tensor([[[2.]]])
     """
     widths = _widths(p, fanouts)
     if len(set(fanouts)) == 1:  # then the children of all positions lie in one row

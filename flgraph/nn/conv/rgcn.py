@@ -152,6 +152,15 @@ def basis_product(x: Tensor, coefficients: Tensor, bases: Tensor, relations: Rel
 
     Returns:
         ``[n, D]`` in the type of ``x``; computed in float32 at least, autocast or not.
+
+    Example:
+        >>> edges, ends = torch.tensor([[0, 1], [2, 2]]), torch.tensor([0, 1, 2])  # two relations of one edge
+        >>> relations = Relations.of(edges, ends, num_nodes=3)
+        >>> x, coefficients, bases = torch.ones(3, 1), torch.tensor([[1.0], [10.0]]), torch.ones(1, 1, 1)
+        >>> basis_product(x, coefficients, bases, relations)
+        tensor([[ 0.],
+                [ 0.],
+                [11.]])
     """
     wide = relations.sent(x)
     with torch.autocast(x.device.type, enabled=False):

@@ -143,6 +143,13 @@ def typed_linear(x: Tensor, types: Tensor, weights: Tensor) -> Tensor:
 
     Returns:
         ``[N, D]``.
+
+    Example:
+        >>> weights = torch.tensor([[[1.0]], [[10.0]]])  # of two types
+        >>> typed_linear(torch.ones(3, 1), types=torch.tensor([0, 1, 0]), weights=weights)
+        tensor([[ 1.],
+                [10.],
+                [ 1.]])
     """
     counts = torch.bincount(types, minlength=weights.size(0)).tolist()
     if sum(count > 0 for count in counts) == 1:

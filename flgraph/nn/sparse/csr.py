@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from flgraph.nn.precision import at_least_float32
-from flgraph.nn.sparse.adjacency import gather_ranges, offsets
+from flgraph.nn.sparse.adjacency import gather_ranges, lasting, offsets
 
 
 def sparse_matmul(matrix: Tensor, dense: Tensor) -> Tensor:
@@ -20,6 +21,12 @@ def sparse_matmul(matrix: Tensor, dense: Tensor) -> Tensor:
 
     Returns:
         ``[N, C]``, in the type of ``dense``; computed in float32 at least, autocast or not.
+
+    Example:
+        >>> matrix = torch.tensor([[0.0, 2.0], [0.0, 0.0]]).to_sparse_csr()
+        >>> sparse_matmul(matrix, torch.tensor([[1.0], [3.0]]))
+        tensor([[6.],
+                [0.]])
     """
     wide = at_least_float32(dense)
     product: Tensor = _SparseProduct.apply(wide, matrix.to(wide.dtype))
@@ -52,7 +59,13 @@ def sparse_times(matrix: Tensor, dense: Tensor, to: Tensor | None = None) -> Ten
 
 
 def transpose_csr(matrix: Tensor) -> Tensor:
-    """The transpose of a sparse CSR matrix, as sparse CSR."""
+    """The transpose of a sparse CSR matrix, as sparse CSR.
+
+    Example:
+        >>> transpose_csr(torch.tensor([[0.0, 2.0]]).to_sparse_csr()).to_dense()
+        tensor([[0.],
+                [2.]])
+    """
     rows, columns = matrix.shape
     row, column = torch.repeat_interleave(matrix.crow_indices().diff()), matrix.col_indices()
     order = column.argsort(stable=True)  # a third quicker than torch's own conversion, and never another order
@@ -87,4 +100,11 @@ class _SparseProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _SparseProduct.apply(grad.contiguous(), transpose_csr(ctx.matrix)), None
+        if ctx.matrix not in _transposes:
+            with lasting():
+                _transposes[ctx.matrix] = transpose_csr(ctx.matrix)
+        return _SparseProduct.apply(grad.contiguous(), _transposes[ctx.matrix]), None
+
+
+_transposes = WeakTensorKeyDictionary()
+"""Matrix to its transpose, while the matrix lives: that of a whole graph is the same in every step."""

@@ -9,7 +9,12 @@ from flgraph.nn.sparse.adjacency import Adjacency, lasting
 
 
 def inverse_sqrt(degree: Tensor) -> Tensor:
-    r""":math:`d^{-1/2}` of degrees of 0 or more, of any shape; 0 where they are 0."""
+    r""":math:`d^{-1/2}` of degrees of 0 or more, of any shape; 0 where they are 0.
+
+    Example:
+        >>> inverse_sqrt(torch.tensor([4.0, 0.0]))
+        tensor([0.5000, 0.0000])
+    """
     return degree.rsqrt().nan_to_num(posinf=0.0)
 
 
@@ -23,6 +28,12 @@ def gcn_norm(adj: Adjacency, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     Returns:
         :math:`\hat{d}_i^{-1/2}` and :math:`(1 - A_{ii}) / \hat{d}_i`, ``[N, 1]`` each. A loop that is present several
         times counts once, so the second may be negative.
+
+    Example:
+        >>> adj = Adjacency.from_edges(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+        >>> scale, loop = gcn_norm(adj, torch.float32)
+        >>> scale.T, loop.T
+        (tensor([[0.7071, 0.7071]]), tensor([[0.5000, 0.5000]]))
     """
     dtype = dtype if dtype == torch.float64 else torch.float32
     cached: dict[torch.dtype, tuple[Tensor, Tensor]] = adj.derived.setdefault("gcn norm", {})
@@ -45,6 +56,12 @@ def gcn_matrix(adj: Adjacency) -> Tensor:
 
     Args:
         adj: without self-loops.
+
+    Example:
+        >>> adj = Adjacency.from_edges(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+        >>> gcn_matrix(adj).to_dense()
+        tensor([[0.5000, 0.5000],
+                [0.5000, 0.5000]])
     """
     if "gcn matrix" not in adj.derived:
         with lasting():

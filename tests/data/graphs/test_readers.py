@@ -221,12 +221,12 @@ def test_second_read_comes_from_cache(tmp_path: Path, own_cache: Path, monkeypat
         ({"A": "0, 1\n"}, r"nodes 1 to 9 but got \[0, 1\] in"),
         ({"A": f"1, {10**30}\n"}, r"nodes 1 to 9 but got \[1, 9223372036854775807\] in"),
         ({"A": "1, 2\n3, 4\n"}, r"nodes of one graph but got \[3, 4\], of two graphs, in"),
-        ({"A": "1, 2\n2, x\n"}, r"to be 2 whole numbers per line, .* but got '2, x' on line 2 in"),
-        ({"A": "1, 2\n1.5, 2\n"}, r"to be 2 whole numbers per line, .* but got '1\.5, 2' on line 2 in"),
-        ({"A": "1, 2, 3\n"}, r"to be 2 whole numbers per line, .* but got '1, 2, 3' on line 1 in"),
-        ({"A": "1, 2\n\n1, 3\n"}, r"to be 2 whole numbers per line, .* but got '' on line 2 in"),
-        ({"A": "1, 2\n1 2, 3\n"}, r"to be 2 whole numbers per line, .* but got '1 2, 3' on line 2 in"),
-        ({"A": "1, 2\n1, "}, r"to be 2 whole numbers per line, .* but got '1,' on line 2 in"),
+        ({"A": "1, 2\n2, x\n"}, r"to be 2 whole numbers per line, .* but got something else on line 2 in"),
+        ({"A": "1, 2\n1.5, 2\n"}, r"to be 2 whole numbers per line, .* but got something else on line 2 in"),
+        ({"A": "1, 2, 3\n"}, r"to be 2 whole numbers per line, .* but got something else on line 1 in"),
+        ({"A": "1, 2\n\n1, 3\n"}, r"to be 2 whole numbers per line, .* but got something else on line 2 in"),
+        ({"A": "1, 2\n1 2, 3\n"}, r"to be 2 whole numbers per line, .* but got something else on line 2 in"),
+        ({"A": "1, 2\n1, "}, r"to be 2 whole numbers per line, .* but got something else on line 2 in"),
         ({"graph_indicator": ""}, r"Expected `T_graph_indicator\.txt` to be the graph of each node but got no line in"),
         (
             {"graph_indicator": "1\n2\n1\n" * 3},
@@ -234,13 +234,16 @@ def test_second_read_comes_from_cache(tmp_path: Path, own_cache: Path, monkeypat
         ),
         ({"graph_indicator": "0\n" + "1\n" * 8}, "numbers that fall or start lower in"),
         ({"graph_labels": "1\n2\n"}, r"T_graph_labels\.txt` to be one line for each of 3 graphs but got 2 in"),
-        ({"graph_labels": "1\n2\nNaN\n"}, r"to be 1 whole number per line, .* but got 'NaN' on line 3 in"),
+        ({"graph_labels": "1\n2\nNaN\n"}, r"to be 1 whole number per line, .* but got something else on line 3 in"),
         ({"node_labels": "1\n2\n"}, r"T_node_labels\.txt` to be one line for each of 9 nodes but got 2 in"),
-        ({"node_labels": "0\n" * 8 + f"{2**62}\n"}, r"to be of fewer than 65536 classes but got labels from 0 to 4"),
+        ({"node_labels": "0\n" * 8 + f"{2**62}\n"}, r"to be of fewer than 65536 classes but got more"),
         ({"node_attributes": "1.0\n" * 8}, r"T_node_attributes\.txt` to be one line for each of 9 nodes but got 8 in"),
         ({"node_attributes": "1.0\n" * 8 + "nan\n"}, r"to be finite but got NaN or infinity on line 9 in"),
         ({"node_attributes": "1.0\n" * 8 + "1e99\n"}, r"to be finite but got NaN or infinity on line 9 in"),
-        ({"node_attributes": "1.0, 2\n" * 8 + "one, 2\n"}, r"to be 2 numbers per line, .* got 'one, 2' on line 9 in"),
+        (
+            {"node_attributes": "1.0, 2\n" * 8 + "one, 2\n"},
+            r"to be 2 numbers per line, .* got something else on line 9 in",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("error")
@@ -255,7 +258,7 @@ def test_malformed(tmp_path: Path, changes: Texts, sentence: str, own_cache: Pat
 def test_fault_is_on_the_right_line_of_a_later_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tu_files, "_CHUNK", 16)
     write_folder(tmp_path / "T", A="1, 2\n" * 50 + "1, b\n" + "1, 2\n" * 50)
-    with pytest.raises(InputError, match="but got '1, b' on line 51"):
+    with pytest.raises(InputError, match="but got something else on line 51"):
         read_tu("T", tmp_path)
 
 

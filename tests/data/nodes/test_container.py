@@ -217,7 +217,7 @@ def test_a_directed_graph_need_not_be_symmetric() -> None:
         ),
         (
             Data(x=torch.rand(2, 1), edge_index=torch.zeros(2, 0).long(), y=torch.tensor([0, torch.inf])),
-            "`toy.y` to be whole numbers but got [0.0, inf].",
+            "`toy.y` to be whole numbers, one class each, but got others.",
         ),
         (
             Data(x=torch.rand(2, 1).cfloat(), edge_index=torch.zeros(2, 0).long(), y=torch.zeros(2)),
@@ -225,7 +225,7 @@ def test_a_directed_graph_need_not_be_symmetric() -> None:
         ),
         (
             Data(x=torch.rand(2, 1), edge_index=torch.zeros(2, 0).long(), y=torch.tensor([0.5, 1])),
-            "`toy.y` to be whole numbers but got [0.5, 1.0].",
+            "`toy.y` to be whole numbers, one class each, but got others.",
         ),
         (
             Data(x=torch.rand(2, 1), edge_index=torch.zeros(3).long(), y=torch.tensor([0, 1])),

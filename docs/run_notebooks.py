@@ -1,0 +1,45 @@
+"""Runs the notebooks of the documentation and keeps what they show: ``python docs/run_notebooks.py [NAME ...]``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+TUTORIALS = Path(__file__).parent / "tutorials"
+
+
+def executed(notebook: Path, folder: Path) -> nbformat.NotebookNode:
+    """A notebook with its outputs, without what differs from run to run.
+
+    Args:
+        notebook: the file.
+        folder: where it runs, and leaves its files.
+    """
+    os.environ["PYTHONWARNINGS"] = "ignore"  # of other libraries, in the notebook's process
+    content = nbformat.read(notebook, as_version=4)
+    NotebookClient(content, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+    content.metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    for cell in content.cells:
+        cell.metadata.pop("execution", None)
+        for output in cell.get("outputs", []):
+            output.pop("execution_count", None)
+            if output.output_type == "execute_result":
+                output.execution_count = None
+        if cell.cell_type == "code":
+            cell.execution_count = None
+    return content
+
+
+if __name__ == "__main__":
+    for path in sorted(TUTORIALS.glob("*.ipynb")):
+        if path.stem in (sys.argv[1:] or path.stem):
+            with tempfile.TemporaryDirectory() as folder:
+                nbformat.write(executed(path, Path(folder)), path)

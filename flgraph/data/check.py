@@ -1,0 +1,162 @@
+"""What is in own files, in numbers: never a row, a name or a value of one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from torch_geometric.data import HeteroData
+
+from flgraph.data.checks import require
+from flgraph.data.columns import Coding, Column
+from flgraph.data.hetero.container import HeteroGraph
+from flgraph.data.hetero.sources import HeteroTables, read_hetero_source, unused_of
+from flgraph.data.own import Declared, edge_counts, left_out
+from flgraph.data.sources import SPLITS, Source, load_pt, read_source
+from flgraph.data.tables import tables_in
+from flgraph.errors import expect
+
+Task = Literal["nodes", "graphs", "hetero"]
+
+
+def check_files(paths: Sequence[str], task: Task | None = None) -> Iterator[str]:
+    """Lines about what was read, what is missing, and what will be left out.
+
+    Args:
+        paths: folders or files, one for each client.
+        task: what they are for; told from the files when ``None``.
+
+    Raises:
+        InputError: a file cannot be used, or files do not go together.
+    """
+    names = [Path(path).name or path for path in paths]
+    names = names if len(set(names)) == len(names) else list(paths)
+    kinds = {task or task_of(Path(path)) for path in paths}
+    expect(len(kinds) == 1, "PATH", "data for one task", ", ".join(sorted(kinds)))
+    kind = kinds.pop()
+    if kind == "hetero":
+        for name, path in zip(names, paths, strict=True):
+            source = read_hetero_source(path, name, None, False, None)
+            yield from _of_tables(name, source) if isinstance(source, HeteroTables) else _of_graph(name, source, path)
+        return
+    sources = {name: read_source(path, name, many=kind == "graphs") for name, path in zip(names, paths, strict=True)}
+    for name, one in sources.items():
+        yield from _of_source(name, one)
+    coding = Declared(None, None, "zero").agreed(sources)
+    yield "together"
+    yield from _coded(coding, sources)
+
+
+def task_of(path: Path) -> Task:
+    """What data is for, as far as its form tells.
+
+    Raises:
+        InputError: there is nothing.
+    """
+    require(path.exists(), "PATH", "a folder or a file", f"{path}, which is not there")
+    if path.is_dir():
+        if any(path.glob("*.graphml")):
+            return "graphs"
+        names = tables_in(path)
+        return "graphs" if "graphs" in names else "nodes" if "nodes" in names else "hetero"
+    if path.suffix == ".npz":
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                names = dict.fromkeys(file.files, path)
+        except Exception:  # an archive may be damaged in as many ways as there are
+            return "nodes"  # the reader will say so
+        return "graphs" if "node_ptr" in names else "hetero" if "node_types" in names else "nodes"
+    content = load_pt(path) if path.suffix == ".pt" else None
+    if isinstance(content, HeteroData):
+        return "hetero"
+    return "graphs" if isinstance(content, list) else "nodes"
+
+
+def _of_source(name: str, source: Source) -> Iterator[str]:
+    counts = edge_counts(source, undirected=True)
+    ends = source.edge_index[:, source.edge_index[0] != source.edge_index[1]]
+    alone = source.num_nodes - ends.unique().numel()
+    what = "nodes" if source.graph_of is None else "graphs"
+    yield name
+    if source.graph_of is not None:
+        yield _line("graphs", len(source.labels))
+    yield _line("nodes", f"{source.num_nodes}, of which {alone} have no edge to another")
+    yield _line("edges", counts["edges"])
+    yield from _features(source)
+    yield _labels(source.labels, what)
+    yield _splits(source.split, what)
+    missing = sum(int(column.missing.sum()) for column in source.columns.values())
+    yield _line("missing", f"{missing} values")
+    unused = left_out(source, True, source.columns)
+    yield _line("left out", ", ".join(unused) if unused else "nothing")
+
+
+def _features(source: Source) -> Iterator[str]:
+    if source.x is not None:
+        yield _line("features", f"{source.x.size(1)} numbers for each node")
+        return
+    if not source.columns:
+        yield _line("features", "none; a single one that is 1 everywhere takes their place")
+    for column, values in source.columns.items():
+        yield _line("feature", f"{column[:40]}: {_kind(values)}")
+
+
+def _kind(column: Column) -> str:
+    gone = int(column.missing.sum())
+    if column.kind == "text":
+        kinds = len({text for text in column.texts() if text is not None})
+        kind = f"text of {kinds} kinds"
+    else:
+        kind = "numbers" if column.kind == "number" else "points in time (refused, unless declared as `years`)"
+    return kind + (f", {gone} missing" if gone else "")
+
+
+def _labels(labels: Sequence[str | None], what: str) -> str:
+    sizes = sorted(Counter(label for label in labels if label is not None).values(), reverse=True)
+    shown = ", ".join(map(str, sizes[:20])) + (" ..." if len(sizes) > 20 else "")
+    bare = sum(label is None for label in labels)
+    return _line("classes", f"{len(sizes)}, of {shown or 0} {what}" + (f"; {bare} without a label" if bare else ""))
+
+
+def _splits(split: Sequence[str | None] | None, what: str) -> str:
+    if split is None:
+        return _line("splits", "none; they will be drawn")
+    return _line("splits", ", ".join(f"{part} {sum(own == part for own in split)}" for part in SPLITS) + f" {what}")
+
+
+def _coded(coding: Coding, sources: Mapping[str, Source]) -> Iterator[str]:
+    widths = {coding.width or 1 if source.x is None else source.x.size(1) for source in sources.values()}
+    yield _line("features", max(widths))
+    yield _line("classes", len(coding.classes))
+
+
+def _of_tables(name: str, source: HeteroTables) -> Iterator[str]:
+    yield name
+    for kind, count in source.num_nodes.items():
+        yield _line("node type", f"{kind}: {count} nodes")
+        for column, values in source.columns[kind].items():
+            yield _line("feature", f"{kind}, {column[:40]}: {_kind(values)}")
+    for kinds, edges in source.edges.items():
+        yield _line("relation", f"{'-'.join(kinds)}: {edges.size(1)} edges, {edges.unique(dim=1).size(1)} different")
+    for kind, labels in source.labels.items():
+        yield _labels(labels, f"nodes of {kind}")
+        yield _splits(source.split.get(kind), f"nodes of {kind}")
+    yield _line("left out", ", ".join(source.unused) if source.unused else "nothing")
+
+
+def _of_graph(name: str, graph: HeteroGraph, path: str) -> Iterator[str]:
+    yield name
+    for kind, count in zip(graph.node_types, graph.node_ptr.diff().tolist(), strict=True):
+        width = graph.x[kind].size(1) if kind in graph.x else 0
+        yield _line("node type", f"{kind}: {count} nodes, {width} features")
+    for kinds, edges in graph.edges.items():
+        yield _line("relation", f"{'-'.join(kinds)}: {edges.size(1)} edges")
+    unused = unused_of(load_pt(Path(path))) if path.endswith(".pt") else []
+    yield _line("left out", ", ".join(unused) if unused else "nothing")
+
+
+def _line(heading: str, what: Any) -> str:
+    return f"  {heading:<10} {what}"

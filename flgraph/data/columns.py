@@ -1,0 +1,293 @@
+"""Columns of own files, and how their values become numbers: the same at all partners.
+
+No message repeats a value: values are data. Messages name the file, the column and the line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flgraph.data.checks import require
+from flgraph.errors import InputError, expect
+
+Missing = Literal["refuse", "zero", "mean"]
+"""What becomes of a missing value: an error, 0, or the mean of its column at this client."""
+
+Categories = tuple[str, ...]
+Kind = str | Categories
+"""What a column becomes: ``"number"``, ``"years"`` (of a point in time, since 2000), or one-hots of categories."""
+
+NUMBER, YEARS, TEXT = "number", "years", "text"
+
+MOST_CATEGORIES = 100
+"""A column of more different texts is taken for names or free text, unless its categories are declared."""
+
+_TIME = re.compile(
+    r"\d{4}-\d{1,2}-\d{1,2}([ T]\d{1,2}:\d{2}.*)?|\d{1,2}[./]\d{1,2}[./]\d{4}( .*)?|\d{1,2}:\d{2}(:\d{2})?"
+)
+_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+_LOGICAL = {"true": 1.0, "false": 0.0}
+
+
+@dataclass(frozen=True)
+class Column:
+    """The values of one column.
+
+    Attributes:
+        values: ``[n]``, float64 with NaN where one is missing, or objects (texts and ``None``).
+        kind: ``"number"``, ``"years"`` for points in time, or ``"text"``.
+        where: file and column, for messages.
+    """
+
+    values: np.ndarray
+    kind: str
+    where: str
+
+    @classmethod
+    def of(cls, values: Iterable[Any], where: str) -> Column:
+        """Tells what values are: numbers, also as text, truth values, points in time, or else text.
+
+        Raises:
+            InputError: a number is infinite.
+        """
+        given = [None if _is_missing(value) else value for value in values]
+        there = [value for value in given if value is not None]
+        if all(isinstance(value, bool | int | float | np.number | np.bool_) for value in there):
+            return cls(_floats(given, where), NUMBER, where)
+        texts = [str(value).strip() for value in there]
+        if all(_NUMBER.fullmatch(text) for text in texts):
+            return cls(_floats(given, where), NUMBER, where)
+        if all(text.lower() in _LOGICAL for text in texts):
+            return cls(
+                _floats([None if v is None else _LOGICAL[str(v).strip().lower()] for v in given], where), NUMBER, where
+            )
+        kind = (
+            YEARS if all(isinstance(v, date) or _TIME.fullmatch(t) for v, t in zip(there, texts, strict=True)) else TEXT
+        )
+        plain = [None if value is None else _text(value) for value in given]
+        return cls(np.array(plain, dtype=object), kind, where)
+
+    @property
+    def missing(self) -> np.ndarray:
+        """Which values are missing ``[n]``, bool."""
+        if self.kind == NUMBER:
+            return np.isnan(self.values)
+        return np.array([value is None for value in self.values], dtype=bool)
+
+    def texts(self) -> list[str | None]:
+        """The values as text; whole numbers without a point."""
+        return [None if gone else _text(value) for value, gone in zip(self.values, self.missing, strict=True)]
+
+    def years(self) -> np.ndarray:
+        """Years since 2000 of points in time written as ISO 8601 has them (``2024-03-01T12:00``).
+
+        Raises:
+            InputError: one is written otherwise.
+        """
+        found = np.full(len(self.values), np.nan)
+        for row, value in enumerate(self.texts()):
+            try:
+                if value is not None:
+                    found[row] = (
+                        datetime.fromisoformat(value).replace(tzinfo=None) - datetime(2000, 1, 1)
+                    ).total_seconds()
+            except ValueError:
+                wanted = "points in time such as 2024-03-01 or 2024-03-01T12:00"
+                raise InputError(self.where, wanted, f"something else in row {row + 1}") from None
+        return found / (365.25 * 86400)
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value != value or (isinstance(value, str) and not value.strip())
+
+
+def _floats(values: Sequence[Any], where: str) -> np.ndarray:
+    found = np.array([np.nan if value is None else float(value) for value in values], dtype=np.float64)
+    infinite = np.flatnonzero(np.isinf(found))
+    require(infinite.size == 0, where, "finite", f"infinity in row {infinite[0] + 1 if infinite.size else 0}")
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return value.isoformat() if isinstance(value, date) else str(value).strip()
+
+
+# -------------------------------------------------------------------------------------------------------------- coding
+@dataclass(frozen=True)
+class Coding:
+    """What all partners agree on: the number of each class, and what features each column becomes.
+
+    Attributes:
+        classes: names of the classes, in the order of their numbers.
+        columns: name to what it becomes. Features are in the order of the columns' names, so that it does not matter in
+            which order partners write them.
+        missing: see :data:`Missing`.
+    """
+
+    classes: Categories
+    columns: Mapping[str, Kind]
+    missing: Missing = "refuse"
+
+    @property
+    def width(self) -> int:
+        """Number of features."""
+        return sum(len(kind) if isinstance(kind, tuple) else 1 for kind in self.columns.values())
+
+    def labels(self, labels: Sequence[str | None], where: str) -> Tensor:
+        """Numbers of classes ``[n]``, -1 where there is no label.
+
+        Raises:
+            InputError: a label is none of the classes.
+        """
+        number = {name: code for code, name in enumerate(self.classes)}
+        codes = [-1 if label is None else number.get(label, -2) for label in labels]
+        strange = codes.index(-2) + 1 if -2 in codes else 0
+        wanted = f"one of the {len(self.classes)} classes of `data.classes`"
+        require(not strange, where, wanted, f"another in row {strange}")
+        return torch.tensor(codes, dtype=torch.long)
+
+    def features(self, columns: Mapping[str, Column], count: int, where: str) -> Tensor:
+        """Features ``[n, width]`` float32; without columns a single one that is 1 everywhere.
+
+        Raises:
+            InputError: a column is not there, is of another kind, has an unknown category, or lacks values.
+        """
+        parts = []
+        for name, kind in sorted(self.columns.items()):
+            require(
+                name in columns,
+                where,
+                f"a table with the column `{_short(name)}`, as `data.columns` says,",
+                "one without",
+            )
+            parts.append(self._encoded(columns[name], kind))
+        if not parts:
+            return torch.ones(count, 1)
+        return torch.from_numpy(np.concatenate(parts, axis=1)).float()
+
+    def _encoded(self, column: Column, kind: Kind) -> np.ndarray:
+        gone = column.missing
+        if self.missing == "refuse" and gone.any():
+            got = f"{int(gone.sum())} that are missing, the first in row {int(gone.argmax()) + 1}"
+            raise InputError(column.where, "without gaps, unless `data.missing` is zero or mean,", got)
+        if isinstance(kind, tuple):
+            place = {name: code for code, name in enumerate(kind)}
+            codes = [-1 if text is None else place.get(text, -2) for text in column.texts()]
+            strange = codes.index(-2) + 1 if -2 in codes else 0
+            require(
+                not strange, column.where, f"one of its {len(kind)} declared categories", f"another in row {strange}"
+            )
+            return np.concatenate([np.eye(len(kind)), np.zeros((1, len(kind)))])[codes]
+        if kind == NUMBER:
+            require(column.kind == NUMBER, column.where, "numbers, as `data.columns` says,", "something else")
+            values = column.values
+        else:
+            values = column.years()
+        rest = float(np.nanmean(values)) if self.missing == "mean" and not gone.all() else 0.0
+        return np.where(gone, rest, values)[:, None]
+
+
+def declared_classes(given: int | Sequence[Any] | None) -> Categories | None:
+    """Names of the classes that a configuration declares; a number stands for 0, 1, ...
+
+    Raises:
+        InputError: it is no such list.
+    """
+    if given is None:
+        return None
+    if isinstance(given, int) and not isinstance(given, bool):
+        expect(given >= 1, "data.classes", "a list of classes or how many there are", given)
+        return tuple(map(str, range(given)))
+    return _names(given, "data.classes")
+
+
+def declared_columns(given: Mapping[str, Any] | None, field: str = "data.columns") -> dict[str, Kind] | None:
+    """What columns become, as a configuration declares it; in the order of their names, whatever order it has.
+
+    Raises:
+        InputError: it says something else than ``number``, ``years`` or a list of categories.
+    """
+    if given is None:
+        return None
+    expect(isinstance(given, Mapping), field, "a mapping from columns to what they are", type(given).__name__)
+    kinds: dict[str, Kind] = {}
+    for name, kind in sorted(given.items(), key=lambda item: str(item[0])):
+        listed = isinstance(kind, list | tuple)
+        expect(listed or kind in (NUMBER, YEARS), f"{field}.{name}", "number, years, or a list of categories", kind)
+        kinds[str(name)] = _names(kind, f"{field}.{name}") if listed else kind
+    return kinds
+
+
+def check_missing(missing: str) -> None:
+    """Refuses what is no rule for missing values."""
+    expect(missing in get_args(Missing), "data.missing", f"one of {', '.join(get_args(Missing))}", missing)
+
+
+def derived_classes(labels: Iterable[Iterable[str | None]], least: int = 0) -> Categories:
+    """All labels that some client has, in the order of numbers where they are whole numbers, else of letters.
+
+    Args:
+        labels: of each client.
+        least: so many classes that are numbers are there in any case.
+    """
+    found = {label for own in labels for label in own if label is not None} | set(map(str, range(least)))
+    whole = all(re.fullmatch(r"-?\d+", label) for label in found)
+    return tuple(sorted(found, key=int) if whole else sorted(found))
+
+
+def derived_columns(tables: Mapping[str, Mapping[str, Column]]) -> dict[str, Kind]:
+    """What columns become where all clients' files are at hand: text becomes one-hots of all categories there are.
+
+    Args:
+        tables: client to its columns.
+
+    Raises:
+        InputError: clients have other columns, points in time, or a column of too many texts.
+    """
+    first, names = next(iter(tables.items()))
+    for client, columns in tables.items():
+        differing = sorted(set(names) ^ set(columns))
+        what = f"of files with the same columns as `{first}`"
+        got = f"`{_short(differing[0])}` in one of them only" if differing else ""
+        require(not differing, f"data.graphs.{client}", what, got)
+    kinds: dict[str, Kind] = {}
+    for name in sorted(names):
+        same = [own[name] for own in tables.values()]
+        found = {column.kind for column in same if not column.missing.all()}
+        where = same[0].where
+        if YEARS in found and found <= {YEARS}:
+            got = "points in time; take the column out, or declare it as `years` in `data.columns`"
+            raise InputError(where, "numbers or categories", got)
+        if found <= {NUMBER}:
+            kinds[name] = NUMBER
+            continue
+        texts = derived_classes(column.texts() for column in same)
+        most = f"numbers, or texts of at most {MOST_CATEGORIES} kinds"
+        got = f"{len(texts)} kinds of text; take the column out, or declare it in `data.columns`"
+        require(len(texts) <= MOST_CATEGORIES, where, most, got)
+        kinds[name] = texts
+    return kinds
+
+
+def _names(given: Any, field: str) -> Categories:
+    listed = isinstance(given, list | tuple) and bool(given)
+    expect(listed, field, "a list of names", given)
+    quoted = not any(isinstance(name, bool | None) for name in given)
+    require(quoted, field, "names, in quotes where YAML has its own ('yes', 'null')", "one without")
+    names = tuple(_text(name) for name in given)
+    require(len(set(names)) == len(names), field, "different names", "one of them twice")
+    return names
+
+
+def _short(name: str) -> str:
+    return name[:40]

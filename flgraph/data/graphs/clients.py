@@ -1,0 +1,107 @@
+"""Graph classification where every client brings graphs of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flgraph.data.checks import require, sorted_edges
+from flgraph.data.columns import Coding, Missing
+from flgraph.data.graphs.container import FlatGraphs
+from flgraph.data.graphs.datamodule import GraphFederation
+from flgraph.data.nodes.clients import check_clients
+from flgraph.data.own import Declared, Splits, features_of, labels_of, left_out, splits_of, warn_of
+from flgraph.data.sources import Source, read_source
+from flgraph.nn.sparse.adjacency import offsets
+
+
+class GraphClients(GraphFederation):
+    """Clients with graphs of their own, each of which is to be classified.
+
+    A client's graphs are a folder with ``graphs.csv`` (columns ``id``, ``label``, and ``split`` if there are given
+    splits), ``nodes.csv`` (``graph``, ``id``, and any others, which are features) and ``edges.csv`` (``graph``,
+    ``source``, ``target``; without ``graph``, nodes are known by their ids alone), the same as ``.parquet``, or
+
+    - a file ``.npz`` with the arrays of :class:`FlatGraphs`, or ``.pt`` with a list of PyG graphs;
+    - a folder of ``.graphml``, a graph each, with ``label`` among the attributes of the graph.
+
+    In Python they may be a list of PyG or networkx graphs, too. See :class:`~flgraph.data.NodeClients` for what is left
+    out, and what must be declared.
+
+    Args:
+        graphs: client to its graphs, for example ``{north: north/, east: east.npz}``.
+        root: where relative paths begin; the current folder when ``None``.
+        classes: see :class:`~flgraph.data.NodeClients`.
+        columns: see there.
+        missing: see there.
+        undirected: whether edges go both ways.
+        name: how runs on this data are called.
+        **kwargs: see :class:`GraphFederation`.
+
+    Raises:
+        InputError: there is no client, a file cannot be used, or files do not go together.
+
+    Example:
+        >>> import networkx as nx
+        >>> rings = [nx.cycle_graph(size) for size in range(5, 15)]
+        >>> stars = [nx.star_graph(size) for size in range(5, 15)]
+        >>> for graph in rings + stars:
+        ...     graph.graph["label"] = "star" if nx.is_tree(graph) else "ring"
+        >>> data = GraphClients({"north": rings + stars}, structure="none")
+        >>> data.setup()
+        >>> data.client("north").graphs
+        FlatGraphs(north: 20 graphs, 200 nodes, 380 edges, 1 features, 2 classes)
+    """
+
+    def __init__(
+        self,
+        graphs: Mapping[str, Any],
+        root: str | None = None,
+        classes: int | list[Any] | None = None,
+        columns: dict[str, Any] | None = None,
+        missing: Missing = "refuse",
+        undirected: bool = True,
+        name: str = "graphs",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__({}, None, name, **kwargs)
+        check_clients(graphs)
+        self.own, self.root, self.undirected = dict(graphs), root, undirected
+        self.declared = Declared(classes, columns, missing)
+        self._splits: dict[str, Splits] = {}
+
+    def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
+        """Reads and codes all clients' graphs."""
+        sources = {name: read_source(given, name, self.root, many=True) for name, given in self.own.items()}
+        coding = self.declared.agreed(sources)
+        for name, source in sources.items():
+            yield name, self.embed(self._flat(name, source, coding)), len(coding.classes)
+
+    def _flat(self, name: str, source: Source, coding: Coding) -> FlatGraphs:
+        warn_of(name, left_out(source, self.undirected, coding.columns))
+        assert source.graph_of is not None
+        y = labels_of(source, coding)
+        bare = int((y < 0).sum())
+        require(bare == 0, f"label of {source.name}", "there for each graph", f"{bare} graphs without")
+        nodes = torch.bincount(source.graph_of, minlength=y.numel())
+        empty = int((nodes == 0).sum())
+        require(empty == 0, source.name, "graphs with one node or more", f"{empty} without")
+        self._splits[name] = splits_of(source, y, self.fractions, self.split_seed, name)
+        edges = sorted_edges(source.edge_index, source.num_nodes, self.undirected)
+        node_ptr, owner = offsets(nodes), source.graph_of[edges[0]]
+        edge_ptr = offsets(torch.bincount(owner, minlength=y.numel()))
+        x = features_of(source, coding)
+        dense = x.to_dense() if x.layout != torch.strided else x
+        return FlatGraphs(dense.float(), edges - node_ptr[owner], y, node_ptr, edge_ptr, name=name)
+
+    def splits(self, name: str, graphs: FlatGraphs) -> tuple[Tensor, Tensor, Tensor]:
+        """Those that the client's files say, else drawn."""
+        return self._splits[name]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As :class:`GraphFederation` has them, and what is declared."""
+        return {**super().settings, **self.declared.settings}

@@ -1,0 +1,170 @@
+"""Clients that have heterogeneous graphs of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from flgraph.data.columns import Coding, Missing, declared_columns, derived_classes, derived_columns
+from flgraph.data.federation import Federation
+from flgraph.data.hetero.container import HeteroGraph
+from flgraph.data.hetero.datamodule import HeteroClientData, HeteroTask, check_task, client_data
+from flgraph.data.hetero.schema import canonical, with_reverse
+from flgraph.data.hetero.sources import HeteroTables, read_hetero_source, unused_of
+from flgraph.data.nodes.clients import check_clients
+from flgraph.data.own import Declared, split_rows, warn_of
+from flgraph.data.statistics import hetero_statistics
+from flgraph.errors import expect
+
+
+class HeteroClients(Federation[HeteroClientData]):
+    """Clients that have heterogeneous graphs of their own, each with its own schema.
+
+    A client's graph is a folder with a table for each node type, called like it (``author.csv`` with ``id`` and any
+    features; that of the target type has ``label``, and ``split`` if there are given splits), and one for each
+    relation, called like it and the types it joins (``author-writes-paper.csv`` with ``source`` and ``target``), as
+    ``.csv`` or ``.parquet``; or a file ``.pt`` of a PyG ``HeteroData``, or ``.npz``
+    (:func:`~flgraph.data.hetero.readers.read_npz`). In Python it may be a ``HeteroData`` or a :class:`HeteroGraph`.
+
+    A client's types are put into the order of their contents (:func:`~flgraph.data.hetero.schema.canonical`), so that
+    neither their names nor the order in which they are listed has an influence on what is trained, to the bit.
+
+    Args:
+        graphs: client to its graph, for example ``{north: north/, east: east.pt}``.
+        tie_names: see :meth:`HeteroGraph.relations`.
+        name: how runs on this data are called.
+        task: ``"nodes"`` to classify nodes, ``"links"`` to predict links.
+        links: further arguments of :class:`HeteroLinkDataModule`, for links.
+        root: where relative paths begin; the current folder when ``None``.
+        target: type of the nodes that are classified; the one whose table has labels when ``None``.
+        classes: see :class:`~flgraph.data.NodeClients`.
+        columns: node type to what its columns become, see there.
+        missing: see there.
+        fractions: shares of the training, validation and test nodes, where tables say nothing of splits.
+        split_seed: of these; not the run's seed.
+        reverse: whether reverse relations are added to tables' (``rev_writes``).
+
+    Raises:
+        InputError: there is no client, a file cannot be used, or a client has nothing to train on or another number of
+            classes than the first.
+    """
+
+    def __init__(
+        self,
+        graphs: Mapping[str, Any],
+        tie_names: bool = False,
+        name: str = "hetero",
+        task: HeteroTask = "nodes",
+        links: Mapping[str, Any] | None = None,
+        root: str | None = None,
+        target: str | None = None,
+        classes: int | list[Any] | None = None,
+        columns: dict[str, Any] | None = None,
+        missing: Missing = "refuse",
+        fractions: Sequence[float] = (0.6, 0.2, 0.2),
+        split_seed: int = 123,
+        reverse: bool = True,
+    ) -> None:
+        super().__init__(name)
+        check_task(task)
+        check_clients(graphs)
+        self.graphs, self.root, self.target, self.task = dict(graphs), root, target, task
+        self.tie_names, self.links, self.reverse = tie_names, links, reverse
+        self.declared = Declared(classes, None, missing)
+        expect(
+            columns is None or isinstance(columns, dict),
+            "data.columns",
+            "a mapping from node types to columns",
+            columns,
+        )
+        self.columns = {
+            kind: declared_columns(own, f"data.columns.{kind}") or {} for kind, own in (columns or {}).items()
+        }
+        self.fractions, self.split_seed = tuple(fractions), split_seed
+        self.statistics: dict[str, Any] = {}
+        if all(isinstance(graph, HeteroGraph) for graph in graphs.values()):  # then there is nothing to read
+            self.setup()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Reads and codes all clients' graphs, once."""
+        if self._clients:
+            return
+        nodes = self.task == "nodes"
+        read = {
+            name: read_hetero_source(given, name, self.root, nodes, self.target) for name, given in self.graphs.items()
+        }
+        tables = {name: source for name, source in read.items() if isinstance(source, HeteroTables)}
+        targets = {n: s.find_target(self.target) if nodes else next(iter(s.num_nodes)) for n, s in tables.items()}
+        classes = self._classes(read, targets)
+        coding = self._coding(tables)
+        made = {}
+        for name, source in read.items():
+            if isinstance(source, HeteroTables):
+                made[name] = self._graph(name, source, targets[name], coding, classes)
+            else:
+                made[name] = source if self.task == "links" else self._with_classes(name, source, classes)
+                warn_of(name, unused_of(self.graphs[name]))
+        own = {"settings": self.declared.settings} if tables else {"settings": None}
+        self._clients = {
+            name: client_data(self.task, canonical(graph), self.tie_names, links=self.links, **own)
+            for name, graph in made.items()
+        }
+        self.statistics = hetero_statistics({client: data.graph for client, data in self._clients.items()})
+
+    def _classes(self, read: Mapping[str, HeteroGraph | HeteroTables], targets: Mapping[str, str]) -> tuple[str, ...]:
+        if self.task == "links":
+            return ()
+        if self.declared.apart:
+            wanted = "given where partners keep their files apart, so that all count alike,"
+            expect(self.declared.classes is not None, "data.classes", wanted, "none")
+        labels = [source.labels[targets[n]] for n, source in read.items() if isinstance(source, HeteroTables)]
+        least = max([0, *(source.num_classes for source in read.values() if isinstance(source, HeteroGraph))])
+        return self.declared.classes or derived_classes(labels, least)
+
+    def _coding(self, tables: Mapping[str, HeteroTables]) -> dict[str, Coding]:
+        """Node type to what its columns become."""
+        kinds = dict.fromkeys(kind for source in tables.values() for kind in source.num_nodes)
+        made = {}
+        for kind in kinds:
+            own = {name: source.columns[kind] for name, source in tables.items() if kind in source.columns}
+            if kind not in self.columns and self.declared.apart:
+                wanted = "given where partners keep their files apart, so that all count alike,"
+                expect(not any(own.values()), f"data.columns.{kind}", wanted, "none")
+            columns = self.columns[kind] if kind in self.columns else derived_columns(own)
+            made[kind] = Coding((), columns, self.declared.missing)
+        return made
+
+    def _graph(
+        self, name: str, source: HeteroTables, target: str, coding: Mapping[str, Coding], classes: tuple[str, ...]
+    ) -> HeteroGraph:
+        undeclared = [
+            f"column {column} of {kind}"
+            for kind, own in source.columns.items()
+            for column in own
+            if column not in coding[kind].columns
+        ]
+        others = [f"label of {kind}" for kind in source.labels if kind != target or self.task == "links"]
+        warn_of(name, [*source.unused, *undeclared, *others])
+        y, splits = torch.full((source.num_nodes[target],), -1), None
+        if self.task == "nodes":
+            where = f"label of {target} in {source.name}"
+            y = Coding(classes, {}).labels(source.labels[target], where)
+            splits = split_rows(y, source.split.get(target), where, self.fractions, self.split_seed, name)
+        graph = source.graph(target, y, splits, coding, len(classes)).replace(name=name)
+        return with_reverse(graph) if self.reverse else graph
+
+    def _with_classes(self, name: str, graph: HeteroGraph, classes: tuple[str, ...]) -> HeteroGraph:
+        """A graph that came in numbers, with the federation's number of classes, and splits."""
+        count, own = len(classes), isinstance(self.graphs[name], HeteroGraph)
+        fits = graph.num_classes == count or (not own and graph.num_classes < count)
+        expect(fits, "num_classes", f"{count} in client `{name}`, as in the others", graph.num_classes)
+        if own:
+            return graph
+        graph = graph.replace(num_classes=count)
+        if graph.train.numel():
+            return graph
+        splits = split_rows(graph.y, None, f"y of {name}", self.fractions, self.split_seed, name)
+        train, val, test = (part.sort().values for part in splits)
+        return graph.replace(train=train, val=val, test=test)

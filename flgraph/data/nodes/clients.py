@@ -1,0 +1,127 @@
+"""Node classification where every client brings a graph of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flgraph.data.checks import require, sorted_edges
+from flgraph.data.columns import Coding, Missing
+from flgraph.data.federation import Federation
+from flgraph.data.nodes.container import NodeGraph, sparse_rows
+from flgraph.data.nodes.datamodule import NodeDataModule
+from flgraph.data.nodes.whole_graph import WholeGraphDataModule
+from flgraph.data.own import Declared, features_of, labels_of, left_out, splits_of, warn_of
+from flgraph.data.sources import Source, read_source
+from flgraph.errors import expect
+
+
+class NodeClients(Federation[NodeDataModule]):
+    """Clients with a graph of their own each, whose nodes are to be classified.
+
+    A client's graph is a folder with ``nodes.csv`` (columns ``id``, ``label``, ``split`` if there are given splits, and
+    any others, which are features) and ``edges.csv`` (``source``, ``target``), the same as ``.parquet``, or a file:
+
+    - ``.npz`` with arrays, or ``.pt`` with tensors or a PyG graph: ``x``, ``edge_index``, ``y``, ``train_mask`` ...
+    - ``.graphml``, with ``label`` and ``split`` among the attributes of nodes.
+
+    In Python it may be a PyG ``Data`` or a networkx graph, too. Nodes without a label are neighbours only. Edges from a
+    node to itself and repeated edges are left out, and so are weights and features of edges; a warning says so.
+
+    Args:
+        graphs: client to its graph, for example ``{north: north/, east: east.npz}``.
+        root: where relative paths begin; the current folder when ``None``.
+        classes: names of the classes in the order of their numbers, or how many there are. When ``None``, all that are
+            in the files, which must be at hand then: partners at sites of their own declare it, all the same.
+        columns: column to ``number``, ``years`` (of a point in time, since 2000) or a list of categories; others are
+            not used. When ``None``, all that are in the files, text as categories; partners at sites declare it, all
+            the same. Features are in the order of the columns' names.
+        missing: what becomes of missing features: ``"refuse"``, ``"zero"``, or the ``"mean"`` of the column at the
+            client (categories: none).
+        fractions: shares of the training, validation and test nodes, where files say nothing of splits.
+        split_seed: of these; not the run's seed.
+        undirected: whether edges go both ways; otherwise a node hears from those that have an edge to it.
+        normalize: whether to divide each node's features by their sum.
+        ego_graphs: whether batches are ego-graphs (for FedEgo); otherwise the whole graph is one batch.
+        batch_size: ego-graphs per training batch.
+        fanouts: neighbours per node, for each hop of an ego-graph.
+        epoch_fraction: share of the training nodes that a local epoch visits, see :class:`NodeDataModule`.
+        eval_batch_size: ego-graphs per batch otherwise.
+        name: how runs on this data are called.
+
+    Raises:
+        InputError: there is no client, a file cannot be used, or files do not go together.
+
+    Example:
+        >>> import networkx as nx
+        >>> karate = nx.karate_club_graph()
+        >>> clubs = {node: {"label": karate.nodes[node]["club"], "friends": karate.degree(node)} for node in karate}
+        >>> graph = nx.Graph(karate.edges())
+        >>> nx.set_node_attributes(graph, clubs)
+        >>> data = NodeClients({"north": graph.subgraph(range(17)), "east": graph.subgraph(range(17, 34))})
+        >>> data.setup()
+        >>> data.client("north").graph
+        NodeGraph(north: 17 nodes, 60 edges, 1 features, 2 classes)
+    """
+
+    def __init__(
+        self,
+        graphs: Mapping[str, Any],
+        root: str | None = None,
+        classes: int | list[Any] | None = None,
+        columns: dict[str, Any] | None = None,
+        missing: Missing = "refuse",
+        fractions: Sequence[float] = (0.6, 0.2, 0.2),
+        split_seed: int = 123,
+        undirected: bool = True,
+        normalize: bool = False,
+        ego_graphs: bool = False,
+        batch_size: int = 32,
+        fanouts: Sequence[int] = (6, 6),
+        epoch_fraction: float = 1.0,
+        eval_batch_size: int = 512,
+        name: str = "nodes",
+    ) -> None:
+        super().__init__(name)
+        check_clients(graphs)
+        self.graphs, self.root = dict(graphs), root
+        self.declared = Declared(classes, columns, missing)
+        self.fractions, self.split_seed = tuple(fractions), split_seed
+        self.undirected, self.normalize, self.ego_graphs = undirected, normalize, ego_graphs
+        self.sampling: dict[str, Any] = {
+            "batch_size": batch_size,
+            "fanouts": tuple(fanouts),
+            "epoch_fraction": epoch_fraction,
+            "eval_batch_size": eval_batch_size,
+        }
+
+    def setup(self, stage: str | None = None) -> None:
+        """Reads and codes all clients' graphs, once."""
+        if self._clients:
+            return
+        sources = {name: read_source(given, name, self.root) for name, given in self.graphs.items()}
+        coding = self.declared.agreed(sources)
+        self._clients = {name: self._make(name, source, coding) for name, source in sources.items()}
+
+    def _make(self, name: str, source: Source, coding: Coding) -> NodeDataModule:
+        warn_of(name, left_out(source, self.undirected, coding.columns))
+        y = labels_of(source, coding)
+        splits = splits_of(source, y, self.fractions, self.split_seed, name)
+        graph = NodeGraph(
+            sparse_rows(features_of(source, coding)),
+            sorted_edges(source.edge_index, source.num_nodes, self.undirected),
+            y.clamp(min=0),  # of what has no label nobody asks for one: it is in no split
+            len(coding.classes),
+            name,
+            undirected=self.undirected,
+        )
+        kind = NodeDataModule if self.ego_graphs else WholeGraphDataModule
+        how = {"fractions": list(self.fractions), "split_seed": self.split_seed, "normalize": self.normalize}
+        graph = graph.normalized() if self.normalize else graph
+        return kind(graph, *splits, **self.sampling, settings={**how, **self.declared.settings})
+
+
+def check_clients(graphs: Mapping[str, Any]) -> None:
+    """Refuses what is no mapping of clients to their data, or an empty one."""
+    expect(isinstance(graphs, Mapping), "data.graphs", "a mapping from clients to their data", type(graphs).__name__)
+    require(len(graphs) > 0, "data.graphs", "the data of at least one client", "none")

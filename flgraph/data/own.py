@@ -1,0 +1,170 @@
+"""What datamodules of own files have in common: one coding for all clients, splits, and what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor
+
+from flgraph.data.cache import content_key
+from flgraph.data.checks import edge_keys, require
+from flgraph.data.columns import (
+    Coding,
+    Missing,
+    check_missing,
+    declared_classes,
+    declared_columns,
+    derived_classes,
+    derived_columns,
+)
+from flgraph.data.sources import SPLITS, Source
+from flgraph.data.splits import check_fractions, stratified_split
+from flgraph.errors import InputError, expect
+
+Splits = tuple[Tensor, Tensor, Tensor]
+
+
+class Declared:
+    """What a configuration says of own files; what it leaves open is taken from the files of all clients.
+
+    Args:
+        classes: names of the classes in the order of their numbers, or how many there are; ``None`` to take them from
+            the files.
+        columns: column to ``number``, ``years`` (of a point in time, since 2000) or a list of categories; ``None`` to
+            take them from the files.
+        missing: see :data:`~flgraph.data.columns.Missing`.
+
+    Attributes:
+        apart: whether there are clients elsewhere, whose files are not at hand: then nothing may be left open.
+    """
+
+    def __init__(
+        self, classes: int | Sequence[Any] | None, columns: Mapping[str, Any] | None, missing: Missing
+    ) -> None:
+        check_missing(missing)
+        self.classes, self.columns, self.missing = declared_classes(classes), declared_columns(columns), missing
+        self.apart = False
+
+    def agreed(self, sources: Mapping[str, Source]) -> Coding:
+        """The coding of all clients.
+
+        Args:
+            sources: client to what it has.
+
+        Raises:
+            InputError: something is left open that must not be, or the clients' files do not go together.
+        """
+        tables = {name: source.columns for name, source in sources.items() if source.x is None}
+        if self.apart:
+            wanted = "given where partners keep their files apart, so that all count alike,"
+            expect(self.classes is not None, "data.classes", wanted, "none")
+            expect(self.columns is not None or not any(tables.values()), "data.columns", wanted, "none")
+        least = max(source.least_classes for source in sources.values())
+        classes = self.classes or derived_classes((source.labels for source in sources.values()), least)
+        columns = self.columns
+        if columns is None:
+            columns = derived_columns(tables) if tables else {}
+        coding = Coding(classes, columns, self.missing)
+        widths = {name: coding.width or 1 if source.x is None else source.x.size(1) for name, source in sources.items()}
+        first, width = next(iter(widths.items()))
+        for name, own in widths.items():
+            require(own == width, f"data.graphs.{name}", f"of {width} features, as `{first}`,", str(own))
+        return coding
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Plain values that tell declarations apart."""
+        return {"missing": self.missing, "declared": content_key(self.classes, self.columns)[:16]}
+
+
+@runtime_checkable
+class OwnFiles(Protocol):
+    """Data of a federation that clients bring themselves."""
+
+    declared: Declared
+
+
+def features_of(source: Source, coding: Coding) -> Tensor:
+    """Features ``[N, F]``, dense or sparse as they came."""
+    return coding.features(source.columns, source.num_nodes, source.name) if source.x is None else source.x
+
+
+def labels_of(source: Source, coding: Coding) -> Tensor:
+    """Numbers of classes, -1 where there is no label."""
+    return coding.labels(source.labels, f"label of {source.name}")
+
+
+def splits_of(source: Source, y: Tensor, fractions: Sequence[float], seed: int, client: str) -> Splits:
+    """:func:`split_rows` of a source."""
+    return split_rows(y, source.split, f"label of {source.name}", fractions, seed, client)
+
+
+def split_rows(
+    y: Tensor, split: Sequence[str | None] | None, where: str, fractions: Sequence[float], seed: int, client: str
+) -> Splits:
+    """The training, validation and test nodes (or graphs) of a client, all with labels.
+
+    They are those that the data says; where it says nothing, they are drawn with equal shares of every class.
+
+    Args:
+        y: classes ``[n]``, -1 where there is no label.
+        split: what the data says of each.
+        where: the labels, for messages.
+        fractions: see :func:`~flgraph.data.stratified_split`.
+        seed: of the draw.
+        client: for messages.
+
+    Raises:
+        InputError: there are no labels, or some is missing where the data has a split.
+    """
+    labelled = (y >= 0).nonzero()[:, 0]
+    require(labelled.numel() > 0, where, "there for some", "none")
+    if split is None:
+        check_fractions(fractions, "data.fractions")
+        try:
+            train, val, test = stratified_split(y[labelled], fractions, seed)
+        except InputError as error:
+            raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{client}`") from None
+        return labelled[train], labelled[val], labelled[test]
+    rows = ([row for row, own in enumerate(split) if own == part] for part in SPLITS)
+    train, val, test = (torch.tensor(own, dtype=torch.long) for own in rows)
+    for name, part in zip(SPLITS, (train, val, test), strict=True):
+        bare = int((y[part] < 0).sum())
+        require(bare == 0, where, f"there for all that are for `{name}`", f"{bare} without")
+    return train, val, test
+
+
+def edge_counts(source: Source, undirected: bool) -> dict[str, int]:
+    """Edges as the files have them: ``edges``, and of these ``self_loops`` and ``repeated`` ones.
+
+    Args:
+        source: the client's graph.
+        undirected: whether an edge and its reverse are the same.
+    """
+    ends = source.edge_index
+    loops = ends[0] == ends[1]
+    others = ends[:, ~loops]
+    one_way = edge_keys(others, source.num_nodes).unique().numel()
+    either_way = edge_keys(others.sort(dim=0).values, source.num_nodes).unique().numel()
+    # A graph that has every edge in both directions repeats none of them.
+    distinct = either_way if undirected and 2 * either_way != one_way else one_way
+    return {"edges": ends.size(1), "self_loops": int(loops.sum()), "repeated": others.size(1) - distinct}
+
+
+def left_out(source: Source, undirected: bool, columns: Mapping[str, Any]) -> list[str]:
+    """What the data holds and training makes no use of, in words."""
+    counts = edge_counts(source, undirected)
+    words = {"self_loops": "edges from a node to itself", "repeated": "repeated edges"}
+    found = [f"{counts[key]} {text}" for key, text in words.items() if counts[key]]
+    undeclared = [name for name in source.columns if name not in columns]
+    return [*found, *source.unused, *(f"column {name}" for name in undeclared)]
+
+
+def warn_of(client: str, unused: Sequence[str]) -> None:
+    """Says what is not used of a client's data."""
+    if unused:
+        shown = ", ".join(unused[:8]) + (f" and {len(unused) - 8} more" if len(unused) > 8 else "")
+        rank_zero_warn(f"Not used of the data of client `{client}`: {shown}.")

@@ -1,0 +1,389 @@
+"""Graphs of one's own, from files or objects, in the one form that they are coded and checked in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
+
+from flgraph.data.checks import edges_of, expect_joined, require
+from flgraph.data.columns import Column
+from flgraph.data.tables import find_table
+from flgraph.errors import InputError, expect
+
+SPLITS = ("train", "val", "test")
+_PYG = [Data, HeteroData, DataEdgeAttr, DataTensorAttr, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
+"""Classes that a ``.pt`` file may hold beside tensors; nothing else in it is loaded."""
+_KNOWN = {"x", "edge_index", "y", "num_nodes", "num_classes", "name", *(f"{split}_mask" for split in SPLITS)}
+_TOLD = {"id", "label", "split", "graph"}
+"""Columns that are no features."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One client's graph, or graphs, as they were read: nothing is coded yet, nothing left out.
+
+    Attributes:
+        name: for messages.
+        num_nodes: N.
+        edge_index: ``[2, E]`` int64.
+        labels: of each node, or of each graph where there are several; ``None`` where there is none.
+        x: features that came as numbers ``[N, F]``; ``None`` where they are columns.
+        columns: features that came as columns of values.
+        split: for each label ``train``, ``val``, ``test`` or ``None``; ``None`` where the data brings no splits.
+        graph_of: which graph each node is in ``[N]``, ascending; ``None`` for one graph.
+        unused: what else the data holds, which nothing here makes use of.
+        least_classes: so many classes there are, as the data says.
+    """
+
+    name: str
+    num_nodes: int
+    edge_index: Tensor
+    labels: Sequence[str | None]
+    x: Tensor | None = None
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    split: Sequence[str | None] | None = None
+    graph_of: Tensor | None = None
+    unused: Sequence[str] = ()
+    least_classes: int = 0
+
+
+def read_source(given: Any, name: str, root: str | Path | None = None, many: bool = False) -> Source:
+    """One client's graph, or its graphs, from whatever it brings.
+
+    Args:
+        given: a folder with ``nodes.csv`` and ``edges.csv`` (and ``graphs.csv`` for several graphs), the same as
+            ``.parquet``; a file ``.npz``, ``.pt`` or ``.graphml``; for several graphs also a folder of ``.graphml``; or
+            a PyG or networkx graph, or a list of these.
+        name: of the client.
+        root: where relative paths begin; the current folder when ``None``.
+        many: whether it holds several graphs with a label each, instead of one with labels on nodes.
+
+    Raises:
+        InputError: nothing is there, or it cannot be used.
+    """
+    if isinstance(given, str | Path):
+        path = Path(root or ".").expanduser() / Path(given).expanduser()
+        given = _load(path, name, many)
+        if isinstance(given, Source):
+            return given
+    if isinstance(given, Mapping) and "edge_index" in given:
+        given = Data(**given)
+    graphs = list(given) if many and not isinstance(given, Data | nx.Graph) and hasattr(given, "__iter__") else [given]
+    require(len(graphs) > 0, f"data.graphs.{name}", "one graph or more", "none")
+    kinds = (nx.Graph,) if isinstance(graphs[0], nx.Graph) else (Data,)
+    sound = all(isinstance(graph, kinds) for graph in graphs)
+    wanted = f"a path, or {'PyG or networkx graphs' if many else 'a PyG or networkx graph'},"
+    expect(sound, f"data.graphs.{name}", wanted, type(graphs[0]).__name__)
+    make = _of_networkx if kinds == (nx.Graph,) else _of_pyg
+    parts = [
+        make(graph, name if len(graphs) == 1 else f"{name}, graph {number}", many)
+        for number, graph in enumerate(graphs)
+    ]
+    return _joined(parts, name) if many else parts[0]
+
+
+def load_pt(path: Path) -> Any:
+    """What a ``.pt`` file holds: tensors, and PyG's graphs. Nothing in it is executed.
+
+    Raises:
+        InputError: it cannot be read, or holds anything else.
+    """
+    try:
+        with torch.serialization.safe_globals(_PYG):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # an archive may be damaged in as many ways as there are
+        reason = (
+            "it holds more than tensors and PyG's graphs" if isinstance(error, UnpicklingError) else "it is damaged"
+        )
+        raise InputError(str(path), "a file that torch.save wrote", f"one that cannot be read: {reason}") from None
+    if isinstance(content, Mapping) and "edge_index" not in content and "_global_store" in content:
+        raise InputError(str(path), "a graph, or the dictionary of its tensors", "something else")
+    return content
+
+
+def _load(path: Path, name: str, many: bool) -> Any:
+    if path.is_dir():
+        found = sorted(path.glob("*.graphml")) if many else []
+        return [_graphml(file) for file in found] if found else _of_folder(path, many)
+    kinds = "a folder with nodes.csv and edges.csv, or a file .npz, .pt or .graphml,"
+    require(path.is_file(), f"data.graphs.{name}", kinds, f"{path}, which is not there")
+    if path.suffix == ".graphml":
+        return _graphml(path)
+    if path.suffix == ".pt":
+        return load_pt(path)
+    expect(path.suffix == ".npz", f"data.graphs.{name}", kinds, path)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except Exception:  # as above
+        raise InputError(str(path), "a file that numpy.savez wrote", "one that cannot be read") from None
+    for key, value in arrays.items():
+        texts = value.dtype.kind in "US" and key == "y"
+        expect(texts or value.dtype.kind in "biuf", f"{key} in {path}", "an array of numbers", value.dtype)
+    return (
+        _of_arrays(arrays, path)
+        if many
+        else _of_pyg(Data(**{k: _tensor(v) for k, v in arrays.items()}), str(path), many)
+    )
+
+
+def _tensor(array: np.ndarray) -> Any:
+    return array.tolist() if array.dtype.kind in "US" else torch.from_numpy(array)
+
+
+def _graphml(path: Path) -> nx.Graph:
+    try:
+        return nx.read_graphml(path)
+    except Exception:  # XML may be damaged in as many ways
+        raise InputError(str(path), "a file in GraphML", "one that cannot be read") from None
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+def _of_folder(path: Path, many: bool) -> Source:
+    nodes, edges = find_table(path, "nodes"), find_table(path, "edges")
+    graphs = find_table(path, "graphs") if many else None
+    ids, of = nodes.texts("id"), None
+    if graphs is not None:
+        keys = graphs.keys(graphs.texts("id"))
+        of = graphs.positions(keys, nodes, "graph")
+        order = np.argsort(of, kind="stable")
+        nodes, of = nodes.rows(order), of[order]
+        ids = [f"{graph}\0{own}" for graph, own in zip(nodes.texts("graph"), nodes.texts("id"), strict=True)]
+        if "graph" not in edges.names:  # then nodes are known by their ids alone
+            ids = nodes.texts("id")
+    keys = nodes.keys(ids)
+    ends = [
+        nodes.positions(keys, edges, end, "graph" if of is not None and "graph" in edges.names else None)
+        for end in ("source", "target")
+    ]
+    edge_index = torch.from_numpy(np.stack(ends)).long()
+    if of is not None:
+        across = np.flatnonzero(of[ends[0]] != of[ends[1]])
+        require(
+            across.size == 0,
+            edges.where("target"),
+            "a node of the graph of its source",
+            f"one of another in row {across[0] + 1 if across.size else 0}",
+        )
+    told = graphs if graphs is not None else nodes
+    split = told.texts("split", empty=True) if "split" in told.names else None
+    unused = [f"{edges.file.name}: {name}" for name in edges.names if name not in ("source", "target", "graph")]
+    if graphs is not None:
+        unused += [f"{graphs.file.name}: {name}" for name in graphs.names if name not in ("id", "label", "split")]
+        unused += [f"{nodes.file.name}: {name}" for name in nodes.names if name in ("label", "split")]
+    return Source(
+        str(path),
+        len(ids),
+        edge_index,
+        told.texts("label", empty=True) if "label" in told.names else [None] * len(told),
+        columns={name: nodes.column(name) for name in nodes.names if name not in _TOLD},
+        split=None if split is None else checked_split(split, told.where("split")),
+        graph_of=None if of is None else torch.from_numpy(of).long(),
+        unused=unused,
+    )
+
+
+def checked_split(split: Sequence[str | None], where: str) -> Sequence[str | None]:
+    """The same column, if all values are ``train``, ``val``, ``test`` or empty.
+
+    Raises:
+        InputError: one is none of them.
+    """
+    strange = [row for row, value in enumerate(split, start=1) if value not in (None, *SPLITS)]
+    require(not strange, where, "train, val, test or empty", f"something else in row {strange[0] if strange else 0}")
+    return split
+
+
+# ----------------------------------------------------------------------------------------------------- PyG and arrays
+def _of_pyg(data: Data, name: str, many: bool) -> Source:
+    edge_index = data.get("edge_index")
+    expect(isinstance(edge_index, Tensor), f"edge_index of {name}", "a tensor", type(edge_index).__name__)
+    x, y = data.get("x"), data.get("y")
+    expect(x is None or isinstance(x, Tensor), f"x of {name}", "a tensor", type(x).__name__)
+    count = data.num_nodes if x is None else x.size(0)
+    require(count is not None, f"x of {name}", "features of the nodes (or `num_nodes`)", "none")
+    edge_index = edges_of(edge_index, f"edge_index of {name}")
+    expect_joined(edge_index, int(count), f"edge_index of {name}")
+    labels = labels_of_tensor(y, 1 if many else int(count), f"y of {name}")
+    split = None if many else _masks(data, int(count), name)
+    ignored = {f"{split}_mask" for split in SPLITS} if many else set()
+    unused = [f"{key} of {name}" for key in data.to_dict() if key not in _KNOWN - ignored]
+    least = data.get("num_classes")
+    return Source(
+        name,
+        int(count),
+        edge_index,
+        labels,
+        _features(x, name),
+        split=split,
+        unused=unused,
+        least_classes=0 if least is None else int(least),
+    )
+
+
+def _features(x: Tensor | None, name: str) -> Tensor | None:
+    if x is None:
+        return None
+    expect(not x.is_complex(), f"x of {name}", "of real numbers", x.dtype)
+    values = x if x.layout == torch.strided else x.values() if x.layout != torch.sparse_coo else x.coalesce().values()
+    require(bool(torch.isfinite(values).all()), f"x of {name}", "finite", "NaN or infinity")
+    return x.unsqueeze(1) if x.dim() == 1 else x
+
+
+def labels_of_tensor(y: Any, count: int, where: str) -> list[str | None]:
+    """Labels as text; -1 and NaN are no label.
+
+    Raises:
+        InputError: there are other than ``count``, several for one, or numbers with fractions.
+    """
+    if y is None:
+        return [None] * count
+    if isinstance(y, list | str | int | float):
+        y = y if isinstance(y, list) else [y]
+        require(len(y) == count, where, f"{count} labels", str(len(y)))
+        return Column.of(y, where).texts()
+    expect(isinstance(y, Tensor), where, "a tensor", type(y).__name__)
+    y = y[:, 0] if y.dim() == 2 and y.size(1) == 1 else y
+    several = f"of shape {list(y.shape)}: several labels for one cannot be learned here"
+    require(
+        y.dim() < 2 and y.numel() == count,
+        where,
+        f"{count} classes, one for each",
+        several if y.dim() > 1 else str(y.numel()),
+    )
+    values = y.reshape(-1)
+    if values.is_floating_point():
+        there = values[~values.isnan()]
+        whole = bool((there == there.round()).all())
+        require(whole, where, "classes", "numbers with fractions: values to be estimated cannot be learned here")
+        values = torch.where(values.isnan(), -1.0, values)
+    return [None if value < 0 else str(int(value)) for value in values.tolist()]
+
+
+def _masks(data: Data, count: int, name: str) -> list[str | None] | None:
+    masks = {split: data.get(f"{split}_mask") for split in SPLITS}
+    masks = {split: mask for split, mask in masks.items() if mask is not None}
+    if not masks:
+        return None
+    split: list[str | None] = [None] * count
+    for part, mask in masks.items():
+        fits = isinstance(mask, Tensor) and mask.dtype == torch.bool and list(mask.shape) == [count]
+        expect(fits, f"{part}_mask of {name}", f"a mask of shape [{count}]", list(getattr(mask, "shape", [])))
+        for node in mask.nonzero()[:, 0].tolist():
+            require(split[node] is None, f"masks of {name}", "without common nodes", f"node {node} in two")
+            split[node] = part
+    return split
+
+
+def _of_arrays(arrays: Mapping[str, np.ndarray], path: Path) -> Source:
+    """Several graphs as flat arrays, as :class:`~flgraph.data.FlatGraphs` has them."""
+    for key in ("x", "edge_index", "y", "node_ptr", "edge_ptr"):
+        require(key in arrays, str(path), "arrays x, edge_index, y, node_ptr and edge_ptr", f"none of the name {key}")
+    x, edges, y = (_tensor(arrays[key]) for key in ("x", "edge_index", "y"))
+    node_ptr, edge_ptr = (torch.from_numpy(arrays[key]).long() for key in ("node_ptr", "edge_ptr"))
+    for key, ptr, total in (("node_ptr", node_ptr, x.size(0)), ("edge_ptr", edge_ptr, edges.size(-1))):
+        fits = (
+            ptr.dim() == 1
+            and ptr.numel() > 1
+            and int(ptr[0]) == 0
+            and int(ptr[-1]) == total
+            and bool((ptr.diff() >= 0).all())
+        )
+        require(fits, f"{key} in {path}", f"rising from 0 to {total}", "something else")
+    edges = edges_of(edges, f"edge_index in {path}")
+    count = node_ptr.numel() - 1
+    require(
+        edge_ptr.numel() == count + 1,
+        f"edge_ptr in {path}",
+        f"{count + 1} numbers, as node_ptr,",
+        str(edge_ptr.numel()),
+    )
+    owner = torch.repeat_interleave(torch.arange(count), edge_ptr.diff())
+    expect_joined(edges, node_ptr.diff()[owner], f"edge_index in {path}")
+    unused = [f"{key} in {path}" for key in arrays if key not in (*_KNOWN, "node_ptr", "edge_ptr")]
+    return Source(
+        str(path),
+        x.size(0),
+        edges + node_ptr[owner],
+        labels_of_tensor(y, count, f"y in {path}"),
+        _features(x, str(path)),
+        graph_of=torch.repeat_interleave(torch.arange(count), node_ptr.diff()),
+        unused=unused,
+        least_classes=int(arrays.get("num_classes", 0)),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- networkx
+def _of_networkx(graph: nx.Graph, name: str, many: bool) -> Source:
+    number = {node: position for position, node in enumerate(graph)}
+    names = list(dict.fromkeys(key for _, own in graph.nodes(data=True) for key in own))
+    values = {key: [own.get(key) for _, own in graph.nodes(data=True)] for key in names}
+    told = ("label", "split") if not many else ()
+    ends = [(number[source], number[target]) for source, target in graph.edges()]
+    unused = [
+        f"{key} of edges of {name}"
+        for key in dict.fromkeys(key for *_, own in graph.edges(data=True) for key in own)
+        if key != "id"
+    ]
+    if many:
+        labels = Column.of([graph.graph.get("label")], f"label of {name}").texts()
+    else:
+        labels = Column.of(values.get("label", [None] * len(number)), f"label of {name}").texts()
+    split = None
+    if "split" in values and not many:
+        split = checked_split(Column.of(values["split"], f"split of {name}").texts(), f"split of {name}")
+    return Source(
+        name,
+        len(number),
+        torch.tensor(ends, dtype=torch.long).reshape(-1, 2).t().contiguous(),
+        labels,
+        columns={key: Column.of(values[key], f"{key} of {name}") for key in names if key not in told},
+        split=split,
+        unused=unused,
+    )
+
+
+def _joined(parts: Sequence[Source], name: str) -> Source:
+    """Several graphs as one source."""
+    counts = [part.num_nodes for part in parts]
+    first = np.cumsum([0, *counts[:-1]])
+    edges = [part.edge_index + int(start) for part, start in zip(parts, first, strict=True)]
+    same = all(
+        list(part.columns) == list(parts[0].columns) or set(part.columns) == set(parts[0].columns) for part in parts
+    )
+    require(same, f"data.graphs.{name}", "graphs whose nodes have the same fields", "others")
+    xs = [part.x for part in parts]
+    widths = sorted({x.size(1) for x in xs if x is not None})
+    fits = len(widths) <= 1 and (all(x is None for x in xs) or all(x is not None for x in xs))
+    expect(fits, f"x of {name}", "of equally many features in all graphs", widths)
+    columns = {
+        key: Column.of([value for part in parts for value in _plain(part.columns[key])], f"{key} of {name}")
+        for key in parts[0].columns
+    }
+    unused = dict.fromkeys(entry.split(" of ")[0] for part in parts for entry in part.unused)
+    return Source(
+        name,
+        sum(counts),
+        torch.cat(edges, dim=1),
+        [label for part in parts for label in part.labels],
+        torch.cat([x for x in xs if x is not None]) if widths else None,
+        columns,
+        graph_of=torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(counts)),
+        unused=[f"{entry} of {name}" for entry in unused],
+        least_classes=max(part.least_classes for part in parts),
+    )
+
+
+def _plain(column: Column) -> list[Any]:
+    return [None if gone else value for value, gone in zip(column.values.tolist(), column.missing, strict=True)]

@@ -1,0 +1,163 @@
+"""Tables of own files: CSV and Parquet."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flgraph.data.checks import require
+from flgraph.data.columns import Column
+from flgraph.errors import InputError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Index
+
+ENDINGS = (".csv", ".parquet")
+
+
+class Table:
+    """A file of rows under named columns.
+
+    Args:
+        file: it.
+        frame: what it holds.
+    """
+
+    def __init__(self, file: Path, frame: DataFrame) -> None:
+        self.file, self.frame = file, frame
+        self.names = [str(name) for name in frame.columns]
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def where(self, name: str) -> str:
+        """A column, for messages."""
+        return f"{name} in {self.file}"
+
+    def rows(self, order: np.ndarray) -> Table:
+        """The rows of these numbers, in this order."""
+        return Table(self.file, self.frame.iloc[order])
+
+    def column(self, name: str) -> Column:
+        """A column's values, with what they are."""
+        self._require(name)
+        return Column.of(self.frame[name].tolist(), self.where(name))
+
+    def texts(self, name: str, empty: bool = False) -> list[str | None]:
+        """A column's values as they are written.
+
+        Args:
+            name: of the column.
+            empty: whether some may be missing.
+
+        Raises:
+            InputError: there is no such column, or values are missing.
+        """
+        self._require(name)
+        column = Column.of(self.frame[name].tolist(), self.where(name))
+        gone = column.missing
+        first = int(gone.argmax()) + 1 if gone.any() else 0
+        require(empty or not first, self.where(name), "values in all rows", f"none in row {first}")
+        values = [None if lost else value for value, lost in zip(self.frame[name].tolist(), gone, strict=True)]
+        # A text stays as it is ("007" is not 7); numbers of a Parquet file become text without a point.
+        return [
+            value.strip() if isinstance(value, str) else None if value is None else _whole(value) for value in values
+        ]
+
+    def keys(self, values: Sequence[str | None]) -> Index:
+        """An index of names that occur once.
+
+        Raises:
+            InputError: one occurs twice.
+        """
+        from pandas import Index
+
+        index = Index(values, dtype=object)
+        twice = index.duplicated()
+        got = f"{int(twice.sum())} that occur again, the first in row {int(twice.argmax()) + 1}"
+        require(not twice.any(), self.where("id"), "different names", got)
+        return index
+
+    def positions(self, keys: Index, other: Table, name: str, within: str | None = None) -> np.ndarray:
+        """Which rows of this table another one's column names ``[n]``.
+
+        Args:
+            keys: of this table's rows, see :meth:`keys`.
+            other: the other table.
+            name: the column.
+            within: column of the other table that comes before it in the keys.
+
+        Raises:
+            InputError: a name is not there.
+        """
+        names = other.texts(name)
+        if within is not None:
+            names = [f"{group}\0{own}" for group, own in zip(other.texts(within), names, strict=True)]
+        found: np.ndarray = keys.get_indexer(names)
+        lost = found < 0
+        got = f"{int(lost.sum())} that are not there, the first in row {int(lost.argmax()) + 1}"
+        require(not lost.any(), other.where(name), f"names of {self.file.name}", got)
+        return found
+
+    def _require(self, name: str) -> None:
+        require(name in self.names, str(self.file), f"a table with a column `{name}`", "one without")
+
+
+def find_table(folder: Path, stem: str) -> Table:
+    """Reads ``STEM.csv`` or ``STEM.parquet`` of a folder.
+
+    Raises:
+        InputError: there is none, or both are there, or it cannot be read.
+    """
+    found = [folder / f"{stem}{ending}" for ending in ENDINGS if (folder / f"{stem}{ending}").is_file()]
+    require(len(found) > 0, str(folder), f"a folder with {stem}.csv or {stem}.parquet", "one without")
+    require(len(found) == 1, str(folder), f"a folder with one of {stem}.csv and {stem}.parquet", "both")
+    return read_table(found[0])
+
+
+def tables_in(folder: Path) -> dict[str, Path]:
+    """Name without its ending to file, of all tables of a folder.
+
+    Raises:
+        InputError: there is none, or two have one name.
+    """
+    files = sorted(file for file in folder.iterdir() if file.suffix in ENDINGS)
+    found = {file.stem: file for file in files}
+    require(len(files) > 0, str(folder), "a folder with tables, .csv or .parquet,", "one without")
+    require(len(found) == len(files), str(folder), "a folder with one table of each name", "two of one")
+    return found
+
+
+def read_table(file: Path) -> Table:
+    """Reads a CSV or Parquet file; in a CSV, all values stay as they are written.
+
+    Raises:
+        InputError: pandas or pyarrow is missing, or the file cannot be read.
+    """
+    for package in ("pandas", *(["pyarrow"] if file.suffix == ".parquet" else [])):
+        needed = find_spec(package) is not None
+        require(needed, package, f"installed to read {file.name} (`pip install 'flgraph[data]'`)", "no such package")
+    import pandas as pd
+
+    try:
+        if file.suffix == ".parquet":
+            frame = pd.read_parquet(file)
+        else:
+            with warnings.catch_warnings():  # pandas would cut off what is beyond the header
+                warnings.simplefilter("error", pd.errors.ParserWarning)
+                frame = pd.read_csv(file, dtype=str, skipinitialspace=True, encoding="utf-8-sig", index_col=False)
+    except Exception as error:  # what pandas says of a file repeats parts of it
+        kind = "text in UTF-8" if isinstance(error, UnicodeDecodeError) else f"a table in {file.suffix[1:].upper()}"
+        raise InputError(str(file), kind, "one that cannot be read") from None
+    twice = frame.columns.duplicated()
+    require(not twice.any(), str(file), "a table with different names of columns", "two of one name")
+    return Table(file, frame)
+
+
+def _whole(value: object) -> str:
+    return str(int(value)) if isinstance(value, float | np.floating) and float(value).is_integer() else str(value)

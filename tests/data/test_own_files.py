@@ -1,0 +1,399 @@
+"""Clients that bring files of their own: what is read, kept, left out and refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+
+from flgraph.data import GraphClients, HeteroClients, HeteroGraph, NodeClients
+from flgraph.data.sources import read_source
+from flgraph.errors import InputError
+
+MARKER = "Zyxomma"
+
+
+def write(folder: Path, **tables: Iterable[Iterable[Any]]) -> Path:
+    """A CSV file for each table; its first row are the names of columns, and ``__`` in its name is ``-``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in tables.items():
+        lines = (",".join("" if value is None else str(value) for value in row) + "\n" for row in rows)
+        (folder / f"{name.replace('__', '-')}.csv").write_text("".join(lines))
+    return folder
+
+
+def ring(folder: Path, count: int = 12, **changes: Any) -> Path:
+    """A ring of accounts of two classes, with a number and a text each."""
+    rows = [(f"{n:03d}", "fraud" if n % 3 == 0 else "fine", n / 10, ("city", "online")[n % 2]) for n in range(count)]
+    nodes = [("id", "label", "years", "branch"), *rows]
+    edges = [("source", "target"), *((f"{n:03d}", f"{(n + 1) % count:03d}") for n in range(count))]
+    return write(folder, **{"nodes": nodes, "edges": edges, **changes})
+
+
+def paths(folder: Path, count: int = 20, **changes: Any) -> Path:
+    """Paths of three and of four atoms, which are the classes."""
+    sizes = list(enumerate(3 + number % 2 for number in range(count)))
+    graphs = [("id", "label"), *((f"M{n}", "short" if size == 3 else "long") for n, size in sizes)]
+    nodes = [("graph", "id", "element"), *((f"M{n}", k, "CN"[k % 2]) for n, size in sizes for k in range(size))]
+    edges = [("graph", "source", "target"), *((f"M{n}", k, k + 1) for n, size in sizes for k in range(size - 1))]
+    return write(folder, **{"graphs": graphs, "nodes": nodes, "edges": edges, **changes})
+
+
+def library(folder: Path, count: int = 12, **changes: Any) -> Path:
+    """Authors of two fields, with a paper each."""
+    authors = [("id", "label"), *((f"a{n}", "xy"[n % 2]) for n in range(count))]
+    papers = [("id", "pages"), *((f"p{n}", n) for n in range(count))]
+    writes = [("source", "target"), *((f"a{n}", f"p{n}") for n in range(count))]
+    return write(folder, **{"author": authors, "paper": papers, "author__writes__paper": writes, **changes})
+
+
+def made(data: Any) -> Any:
+    """The same datamodule, set up, in silence."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data.setup()
+    return data
+
+
+# --------------------------------------------------------------------------------------------------------------- nodes
+def test_tables_of_nodes(tmp_path: Path) -> None:
+    ring(tmp_path / "north")
+    ring(tmp_path / "east", count=9)
+    data = made(NodeClients({"north": "north", "east": tmp_path / "east"}, root=str(tmp_path)))
+    north = data.client("north")
+    assert data.clients == ["north", "east"]
+    assert repr(north.graph) == "NodeGraph(north: 12 nodes, 24 edges, 3 features, 2 classes)"
+    assert north.graph.y.tolist() == [1, 0, 0] * 4  # fine comes before fraud
+    torch.testing.assert_close(north.graph.x[:2], torch.tensor([[1, 0, 0], [0, 1, 0.1]]))
+    assert sorted(torch.cat([north.train, north.val, north.test]).tolist()) == list(range(12))
+    assert next(iter(north.train_dataloader())).x.shape == (12, 3)
+
+
+def test_parquet_is_as_csv(tmp_path: Path) -> None:
+    ring(tmp_path / "csv")
+    (tmp_path / "parquet").mkdir()
+    nodes = pd.read_csv(tmp_path / "csv/nodes.csv", dtype={"id": str})
+    nodes.to_parquet(tmp_path / "parquet/nodes.parquet")
+    pd.read_csv(tmp_path / "csv/edges.csv", dtype=str).to_parquet(tmp_path / "parquet/edges.parquet")
+    data = made(NodeClients({name: tmp_path / name for name in ("csv", "parquet")}))
+    assert data.client("csv").graph.content == data.client("parquet").graph.content
+
+
+def test_the_same_graph_in_every_form(tmp_path: Path) -> None:
+    x, y = torch.rand(12, 3), torch.arange(12) % 2
+    edges = torch.stack([torch.arange(12), (torch.arange(12) + 1) % 12])
+    masks = {f"{split}_mask": torch.arange(12) % 3 == number for number, split in enumerate(("train", "val", "test"))}
+    data = Data(x=x, edge_index=edges, y=y, **masks)
+    torch.save(data, tmp_path / "pyg.pt")
+    torch.save(data.to_dict(), tmp_path / "dict.pt")
+    np.savez(tmp_path / "arrays.npz", **{key: value.numpy() for key, value in data.to_dict().items()})
+    split = ["train", "val", "test"] * 4
+    nodes = [("id", "label", "split", "a", "b", "c"), *((n, n % 2, split[n], *x[n].tolist()) for n in range(12))]
+    write(tmp_path / "tables", nodes=nodes, edges=[("source", "target"), *edges.t().tolist()])
+    graph = nx.Graph(edges.t().tolist())
+    for n in range(12):
+        values = dict(zip("abc", x[n].tolist(), strict=True))
+        graph.add_node(n, label=int(y[n]), split=split[n], **values)
+    nx.write_graphml(graph, tmp_path / "net.graphml")
+    forms = {"pyg": "pyg.pt", "dict": "dict.pt", "arrays": "arrays.npz", "tables": "tables", "net": "net.graphml"}
+    clients = made(NodeClients({**{k: str(tmp_path / v) for k, v in forms.items()}, "nx": graph, "data": data}))
+    assert len({clients.client(name).graph.content for name in clients.clients}) == 1
+    for name in clients.clients:
+        own = clients.client(name)
+        assert (own.train % 3 == 0).all()
+        assert (own.val % 3 == 1).all()
+        assert own.test.numel() == 4
+
+
+def test_what_is_not_used_is_said(tmp_path: Path) -> None:
+    edges = [("source", "target", "weight"), ("000", "001", 2), ("001", "000", 2), ("002", "002", 1), ("003", "004", 1)]
+    ring(tmp_path, edges=[*edges, ("003", "004", 1)])
+    data = NodeClients({"north": str(tmp_path)}, columns={"years": "number"})
+    said = "north`: 1 edges from a node to itself, 2 repeated edges, edges.csv: weight, column branch."
+    with pytest.warns(UserWarning, match=said):
+        data.setup()
+    assert data.client("north").graph.edge_index.size(1) == 4
+    pyg = Data(x=torch.rand(4, 1), edge_index=torch.tensor([[0], [1]]), y=torch.tensor([0, 1, 0, 1]))
+    pyg.edge_attr = torch.rand(1, 2)
+    with pytest.warns(UserWarning, match="Not used of the data of client `a`: edge_attr of a"):
+        NodeClients({"a": pyg}, fractions=[0.5, 0.25, 0.25]).setup()
+
+
+def test_nodes_without_labels_are_neighbours_only(tmp_path: Path) -> None:
+    rows = [(n, None if n < 4 else "ab"[n % 2], n) for n in range(12)]
+    edges = [(n, n + 1) for n in range(11)]
+    write(tmp_path, nodes=[("id", "label", "age"), *rows], edges=[("source", "target"), *edges])
+    own = made(NodeClients({"north": tmp_path})).client("north")
+    assert own.graph.num_nodes == 12
+    assert sorted(torch.cat([own.train, own.val, own.test]).tolist()) == list(range(4, 12))
+
+
+def test_directed(tmp_path: Path) -> None:
+    ring(tmp_path)
+    assert made(NodeClients({"a": tmp_path}, undirected=False)).client("a").graph.edge_index.size(1) == 12
+
+
+def test_ego_graphs(tmp_path: Path) -> None:
+    ring(tmp_path)
+    own = made(NodeClients({"a": tmp_path}, ego_graphs=True, fanouts=[2])).client("a")
+    assert next(iter(own.train_dataloader())).index.size(1) == 3
+
+
+def test_no_columns_make_one_constant_feature(tmp_path: Path) -> None:
+    ring(tmp_path, nodes=[("id", "label"), *((f"{n:03d}", n % 2) for n in range(12))])
+    assert made(NodeClients({"a": tmp_path})).client("a").graph.x.to_dense().tolist() == [[1]] * 12
+
+
+def test_partners_apart_must_declare(tmp_path: Path) -> None:
+    """Each codes its file alone, and comes to what all files together would have given; nobody tells its values."""
+    ring(tmp_path / "north")
+    ring(
+        tmp_path / "east",
+        nodes=[("id", "label", "years", "branch"), *((f"{n:03d}", "fine", 1, "city") for n in range(12))],
+    )
+    together = made(NodeClients({"north": tmp_path / "north", "east": tmp_path / "east"}))
+    declared = {"classes": ["fine", "fraud"], "columns": {"years": "number", "branch": ["city", "online"]}}
+    for name in ("north", "east"):
+        alone = NodeClients({name: tmp_path / name}, **declared)
+        alone.declared.apart = True
+        alone.setup()
+        assert alone.client(name).graph.content == together.client(name).graph.content
+        for missing in declared:
+            alone = NodeClients({name: tmp_path / name}, **{k: v for k, v in declared.items() if k != missing})
+            alone.declared.apart = True
+            with pytest.raises(InputError, match=f"`data.{missing}` to be given where partners keep their files apart"):
+                alone.setup()
+
+
+X, EDGES = torch.rand(4, 2), torch.tensor([[0, 1], [1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (Data(x=X, edge_index=EDGES, y=torch.rand(4)), "y of a` to be classes but got numbers with fractions"),
+        (
+            Data(x=X, edge_index=EDGES, y=torch.ones(4, 3)),
+            r"one for each but got of shape \[4, 3\]: several labels for",
+        ),
+        (Data(x=X, edge_index=EDGES), "`label of a` to be there for some but got none"),
+        (Data(x=X, edge_index=EDGES + 2, y=torch.ones(4)), r"edge_index of a` to be edges between nodes 0 to 3"),
+        (Data(x=X / 0, edge_index=EDGES, y=torch.ones(4)), "x of a` to be finite but got NaN or infinity"),
+        (Data(x=X, edge_index=EDGES, y=torch.ones(4), train_mask=torch.ones(4, 2).bool()), r"mask of shape \[4\]"),
+        (Data(x=X, edge_index=EDGES, y=torch.ones(4), train_mask=X[:, 0] >= 0, val_mask=X[:, 0] >= 0), "common nodes"),
+        ("nowhere", "`data.graphs.a` to be a folder with nodes.csv and edges.csv, or a file .npz, .pt or .graphml,"),
+        (3, "`data.graphs.a` to be a path, or a PyG or networkx graph, but got 'int'"),
+    ],
+)
+def test_refused_graphs(given: Any, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        NodeClients({"a": given}).setup()
+
+
+KINDS = {"years": "number", "branch": ["city"]}
+
+
+def row(*values: Any) -> list[tuple[Any, ...]]:
+    """Six good rows and one more."""
+    return [("id", "label", "years", "branch"), *((f"{n:03d}", "ab"[n % 2], n, "city") for n in range(6)), values]
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "sentence"),
+    [
+        ({"nodes": row("000", MARKER, 1, "city")}, {}, "id in .* different names but got 1 that occur"),
+        ({"nodes": row("", MARKER, 1, "city")}, {}, "id in .* in all rows but got none in row 7"),
+        ({"nodes": row("006", "a", 1, "city", MARKER)}, {}, "a table in CSV but got one that cannot"),
+        ({"nodes": row("006", "a", MARKER, "city")}, {"columns": KINDS}, "years in .* to be numbers, as"),
+        ({"nodes": row("006", "a", None, "city")}, {}, "years in .* without gaps.* but got 1 that are"),
+        ({"nodes": row("006", MARKER, 1, "city")}, {"classes": ["a", "b"]}, "label of .* another in row 7"),
+        ({"nodes": row("006", "a", 1, MARKER)}, {"columns": KINDS}, "branch in .* got another in row 7"),
+        ({"edges": [("source", "target"), ("000", "001"), ("000", MARKER)]}, {}, "target in .* to be names of nodes"),
+        ({"edges": [("from", "to"), (MARKER, MARKER)]}, {}, "a table with a column `source` but"),
+        ({"nodes": [(MARKER, "x"), ("000", MARKER)]}, {}, "nodes.csv` to be a table with a column `id` but got one"),
+        ({"nodes": [("id", "label", "split"), ("000", "a", MARKER), ("001",)]}, {}, "split in .* to be train, val"),
+        ({"nodes": [("id", "label", "split"), ("000", "", "train"), ("001", "a", "")]}, {}, "for `train`"),
+    ],
+)  # fmt: skip
+def test_refused_tables(tmp_path: Path, changes: dict[str, Any], options: dict[str, Any], sentence: str) -> None:
+    ring(tmp_path, **{"edges": [("source", "target"), ("000", "001")], **changes})
+    with pytest.raises(InputError, match=sentence) as caught:
+        made(NodeClients({"north": tmp_path}, **options))
+    assert MARKER not in str(caught.value)
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None  # a traceback would repeat values
+
+
+def test_files_that_are_no_data(tmp_path: Path) -> None:
+    for name in ("a.npz", "a.pt", "a.graphml"):
+        (tmp_path / name).write_text(f"{MARKER},{MARKER}\n")
+        with pytest.raises(InputError, match="but got one that cannot be read") as caught:
+            read_source(name, "north", tmp_path)
+        assert MARKER not in str(caught.value)
+    torch.save({"x": Path(MARKER)}, tmp_path / "code.pt")
+    with pytest.raises(InputError, match="cannot be read: it holds more than tensors and PyG's graphs"):
+        read_source("code.pt", "north", tmp_path)
+
+
+def test_a_sentence_where_pandas_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring(tmp_path)
+    monkeypatch.setattr("flgraph.data.tables.find_spec", lambda name: None)
+    with pytest.raises(
+        InputError, match=r"`pandas` to be installed to read nodes.csv \(`pip install 'flgraph\[data\]'`\)"
+    ):
+        read_source(tmp_path, "north")
+
+
+# -------------------------------------------------------------------------------------------------------------- graphs
+def test_tables_of_graphs(tmp_path: Path) -> None:
+    paths(tmp_path)
+    data = made(GraphClients({"north": tmp_path}, structure="none"))
+    graphs = data.client("north").graphs
+    assert repr(graphs) == "FlatGraphs(north: 20 graphs, 70 nodes, 100 edges, 2 features, 2 classes)"
+    assert graphs.y.tolist() == [1, 0] * 10
+    assert graphs[1].edge_index.tolist() == [[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]
+    assert graphs[0].x.tolist() == [[1, 0], [0, 1], [1, 0]]
+    assert made(GraphClients({"north": tmp_path})).client("north").model_args["structure_channels"] == 32
+
+
+def test_the_same_graphs_in_every_form(tmp_path: Path) -> None:
+    split = [("train", "val", "test", "train")[number % 4] for number in range(20)]
+    labelled = [("id", "label", "split"), *((f"M{n}", n % 2, split[n]) for n in range(20))]
+    paths(tmp_path / "tables", graphs=labelled)
+    sizes = [3 + number % 2 for number in range(20)]
+    nets = [nx.path_graph(size) for size in sizes]
+    for number, net in enumerate(nets):
+        net.graph["label"] = number % 2
+        for node in net:
+            net.nodes[node]["element"] = "CN"[node % 2]
+    (tmp_path / "nets").mkdir()
+    for number, net in enumerate(nets):
+        nx.write_graphml(net, tmp_path / "nets" / f"{number:02d}.graphml")
+    pyg = [
+        Data(
+            x=torch.eye(2)[torch.arange(size) % 2],
+            edge_index=torch.stack([torch.arange(size - 1), torch.arange(1, size)]),
+            y=torch.tensor([number % 2]),
+        )
+        for number, size in enumerate(sizes)
+    ]
+    torch.save(pyg, tmp_path / "pyg.pt")
+    flat = {
+        "x": torch.cat([graph.x for graph in pyg]).numpy(),
+        "edge_index": torch.cat([graph.edge_index for graph in pyg], dim=1).numpy(),
+        "y": np.arange(20) % 2,
+        "node_ptr": np.cumsum([0, *sizes]),
+        "edge_ptr": np.cumsum([0, *(size - 1 for size in sizes)]),
+    }
+    np.savez(tmp_path / "flat.npz", **flat)
+    forms = {"tables": "tables", "nets": "nets", "pyg": "pyg.pt", "flat": "flat.npz"}
+    given = {**{name: tmp_path / place for name, place in forms.items()}, "list": pyg, "nx": nets}
+    data = made(GraphClients(given, structure="none"))
+    first = data.client("tables").graphs
+    for name in data.clients:
+        graphs = data.client(name).graphs
+        for field in ("x", "edge_index", "y", "node_ptr", "edge_ptr"):
+            assert torch.equal(getattr(graphs, field), getattr(first, field)), (name, field)
+    assert data.client("tables").val.tolist() == [1, 5, 9, 13, 17]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"graphs": [("id", "label"), ("M0", "a"), ("M1", None)]}, "graph in .*nodes.csv` to be names of graphs.csv"),
+        (
+            {"edges": [("graph", "source", "target"), ("M0", 0, 3)]},
+            "target in .*edges.csv` to be names of nodes.csv but",
+        ),
+        ({"nodes": [("graph", "id"), ("M0", 0), ("M0", 0)]}, "id in .*nodes.csv` to be different names but got 1 that"),
+    ],
+)
+def test_refused_tables_of_graphs(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    paths(tmp_path, **changes)
+    with pytest.raises(InputError, match=sentence):
+        GraphClients({"north": tmp_path}).setup()
+
+
+def test_edges_without_graphs(tmp_path: Path) -> None:
+    """Then nodes are known by their ids alone, and an edge between two graphs is refused."""
+    graphs = [("id", "label"), *((f"M{n}", n % 2) for n in range(20))]
+    nodes = [("graph", "id"), *((f"M{n}", f"M{n}-{k}") for n in range(20) for k in range(2))]
+    edges = [("source", "target"), *((f"M{n}-0", f"M{n}-1") for n in range(20))]
+    write(tmp_path, graphs=graphs, nodes=nodes, edges=edges)
+    assert made(GraphClients({"a": tmp_path}, structure="none")).client("a").graphs.edge_index.size(1) == 40
+    write(tmp_path, edges=[*edges, ("M0-0", "M1-0")])
+    with pytest.raises(InputError, match=r"to be a node of the graph of its source but got one of another in row 21\."):
+        GraphClients({"a": tmp_path}).setup()
+
+
+# -------------------------------------------------------------------------------------------------------------- hetero
+def test_tables_of_types(tmp_path: Path) -> None:
+    library(tmp_path / "north")
+    library(tmp_path / "east", paper=[("id", "pages"), *((f"p{n}", n) for n in range(20))])
+    data = made(HeteroClients({"north": "north", "east": "east"}, root=str(tmp_path)))
+    graph = data.client("north").graph
+    assert repr(graph) == "HeteroGraph(north: 24 nodes of 2 types, 24 edges of 2 types, 2 classes)"
+    assert graph.target == "author"
+    assert {kind[1] for kind in graph.edge_types} == {"writes", "rev_writes"}
+    assert graph.x["paper"][:, 0].tolist() == list(range(12))
+    assert "author" not in graph.x
+    assert data.statistics["clients"]["east"]["nodes"] == 32
+    links = HeteroClients({"north": tmp_path / "north"}, task="links", links={"num_negatives": 2})
+    with pytest.warns(UserWarning, match="Not used of the data of client `north`: label of author"):
+        links.setup()
+    assert links.client("north").num_train_samples > 0
+
+
+def test_pyg_of_types(tmp_path: Path) -> None:
+    data = HeteroData()
+    data["author"].y, data["author"].x = torch.arange(12) % 2, torch.rand(12, 3)
+    data["paper"].num_nodes = 12
+    data["author", "writes", "paper"].edge_index = torch.arange(12).repeat(2, 1)
+    torch.save(data, tmp_path / "a.pt")
+    library(tmp_path / "b")
+    clients = made(HeteroClients({"file": tmp_path / "a.pt", "object": data, "tables": tmp_path / "b"}))
+    assert clients.client("file").graph.content == clients.client("object").graph.content
+    assert clients.client("file").num_train_samples == 7
+    data["author", "writes", "paper"].edge_weight = torch.rand(12)
+    with pytest.warns(UserWarning, match="edge_weight of"):
+        HeteroClients({"object": data}).setup()
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "sentence"),
+    [
+        ({"paper__cites": [("source", "target")]}, {}, "to be called like a node type .* but got another name"),
+        ({"paper__in__journal": [("source", "target")]}, {}, "between node types that have tables"),
+        ({"paper": [("id", "label"), *((f"p{n}", 1) for n in range(12))]}, {}, "`data.target` to be given, unless one"),
+        ({}, {"target": "paper"}, "`data.target` to be a node type of .* with labels but got 'paper'"),
+        (
+            {},
+            {"columns": {"paper": {"pages": ["1", "2"]}}},
+            "one of its 2 declared categories but got another in row 1",
+        ),
+    ],
+)
+def test_refused_tables_of_types(tmp_path: Path, changes: Any, options: Any, sentence: str) -> None:
+    library(tmp_path, **changes)
+    with pytest.raises(InputError, match=sentence):
+        HeteroClients({"north": tmp_path}, **options).setup()
+
+
+def test_types_apart_must_be_declared(tmp_path: Path) -> None:
+    library(tmp_path)
+    for options, field in (({}, "classes"), ({"classes": ["x", "y"]}, "columns.paper")):
+        data = HeteroClients({"north": tmp_path}, **options)
+        data.declared.apart = True
+        with pytest.raises(InputError, match=f"`data.{field}` to be given where partners keep their files apart"):
+            data.setup()
+    data = HeteroClients({"north": tmp_path}, classes=["x", "y"], columns={"paper": {"pages": "number"}})
+    data.declared.apart = True
+    data.setup()
+    assert isinstance(data.client("north").graph, HeteroGraph)
