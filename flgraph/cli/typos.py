@@ -205,12 +205,13 @@ def _check_task(model: str, data: str) -> None:
     if wanted is None or found is None or wanted == found:
         return
     fitting = [file for file in _packaged("method") if f".{found}." in _path_of(_model_of(file))]
-    others = f" and {len(fitting) - _SHOWN} more" if len(fitting) > _SHOWN else ""
+    names = ", ".join(Path(file).stem for file in fitting[:_SHOWN])
+    names += f" and {len(fitting) - _SHOWN} more" * (len(fitting) > _SHOWN)
     network, holder = model.rpartition(".")[2], data.rpartition(".")[2]
     raise InputError(
         "data",
         f"{_TASKS[wanted][0]} ({_TASKS[wanted][1]}), as {network} needs,",
-        f"{_TASKS[found][0]} ({holder}): try {', '.join(Path(file).stem for file in fitting[:_SHOWN])}{others} of configs/method",
+        f"{_TASKS[found][0]} ({holder}): try {names} of configs/method",
     )
 
 
