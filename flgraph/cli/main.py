@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from typing import NoReturn
 
 from flgraph import __version__
 from flgraph.cli.exits import ENDINGS, ending_of, exit_with
@@ -49,9 +50,9 @@ def main(args: Sequence[str] | None = None) -> None:
 def _run(given: list[str]) -> None:
     match given:
         case ["--version", *_]:
-            print(f"flgraph {__version__}")
+            _show(f"flgraph {__version__}")
         case ["-h" | "--help", *_]:
-            print(_overview())
+            _show(_overview())
         case [command, *rest] if command in OTHERS:
             import_module(f"flgraph.cli.{command}").main(rest)
         case [command, *rest] if command in TRAINING:
@@ -70,12 +71,17 @@ def _train(command: str, args: list[str]) -> None:
     from flgraph.cli.typos import check
 
     if (text := help_of(command, args)) is not None:
-        print(text)
-        return
+        _show(text)
     check(command, with_default_data(with_packaged_configs([command, *args]))[1:])
     with _no_garbage():
         fit = import_module("flgraph.cli.fit")
     fit.main([command, *args])
+
+
+def _show(text: str) -> NoReturn:
+    """Ends as parsers do that were asked for help."""
+    print(text)
+    raise SystemExit(0)
 
 
 def _overview() -> str:
