@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -21,6 +21,7 @@ from flgraph.federation.halves import ClientHalf
 from flgraph.federation.lightning import (
     KeepOnDevice,
     OptimizerStates,
+    evaluate,
     fit_more,
     is_empty,
     load_loop,
@@ -261,12 +262,11 @@ class Client:
         """Trains for ``epochs`` (default: the local epochs) more, with the client's own Trainer."""
         epochs = self.local_epochs if epochs is None else epochs
         self.door.check_epochs(epochs)
-        metrics = fit_more(self.trainer, self.module, self._loader("train"), epochs)
-        self._train_metrics = self._same_everywhere(metrics)
+        self._train_metrics = fit_more(self.trainer, self.module, self._loader("train"), epochs)
 
-    def forget_optimizers(self) -> None:
-        """Lets the next training begin with new optimizers and schedulers, even where their state is kept."""
-        self._optimizers.forget()
+    def swap_optimizers(self, states: Mapping[str, Any]) -> dict[str, Any]:
+        """Exchanges the kept states of optimizers and schedulers; with ``{}`` the next training has new ones."""
+        return self._optimizers.swap(states)
 
     def evaluate(self, splits: Sequence[str] = ("train", "val", "test"), round: int = 0) -> dict[str, float]:
         """Metrics as the module logs them; ``train`` gives those logged during the last local training.
@@ -275,16 +275,14 @@ class Client:
         depends on the seed, the client, the round and the split alone.
         """
         metrics = {**self._train_metrics, **self._reported} if "train" in splits else {}
-        for split, step, run in (
-            ("val", "validation_step", self.trainer.validate),
-            ("test", "test_step", self.trainer.test),
-        ):
+        return metrics | evaluate(self.trainer, self.module, self._evaluations(splits, round))
+
+    def _evaluations(self, splits: Sequence[str], round: int) -> Iterator[tuple[str, Any]]:
+        for split, step in (("val", "validation_step"), ("test", "test_step")):
             loader = self._loader(split) if split in splits and is_overridden(step, self.module) else None
             if loader is not None and not is_empty(loader):
                 seed_all(derive_seed(self.seed, self.name, round, f"{Request.EVALUATE}/{split}"))
-                for result in run(self.module, dataloaders=loader, verbose=False):
-                    metrics.update(self._same_everywhere(result))
-        return metrics
+                yield split, loader
 
     def snapshot(self) -> None:
         """Keeps a copy of the model as it is now, in place of an earlier one."""
@@ -300,14 +298,6 @@ class Client:
             before = self._snapshot
             self.snapshot()
             self.module.load_state_dict(before)
-
-    def _same_everywhere(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Means over the processes of the client's Trainer, where it has several (``ddp``), each with its data."""
-        if self.trainer.world_size == 1:
-            return dict(metrics)
-        values = torch.tensor(list(metrics.values()), dtype=torch.float32, device=self.trainer.strategy.root_device)
-        means = self.trainer.strategy.reduce(values, reduce_op="mean")
-        return dict(zip(metrics, torch.as_tensor(means).tolist(), strict=True))
 
     def report(self, name: str, value: float) -> None:
         """Adds a number to the metrics that the client sends with every evaluation; a new value replaces the old.

@@ -277,9 +277,11 @@ class Server:
             ClientError: a client failed, and that is to end the run; or too few are left.
             EngineError: too few answered in time.
         """
-        for name, turn in turns.items():
-            if turn.download is not None:
-                note_message(self.ledger, "down", name, turn, turn.download, self._sent.pop(name))
+        ledger = self.ledger or Ledger()  # one that notes nothing
+        with ledger.together():
+            for name, turn in turns.items():
+                if turn.download is not None:
+                    note_message(self.ledger, "down", name, turn, turn.download, self._sent.pop(name))
         answers = self.engine.run(turns)
         found: dict[str, T] = {}
         bad: dict[str, Exception] = {}
@@ -294,13 +296,14 @@ class Server:
             elif answer is not None:
                 bad[name] = answer
         bad |= compare(found)
-        for name, turn in turns.items():
-            if name not in found or name in bad:
-                self.installed.pop(name, None)  # what it has is not known
-            verdict = f"dropped: {bad[name]}" if name in bad else "accepted"
-            if answer := answers.get(name):
-                data = answer if isinstance(answer, bytes) else b""
-                note_message(self.ledger, "up", name, turn, data, self.door.read.pop(name, None), verdict)
+        with ledger.together():
+            for name, turn in turns.items():
+                if name not in found or name in bad:
+                    self.installed.pop(name, None)  # what it has is not known
+                verdict = f"dropped: {bad[name]}" if name in bad else "accepted"
+                if answer := answers.get(name):
+                    data = answer if isinstance(answer, bytes) else b""
+                    note_message(self.ledger, "up", name, turn, data, self.door.read.pop(name, None), verdict)
         for name, error in bad.items():
             self._strike(name, turns[name], error, record)
         found = {name: answer for name, answer in found.items() if name not in bad}

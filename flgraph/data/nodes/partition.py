@@ -9,14 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-import networkx as nx
-import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.index import index2ptr
 from torch_geometric.utils import index_to_mask
 
-from flgraph.data.checks import sorted_edges
 from flgraph.data.graphs.partition import dirichlet_shards
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.splits import check_fractions, fewest_for, stratified_split
@@ -108,8 +104,7 @@ def label_skew(
         InputError: a number is out of range, or a client would have no edge, too few nodes or too few labels.
 
     Example:
-        >>> import networkx as nx
-        >>> from torch_geometric.utils import from_networkx
+        >>>         >>> from torch_geometric.utils import from_networkx
         >>> data = from_networkx(nx.karate_club_graph())
         >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
         >>> graph = NodeGraph.from_pyg(data)
@@ -235,8 +230,7 @@ def dirichlet(
         InputError: a number is out of range, or some client would have no nodes for a split, in 1000 draws.
 
     Example:
-        >>> import networkx as nx
-        >>> from torch_geometric.utils import from_networkx
+        >>>         >>> from torch_geometric.utils import from_networkx
         >>> data = from_networkx(nx.karate_club_graph())
         >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
         >>> graph = NodeGraph.from_pyg(data)
@@ -252,108 +246,11 @@ def dirichlet(
         except InputError as error:
             raise InputError(f"data.{error.field}", error.expected, error.got) from None
 
-    return _disjoint(graph, num_clients, global_fraction, fractions, seed, cut)
-
-
-def louvain(
-    graph: NodeGraph,
-    num_clients: int,
-    global_fraction: float = 0.0,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
-    seed: int = 123,
-) -> NodePartition:
-    """Disjoint clients made of whole communities (Blondel et al., 2008, as networkx implements it).
-
-    Communities, the largest first, each go to the client that has the fewest nodes so far. None is cut, so clients are
-    of similar size only where no community is larger than a client.
-
-    Args:
-        graph: the whole graph; the direction of edges does not matter.
-        num_clients: number of clients.
-        global_fraction: see :func:`dirichlet`.
-        fractions: see :func:`dirichlet`.
-        seed: of all draws.
-
-    Raises:
-        InputError: a number is out of range, there are fewer communities than clients, or a client would have no
-            training node.
-
-    Example:
-        >>> import networkx as nx
-        >>> from torch_geometric.utils import from_networkx
-        >>> data = from_networkx(nx.karate_club_graph())
-        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
-        >>> graph = NodeGraph.from_pyg(data)
-        >>> [len(client.nodes) for client in louvain(graph, num_clients=2).clients]
-        [17, 17]
-    """
-
-    def cut(pool: NodeGraph) -> list[Tensor]:
-        network = nx.Graph()
-        network.add_nodes_from(range(pool.num_nodes))
-        network.add_edges_from(pool.edge_index.t().tolist())
-        communities = [sorted(members) for members in nx.community.louvain_communities(network, seed=seed)]
-        enough = num_clients <= len(communities)
-        expect(enough, "data.num_clients", f"at most {len(communities)}, the communities of {graph.name},", num_clients)
-        parts: list[list[int]] = [[] for _ in range(num_clients)]
-        for members in sorted(communities, key=lambda members: (-len(members), members[0])):
-            min(parts, key=len).extend(members)
-        return [torch.tensor(part) for part in parts]
-
-    return _disjoint(graph, num_clients, global_fraction, fractions, seed, cut)
-
-
-def metis(
-    graph: NodeGraph,
-    num_clients: int,
-    global_fraction: float = 0.0,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
-    seed: int = 123,
-) -> NodePartition:
-    """Disjoint clients of nearly equal size with few edges between them (Karypis and Kumar, 1998).
-
-    Needs the package ``pymetis``, which holds the METIS library: ``pip install 'flgraph[metis]'``.
-
-    Args:
-        graph: the whole graph; the direction of edges does not matter.
-        num_clients: number of clients.
-        global_fraction: see :func:`dirichlet`.
-        fractions: see :func:`dirichlet`.
-        seed: of all draws, and METIS's own.
-
-    Raises:
-        InputError: ``pymetis`` is missing, a number is out of range, or a client would have no training node.
-
-    Example:
-        >>> import networkx as nx
-        >>> from torch_geometric.utils import from_networkx
-        >>> data = from_networkx(nx.karate_club_graph())
-        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
-        >>> graph = NodeGraph.from_pyg(data)
-        >>> [len(client.nodes) for client in metis(graph, num_clients=2).clients]
-        [17, 17]
-    """
-    try:
-        import pymetis
-    except ImportError as error:  # no other method in its place: a name means the same clients on every machine
-        needs = "'metis', which needs `pip install 'flgraph[metis]'`"
-        raise InputError("data.partition", "one that can be made here", needs) from error
-
-    def cut(pool: NodeGraph) -> list[Tensor]:
-        edges = sorted_edges(pool.edge_index, pool.num_nodes)
-        options = pymetis.Options(seed=seed % 2**31)
-        owner = np.zeros(pool.num_nodes, dtype=np.int64)
-        if num_clients > 1:
-            adjacency = pymetis.CSRAdjacency(index2ptr(edges[0], pool.num_nodes).tolist(), edges[1].tolist())
-            _, part = pymetis.part_graph(num_clients, adjacency, options=options)
-            owner = np.asarray(part, dtype=np.int64)
-        return [torch.from_numpy(np.flatnonzero(owner == client)) for client in range(num_clients)]
-
-    return _disjoint(graph, num_clients, global_fraction, fractions, seed, cut)
+    return disjoint(graph, num_clients, global_fraction, fractions, seed, cut)
 
 
 # ------------------------------------------------------------------------------------------------------------ helpers
-def _disjoint(
+def disjoint(
     graph: NodeGraph,
     num_clients: int,
     global_fraction: float,
