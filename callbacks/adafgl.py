@@ -88,7 +88,7 @@ class AdaFGL(FedAvg):
             soft = torch.cat(client.predict().batches).float()
             data: Any = client.data
             module.use_knowledge(Knowledge(data.graph.nodes, soft.to(module.device), homophily))
-            client.forget_optimizers()
+            client.swap_optimizers({})
         super().local_update(client, round, exchange)
 
     def upload(self, client: Client, round: int, exchange: str) -> Payload | None:

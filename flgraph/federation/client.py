@@ -264,9 +264,9 @@ class Client:
         self.door.check_epochs(epochs)
         self._train_metrics = fit_more(self.trainer, self.module, self._loader("train"), epochs)
 
-    def forget_optimizers(self) -> None:
-        """Lets the next training begin with new optimizers and schedulers, even where their state is kept."""
-        self._optimizers.forget()
+    def swap_optimizers(self, states: Mapping[str, Any]) -> dict[str, Any]:
+        """Exchanges the kept states of optimizers and schedulers; with ``{}`` the next training has new ones."""
+        return self._optimizers.swap(states)
 
     def evaluate(self, splits: Sequence[str] = ("train", "val", "test"), round: int = 0) -> dict[str, float]:
         """Metrics as the module logs them; ``train`` gives those logged during the last local training.

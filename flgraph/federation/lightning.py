@@ -191,9 +191,11 @@ class OptimizerStates(pl.Callback):
         self.optimizers: list[dict[str, Any]] = []
         self.schedulers: list[dict[str, Any]] = []
 
-    def forget(self) -> None:
-        """Lets the next fit begin anew."""
-        self.optimizers, self.schedulers = [], []
+    def swap(self, states: Mapping[str, Any]) -> dict[str, Any]:
+        """Puts others in place of the present ones, and returns these; without any the next fit begins anew."""
+        before = {"optimizers": self.optimizers, "schedulers": self.schedulers}
+        self.optimizers, self.schedulers = states.get("optimizers", []), states.get("schedulers", [])
+        return before
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Puts the states into the new optimizers."""

@@ -148,6 +148,24 @@ UPLOADS: list[tuple[str, str, Change]] = [
     ("FedAvg", "train", scalar("num_samples", 1.5)),
     ("FedAvg", "train", without("pre.weight")),
     ("SCAFFOLD", "train", further("control/elsewhere", torch.ones(1))),
+    ("SCAFFOLD", "train", of("control/post.weight", lambda control: control[:1])),
+    ("SCAFFOLD", "train", of("control/post.weight", Tensor.long)),
+    ("SCAFFOLD", "train", lambda tensors, scalars: tensors.pop("post.weight")),
+    ("FedNova", "train", scalar("steps", 0.5)),
+    ("FedNova", "train", scalar("steps", -1.0)),
+    ("FedNova", "train", scalar("steps", 1e300)),
+    ("FedNova", "train", scalar("steps", "3")),
+    ("FedNova", "train", scalar("num_samples", 0)),
+    ("Ditto", "train", without("post.weight")),
+    ("APFL", "train", without("post.weight")),
+    ("APFL", "train", scalar("num_samples", 0)),
+    ("FedProto", "train", scalar("num_classes", 2**40)),
+    ("FedProto", "train", scalar("columns", 3)),
+    ("FedProto", "train", of("prototypes/mean", lambda mean: mean[:, 1:])),
+    ("FedProto", "train", of("prototypes/mean", Tensor.long)),
+    ("FedProto", "train", at("prototypes/count", 0, -1)),
+    ("FedProto", "train", at("prototypes/count", 0, 1e30)),
+    ("FedProto", "train", without("prototypes/count")),
 ]
 
 
@@ -300,6 +318,12 @@ DOWNLOADS: list[tuple[str, str, Change]] = [
     ("SchemaFedAvg", "train", of("a|treats|a", lambda row: row[:1, :1])),
     ("SchemaFedAvg", "train", further("relations/convs.1.weight/a|b|c", torch.ones(4, 4))),
     ("SCAFFOLD", "train", of("control/pre.weight", lambda control: control[:1, :1])),
+    ("SCAFFOLD", "train", further("control/elsewhere", torch.ones(1))),
+    ("FedProto", "train", of("prototypes/mean", lambda mean: mean[1:])),
+    ("FedProto", "train", of("prototypes/mean", lambda mean: mean[:, 1:])),
+    ("FedProto", "train", of("prototypes/mean", lambda mean: mean * float("inf"))),
+    ("FedProto", "train", of("prototypes/found", Tensor.long)),
+    ("FedProto", "train", without("prototypes/found")),
 ]
 
 
