@@ -33,7 +33,6 @@ from flgraph.data import GraphDataModule, GraphFederation, GraphLoader, TUFedera
 from flgraph.federation import FederatedCallback, FederatedTrainer
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.template import client_module
-from flgraph.models.classifier import shared_metrics
 from flgraph.runs.results import versions
 
 Metrics = dict[str, dict[str, float]]
@@ -266,19 +265,8 @@ class BareClient:
     def _epoch(
         self, loader: GraphLoader, step: Callable[[Batch], tuple[Tensor, Tensor]], split: str
     ) -> dict[str, float]:
-        losses, outputs, labels = [], [], []
-        for batch in loader:
-            loss, logits = step(batch)
-            losses.append(loss)
-            outputs.append(logits)
-            labels.append(batch.y)
-        counts = torch.tensor([part.numel() for part in labels])
-        metrics = shared_metrics(self.module.num_classes, losses[0].device)
-        metrics.reset()
-        metrics.update(
-            value=torch.stack(losses).repeat_interleave(counts), preds=torch.cat(outputs), target=torch.cat(labels)
-        )
-        return {f"{split}/{name}": float(value) for name, value in metrics.compute().items()}
+        metrics = self.module.epoch_metrics(split, [(*step(batch), batch.y) for batch in loader])
+        return {f"{split}/{name}": float(value) for name, value in metrics.items()}
 
 
 class Bare:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flgraph.callbacks.fedavg import FedAvg
+from flgraph.callbacks.gradients import add_gradient, stepped
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 
@@ -53,14 +54,6 @@ class FedProx(FedAvg):
         """Adds the gradient of the proximal term."""
         if self.mu == 0:
             return
-        parameters = dict(pl_module.named_parameters())
-        stepping = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for name, center in self._center.items():
-            parameter = parameters[name]
-            if id(parameter) not in stepping or not parameter.requires_grad:
-                continue
-            distance = parameter.detach() - center
-            if parameter.grad is None:  # the batch did not use it
-                parameter.grad = distance.mul_(self.mu)
-            else:
-                parameter.grad.add_(distance, alpha=self.mu)
+        for name, parameter in stepped(pl_module, optimizer).items():
+            if name in self._center:
+                add_gradient(parameter, parameter.detach() - self._center[name], self.mu)

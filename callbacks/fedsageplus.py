@@ -183,7 +183,7 @@ class FedSagePlus(FedAvg):
     def _settle(self, client: Client) -> None:
         if not _module(client).generator_frozen:
             _module(client).freeze_generator()
-            client.forget_optimizers()  # their moments are of another loss and, for the classifier, other weights
+            client.swap_optimizers({})  # their moments are of another loss and, for the classifier, other weights
 
     def _compare(self, client: Client) -> Payload:
         module, x = _module(client), _batch(client).x

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
@@ -14,6 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from flgraph.callbacks.fedavg import FedAvg
+from flgraph.callbacks.gradients import loss_of, silent
 from flgraph.errors import InputError, expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
@@ -159,7 +158,7 @@ class GraphFL(FedAvg):
         converted = (trainer.precision_plugin.convert_input(batch) for batch in sets)
         support, query = (module.transfer_batch_to_device(batch, module.device, 0) for batch in converted)
         try:
-            with trainer.precision_plugin.train_step_context(), _silent(module):
+            with trainer.precision_plugin.train_step_context(), silent(module):
                 return meta_gradients(module, support, query, self.inner_lr, steps, self.first_order)
         except RuntimeError as error:
             if "once_differentiable" not in str(error):
@@ -230,21 +229,4 @@ class _Step(torch.nn.Module):
         self.module = module
 
     def forward(self, batch: Any) -> Tensor:
-        takes_index = "batch_idx" in inspect.signature(self.module.training_step).parameters
-        result = self.module.training_step(*((batch, 0) if takes_index else (batch,)))
-        loss = result["loss"] if isinstance(result, Mapping) else result
-        expect(isinstance(loss, Tensor), "model.training_step", "one that returns the loss, for GraphFL,", type(loss))
-        assert isinstance(loss, Tensor)
-        return loss
-
-
-@contextmanager
-def _silent(module: pl.LightningModule) -> Iterator[None]:
-    """Lets ``training_step`` log into nothing: Lightning's own ``log`` fails outside of its loops."""
-    shadows = {name: (lambda *args, **kwargs: None) for name in ("log", "log_dict")}
-    vars(module).update(shadows)
-    try:
-        yield
-    finally:
-        for name in shadows:
-            del vars(module)[name]
+        return loss_of(self.module, batch)

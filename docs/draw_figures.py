@@ -60,6 +60,46 @@ METHODS = {
         "weighted mean",
         "the mean",
     ),
+    "scaffold": Federation(
+        WHOLE,
+        "weights; change of the control variate",
+        "weighted mean of both",
+        "the mean; the mean control variate",
+        "trains, gradients corrected",
+    ),
+    "fedopt": Federation(WHOLE, "weights, number of samples", "a step of Adam along the mean", "the weights"),
+    "fednova": Federation(WHOLE, "weights, numbers of samples and steps", "mean of updates by step", "the weights"),
+    "ditto": Federation(
+        (("common model", "shared"), ("own model, used", "own")),
+        "weights of the common model",
+        "weighted mean",
+        "the mean",
+        "trains both, own held near common",
+    ),
+    "moon": Federation(
+        WHOLE, "weights, number of samples", "weighted mean", "the mean", "trains, contrasts representations"
+    ),
+    "fedproto": Federation(
+        (("model", "own"), ("prototypes of classes", "shared")),
+        "mean representation of each class",
+        "weighted mean of each class",
+        "all prototypes",
+        "trains, drawn to the prototypes",
+    ),
+    "fedrep": Federation(
+        (("representation", "shared"), ("head", "own")),
+        "representation, number of samples",
+        "weighted mean",
+        "the mean",
+        "trains its head, then the rest",
+    ),
+    "apfl": Federation(
+        (("common model", "shared"), ("own model, mixed in", "own")),
+        "weights of the common model",
+        "weighted mean",
+        "the mean",
+        "trains both, uses a mixture",
+    ),
     "gcfl": Federation(
         (("input layer", "own"), ("graph convolutions", "cluster"), ("classifier", "own")),
         "convolutions, number of samples",
@@ -108,6 +148,19 @@ METHODS = {
         "a mean weighed by likeness of outputs",
         "a mean of its own",
         "trains weights and masks",
+    ),
+    "fedtad": Federation(
+        WHOLE,
+        "weights; reliability for each class",
+        "weighted mean, then learns on made-up graphs",
+        "what came of the mean",
+    ),
+    "adafgl": Federation(
+        (("GCN", "shared"), ("parts for like and unlike neighbours", "own")),
+        "the GCN's weights, in the first rounds",
+        "weighted mean",
+        "the mean",
+        "trains the GCN; later its own parts",
     ),
     "fedsageplus": Federation(
         (("generator of neighbours", "own"), ("classifier", "shared")),

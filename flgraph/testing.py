@@ -88,7 +88,8 @@ class Watched(Sequential):
             assert isinstance(answer, bytes)
             self.sent = self.sent or bool(turn.exchange and answer and Payload.from_bytes(answer).tensors)
             if turn.download is not None and turn.request != Request.AGREE:
-                weights = Payload(Payload.from_bytes(turn.download).group()).to_bytes()
+                payload = Payload.from_bytes(turn.download)
+                weights = Payload(payload.group() or payload.tensors).to_bytes()
                 self.downloads.setdefault(name, set()).add(weights)
         return answers
 

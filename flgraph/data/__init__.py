@@ -20,16 +20,10 @@ from flgraph.data.hetero.readers import read_hetero
 from flgraph.data.hetero.schema import with_reverse, without_reverse
 from flgraph.data.nodes.batching import EgoLoader, WholeGraphLoader, sample_ego_graphs
 from flgraph.data.nodes.clients import NodeClients
+from flgraph.data.nodes.communities import louvain, louvain_balanced, louvain_plus, metis, metis_plus
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.datamodule import NodeDataModule, NodeFederation
-from flgraph.data.nodes.partition import (
-    ClientNodes,
-    NodePartition,
-    dirichlet,
-    label_skew,
-    louvain,
-    metis,
-)
+from flgraph.data.nodes.partition import ClientNodes, NodePartition, dirichlet, label_skew
 from flgraph.data.nodes.readers import read_nodes
 from flgraph.data.nodes.whole_graph import WholeGraphDataModule, WholeGraphFederation
 from flgraph.data.splits import stratified_split
@@ -78,7 +72,10 @@ __all__ = [
     "label_emd",
     "label_skew",
     "louvain",
+    "louvain_balanced",
+    "louvain_plus",
     "metis",
+    "metis_plus",
     "partition_statistics",
     "random_edge_types",
     "random_edges",

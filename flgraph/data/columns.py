@@ -129,7 +129,8 @@ class Coding:
 
     Attributes:
         classes: names of the classes, in the order of their numbers.
-        columns: name to what it becomes, in the order of the features.
+        columns: name to what it becomes. Features are in the order of the columns' names, so that it does not matter in
+            which order partners write them.
         missing: see :data:`Missing`.
     """
 
@@ -162,7 +163,7 @@ class Coding:
             InputError: a column is not there, is of another kind, has an unknown category, or lacks values.
         """
         parts = []
-        for name, kind in self.columns.items():
+        for name, kind in sorted(self.columns.items()):
             require(
                 name in columns,
                 where,
@@ -211,7 +212,7 @@ def declared_classes(given: int | Sequence[Any] | None) -> Categories | None:
 
 
 def declared_columns(given: Mapping[str, Any] | None, field: str = "data.columns") -> dict[str, Kind] | None:
-    """What columns become, as a configuration declares it.
+    """What columns become, as a configuration declares it; in the order of their names, whatever order it has.
 
     Raises:
         InputError: it says something else than ``number``, ``years`` or a list of categories.
@@ -220,7 +221,7 @@ def declared_columns(given: Mapping[str, Any] | None, field: str = "data.columns
         return None
     expect(isinstance(given, Mapping), field, "a mapping from columns to what they are", type(given).__name__)
     kinds: dict[str, Kind] = {}
-    for name, kind in given.items():
+    for name, kind in sorted(given.items(), key=lambda item: str(item[0])):
         listed = isinstance(kind, list | tuple)
         expect(listed or kind in (NUMBER, YEARS), f"{field}.{name}", "number, years, or a list of categories", kind)
         kinds[str(name)] = _names(kind, f"{field}.{name}") if listed else kind
@@ -260,7 +261,7 @@ def derived_columns(tables: Mapping[str, Mapping[str, Column]]) -> dict[str, Kin
         got = f"`{_short(differing[0])}` in one of them only" if differing else ""
         require(not differing, f"data.graphs.{client}", what, got)
     kinds: dict[str, Kind] = {}
-    for name in names:
+    for name in sorted(names):
         same = [own[name] for own in tables.values()]
         found = {column.kind for column in same if not column.missing.all()}
         where = same[0].where

@@ -33,8 +33,8 @@ class Declared:
     Args:
         classes: names of the classes in the order of their numbers, or how many there are; ``None`` to take them from
             the files.
-        columns: column to ``number``, ``years`` (of a point in time, since 2000) or a list of categories, in the order
-            of the features; ``None`` to take them from the files.
+        columns: column to ``number``, ``years`` (of a point in time, since 2000) or a list of categories; ``None`` to
+            take them from the files.
         missing: see :data:`~flgraph.data.columns.Missing`.
 
     Attributes:

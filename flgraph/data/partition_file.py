@@ -10,6 +10,9 @@ Numbers are those of the whole data, in the order of its reader. ``nodes_0`` mus
 ``test_0``; all but the training ones may be left out. Also known are ``query_0`` (nodes of query sets),
 ``global_test`` (nodes of the global test graph), ``names`` (of the clients) and ``num_nodes`` (of the whole data, for a
 check that it is the same).
+
+Or, where the data itself says whose each row is, a file holds ``keys`` alone, a whole number or a text for every node
+or graph: all with the same key are a client's, which is called so. The splits are then drawn by ``fractions``.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +30,7 @@ import torch
 from torch import Tensor
 
 from flgraph.data.cache import content_key, data_folders
+from flgraph.data.splits import stratified_split
 from flgraph.errors import InputError, expect, first_line
 
 Unit = Literal["nodes", "graphs"]
@@ -45,7 +50,7 @@ class SavedPartition:
         unit: what is assigned.
         names: of the clients.
         clients: of each client, ``unit`` and each of :data:`USES` to numbers ``[n]`` int64, the first of them
-            ascending.
+            ascending; ``unit`` only where splits are to be drawn.
         global_test: nodes of the global test graph, ascending.
         total: how many nodes the whole data has; ``None`` where the file does not say.
     """
@@ -64,6 +69,31 @@ class SavedPartition:
     def of(self, name: str) -> dict[str, Tensor]:
         """A client's numbers."""
         return self.clients[self.names.index(name)]
+
+    def split(self, y: Tensor, fractions: Sequence[float], seed: int) -> list[dict[str, Tensor]]:
+        """The clients with their splits, drawn where the file has none (:func:`~flgraph.data.stratified_split`).
+
+        Args:
+            y: classes of all nodes or graphs.
+            fractions: shares of training, validation and test.
+            seed: of the draws.
+
+        Raises:
+            InputError: a client has too few.
+        """
+        return [self.split_of(name, y, fractions, seed) for name in self.names]
+
+    def split_of(self, name: str, y: Tensor, fractions: Sequence[float], seed: int) -> dict[str, Tensor]:
+        """One client's, see :meth:`split`."""
+        own = self.of(name)
+        if len(own) > 1:
+            return own
+        index = own[self.unit]
+        try:
+            parts = stratified_split(y[index], fractions, seed)
+        except InputError as error:
+            raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{name}`") from None
+        return {**own, **{use: index[part] for use, part in zip(USES, parts, strict=False)}}
 
     def to_bytes(self) -> bytes:
         """The content of an ``.npz`` file."""
@@ -114,6 +144,8 @@ def read_partition(path: str, unit: Unit, root: str | Path | None = None) -> Sav
     found = [file for file in (Path(path), *(folder / path for folder in data_folders(root))) if file.is_file()]
     expect(bool(found), "data.partition", "a file of partitions that exists", path)
     content = _content(found[0])
+    if "keys" in content:
+        return _by_keys(content, unit, path)
     clients: list[dict[str, Tensor]] = []
     while f"{unit}_{len(clients)}" in content:
         clients.append(_client(content, unit, len(clients), path))
@@ -144,6 +176,21 @@ def _content(file: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # an archive may be damaged in as many ways as there are
         raise InputError(str(file), "a partition, .npz or .json,", first_line(error)) from error
+
+
+def _by_keys(content: dict[str, Any], unit: Unit, path: str) -> SavedPartition:
+    try:
+        keys = np.asarray(content.pop("keys"))
+    except ValueError as error:
+        raise InputError(f"partition {path}", "`keys` as a list", "nested lists") from error
+    plain = keys.ndim == 1 and keys.size > 0 and (np.issubdtype(keys.dtype, np.integer) or keys.dtype.kind == "U")
+    expect(plain, f"partition {path}", "`keys` as whole numbers or texts", f"{keys.dtype} {list(keys.shape)}")
+    expect(not content, f"partition {path}", "one with nothing but `keys`", next(iter(content), None))
+    names, owner = np.unique(keys, return_inverse=True)
+    clients: list[dict[str, Tensor]] = [
+        {unit: torch.from_numpy(np.flatnonzero(owner == number))} for number in range(len(names))
+    ]
+    return SavedPartition(unit, [str(name) for name in names], clients, total=len(keys))
 
 
 def _client(content: dict[str, Any], unit: Unit, number: int, path: str) -> dict[str, Tensor]:

@@ -13,17 +13,20 @@ from flgraph.federation.robust import GeometricMedian, Krum, Median, TrimmedMean
 from flgraph.federation.routes import Route, RouteKind, collected, personal, shared
 from flgraph.federation.server import Tolerance
 from flgraph.federation.trainer import FederatedTrainer
+from flgraph.federation.transforms import Clip, HalfPrecision, Quantise, TopK, Transform
 
 __all__ = [
     "Aggregator",
     "Client",
     "ClientError",
+    "Clip",
     "Combine",
     "Engine",
     "EngineError",
     "FederatedCallback",
     "FederatedTrainer",
     "GeometricMedian",
+    "HalfPrecision",
     "Krum",
     "Median",
     "Payload",
@@ -31,11 +34,14 @@ __all__ = [
     "PolicyError",
     "Predictions",
     "ProcessGroup",
+    "Quantise",
     "Request",
     "Route",
     "RouteKind",
     "Sequential",
     "Tolerance",
+    "TopK",
+    "Transform",
     "TrimmedMean",
     "Turn",
     "WeightedMean",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -15,11 +15,13 @@ from torch import Tensor
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.callback import FederatedCallback, acts_in_clients
-from flgraph.federation.client_door import AlgorithmHalf, ClientDoor
+from flgraph.federation.client_door import ClientDoor
 from flgraph.federation.data import ClientData, Movable, described_of
+from flgraph.federation.halves import ClientHalf
 from flgraph.federation.lightning import (
     KeepOnDevice,
     OptimizerStates,
+    evaluate,
     fit_more,
     is_empty,
     load_loop,
@@ -28,31 +30,11 @@ from flgraph.federation.lightning import (
 from flgraph.federation.messages import Predictions, Request, Turn
 from flgraph.federation.payload import Payload
 from flgraph.federation.policy import Policy
-from flgraph.federation.routes import Route, RouteKind, RoutingTable
+from flgraph.federation.routes import RouteKind, RoutingTable
 from flgraph.federation.seeding import derive_seed, seed_all
+from flgraph.federation.transforms import Draw, Pipeline, Transform, draw_key
 from flgraph.runs.checkpoint import readable
 from flgraph.runs.compatibility import plain_values, sealed
-
-
-class ClientHalf(AlgorithmHalf, Protocol):
-    """What a client needs of an algorithm; :class:`~flgraph.federation.Aggregator` is one, and a Lightning callback."""
-
-    seed: int
-    optimizer_state: Literal["keep", "reset"]
-    initial_weights: Literal["first", "mean", "own"]
-    reported_scalars: Sequence[str]
-
-    def routes(self) -> list[Route]:
-        """What may leave the client."""
-
-    def install(self, client: Client, download: Payload) -> None:
-        """Puts a download into the client."""
-
-    def local_update(self, client: Client, round: int, exchange: str) -> None:
-        """The client's work."""
-
-    def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
-        """What it sends."""
 
 
 class Client:
@@ -71,6 +53,7 @@ class Client:
         rounds: of the run.
         local_epochs: epochs per training exchange.
         personal: patterns of tensors that stay, whatever the algorithm's routes say.
+        transforms: what happens to its uploads behind the algorithm; copies are made.
         trainer_args: arguments of the client's :class:`pytorch_lightning.Trainer`.
         device: where the client's model stays, unless ``trainer_args`` name a strategy; Lightning decides when
             ``None``.
@@ -94,6 +77,7 @@ class Client:
         rounds: int = 1,
         local_epochs: int = 1,
         personal: Sequence[str] = (),
+        transforms: Sequence[Transform] = (),
         trainer_args: Mapping[str, Any] | None = None,
         device: torch.device | None = None,
     ) -> None:
@@ -106,15 +90,17 @@ class Client:
         self.seed, self.local_epochs, self.simulated = seed, local_epochs, simulated
         self.aggregator = copy.deepcopy(aggregator)
         self.aggregator.seed = seed
+        self.transforms = Pipeline(copy.deepcopy(list(transforms)), self.aggregator)
         self.routing = RoutingTable(
             self.aggregator.routes(),
             module.state_dict(),
-            extra=self.aggregator.extra_tensors,
+            extra={**self.aggregator.extra_tensors, **self.transforms.extra},
             scalars=self.aggregator.upload_scalars,
             metrics=self.aggregator.reported_scalars,
             first=personal,
             client=name,
         )
+        self.transforms.check_names(self.routing.rows, name)
         self.door = ClientDoor(self.routing, self.aggregator, policy, rounds, local_epochs, data.num_train_samples)
         self.changed = True  # since it was last written to disk
         self._snapshot: dict[str, Tensor] = {}
@@ -163,7 +149,18 @@ class Client:
                 self.changed = True
                 self.aggregator.local_update(self, turn.round, turn.exchange)
                 answer = self.aggregator.upload(self, turn.round, turn.exchange)
+                if answer is not None and self.transforms:
+                    self.routing.check_upload(answer)
+                    return self.door.upload(turn, self._transformed(answer, turn), self.transforms.codes)
         return b"" if answer is None else self.door.upload(turn, answer)
+
+    def _transformed(self, answer: Payload, turn: Turn) -> Payload:
+        def draw(transform: Transform) -> Draw:
+            purpose = (self.seed, self.name, turn.round, turn.exchange, type(transform).__name__)
+            return Draw(draw_key(self.simulated or not transform.protects, *purpose))
+
+        initial = turn.round == 0 and self.trainer.global_step == 0
+        return self.transforms.encode(answer, self.last_download, initial, draw)
 
     def _install(self, turn: Turn, download: Payload | None) -> None:
         if download is not None:
@@ -265,12 +262,11 @@ class Client:
         """Trains for ``epochs`` (default: the local epochs) more, with the client's own Trainer."""
         epochs = self.local_epochs if epochs is None else epochs
         self.door.check_epochs(epochs)
-        metrics = fit_more(self.trainer, self.module, self._loader("train"), epochs)
-        self._train_metrics = self._same_everywhere(metrics)
+        self._train_metrics = fit_more(self.trainer, self.module, self._loader("train"), epochs)
 
-    def forget_optimizers(self) -> None:
-        """Lets the next training begin with new optimizers and schedulers, even where their state is kept."""
-        self._optimizers.forget()
+    def swap_optimizers(self, states: Mapping[str, Any]) -> dict[str, Any]:
+        """Exchanges the kept states of optimizers and schedulers; with ``{}`` the next training has new ones."""
+        return self._optimizers.swap(states)
 
     def evaluate(self, splits: Sequence[str] = ("train", "val", "test"), round: int = 0) -> dict[str, float]:
         """Metrics as the module logs them; ``train`` gives those logged during the last local training.
@@ -279,16 +275,14 @@ class Client:
         depends on the seed, the client, the round and the split alone.
         """
         metrics = {**self._train_metrics, **self._reported} if "train" in splits else {}
-        for split, step, run in (
-            ("val", "validation_step", self.trainer.validate),
-            ("test", "test_step", self.trainer.test),
-        ):
+        return metrics | evaluate(self.trainer, self.module, self._evaluations(splits, round))
+
+    def _evaluations(self, splits: Sequence[str], round: int) -> Iterator[tuple[str, Any]]:
+        for split, step in (("val", "validation_step"), ("test", "test_step")):
             loader = self._loader(split) if split in splits and is_overridden(step, self.module) else None
             if loader is not None and not is_empty(loader):
                 seed_all(derive_seed(self.seed, self.name, round, f"{Request.EVALUATE}/{split}"))
-                for result in run(self.module, dataloaders=loader, verbose=False):
-                    metrics.update(self._same_everywhere(result))
-        return metrics
+                yield split, loader
 
     def snapshot(self) -> None:
         """Keeps a copy of the model as it is now, in place of an earlier one."""
@@ -304,14 +298,6 @@ class Client:
             before = self._snapshot
             self.snapshot()
             self.module.load_state_dict(before)
-
-    def _same_everywhere(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Means over the processes of the client's Trainer, where it has several (``ddp``), each with its data."""
-        if self.trainer.world_size == 1:
-            return dict(metrics)
-        values = torch.tensor(list(metrics.values()), dtype=torch.float32, device=self.trainer.strategy.root_device)
-        means = self.trainer.strategy.reduce(values, reduce_op="mean")
-        return dict(zip(metrics, torch.as_tensor(means).tolist(), strict=True))
 
     def report(self, name: str, value: float) -> None:
         """Adds a number to the metrics that the client sends with every evaluation; a new value replaces the old.
@@ -363,6 +349,7 @@ class Client:
                 "reported": self._reported,
                 "shared": self.routing.shared,
                 "snapshot": self._snapshot,
+                **({"transforms": self.transforms.state_dict()} if self.transforms else {}),
                 "download": None
                 if self._download is None
                 else torch.frombuffer(bytearray(self._download), dtype=torch.uint8),
@@ -389,6 +376,7 @@ class Client:
         self._train_metrics = dict(state["client"]["train_metrics"])
         self._reported = dict(state["client"]["reported"])
         self._snapshot = dict(state["client"]["snapshot"])
+        self.transforms.load_state_dict(state["client"].get("transforms", {}))
         download = state["client"]["download"]
         self._download = None if download is None else download.numpy().tobytes()
         self.routing.agree(state["client"]["shared"])

@@ -4,37 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import ClassVar, Protocol
 
 from flgraph.errors import InputError, PolicyError
 from flgraph.federation.door import COLLECTED, SHARED, alike, expect_plain, largest_values, note_message, shortened
+from flgraph.federation.halves import AlgorithmHalf
 from flgraph.federation.messages import Request, Turn
 from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.policy import NUM_SAMPLES, Job, Policy
-from flgraph.federation.routes import RouteKind, RoutingTable, UploadKind, form_of
+from flgraph.federation.routes import RouteKind, RoutingTable, form_of
 from flgraph.runs.ledger import Ledger
 
 _FIRST_ROUNDS = 100
 """So many rounds are looked at beforehand for the exchanges that they have."""
-
-
-class AlgorithmHalf(Protocol):
-    """What a client's door needs of its half of an algorithm."""
-
-    extra_tensors: ClassVar[Mapping[str, UploadKind]]
-
-    @property
-    def upload_scalars(self) -> Sequence[str]:
-        """Names of the scalars that it sends."""
-
-    @property
-    def reveals(self) -> str:
-        """What can be read of single records."""
-
-    def exchanges(self, round: int) -> Sequence[str]:
-        """Names of the exchanges of a round."""
 
 
 class ClientDoor:
@@ -75,7 +58,7 @@ class ClientDoor:
             tensors=[
                 *routing.names(RouteKind.SHARED),
                 *routing.names(RouteKind.COLLECTED),
-                *aggregator.extra_tensors,
+                *routing.extra,
             ],
             scalars=tuple(aggregator.upload_scalars),
             exchanges=list(dict.fromkeys(name for names in exchanges for name in names)),
@@ -176,13 +159,18 @@ class ClientDoor:
             scalars[NUM_SAMPLES] = self.count(self.job.num_samples)
         return self._send(turn, Payload(scalars=scalars))
 
-    def upload(self, turn: Turn, answer: Payload) -> bytes:
+    def upload(self, turn: Turn, answer: Payload, coded: bool = False) -> bytes:
         """An answer with tensors, if routes and policy name all that it holds.
+
+        Args:
+            turn: the request.
+            answer: as it travels.
+            coded: whether transforms gave its tensors other shapes.
 
         Raises:
             InputError: they do not.
         """
-        self.routing.check_upload(answer)
+        self.routing.check_upload(answer, coded)
         return self._send(turn, answer)
 
     def metrics(self, turn: Turn, metrics: Mapping[str, float]) -> bytes:

@@ -8,6 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.policy import NUM_SAMPLES
 from flgraph.federation.routes import Route, RouteKind, UploadKind, form_of
 from flgraph.federation.routes import personal as make_personal
+from flgraph.federation.transforms import Pipeline
 from flgraph.runs.history import SAMPLES
 from flgraph.runs.ledger import Ledger
 
@@ -54,10 +56,16 @@ class ServerDoor:
     Args:
         aggregator: the server half.
         personal: patterns of tensors that stay with clients, whatever the algorithm's routes say.
+        transforms: what clients did to uploads; undone here.
     """
 
-    def __init__(self, aggregator: Aggregator, personal: Sequence[str] = ()) -> None:
+    def __init__(
+        self, aggregator: Aggregator, personal: Sequence[str] = (), transforms: Pipeline | None = None
+    ) -> None:
         self.aggregator, self.personal = aggregator, personal
+        self.transforms = transforms or Pipeline((), aggregator)
+        self.sent: dict[str, bytes] = {}
+        """Client to its last download, where uploads are relative to it for transforms."""
         self.read: dict[str, Payload] = {}
         """Client to its last answer, as far as it could be read."""
         self.forms: dict[str, dict[str, str]] = {}
@@ -125,6 +133,9 @@ class ServerDoor:
         """
         field = f"upload` of client `{client}"
         payload = self._read(client, answer)
+        if self.transforms:
+            forms = self.forms.get(client, {})
+            payload = self.transforms.decode(payload, self.reference(client), forms, round == 0, field)
         self._check_forms(client, payload, field)
         largest_values(payload.tensors, field)
         for name, value in payload.scalars.items():
@@ -136,6 +147,10 @@ class ServerDoor:
         expect(same, field, f"of {told} samples, as at the start", shortened(count))
         self.aggregator.check_upload(client, payload, round, exchange)
         return payload
+
+    def reference(self, client: str) -> Payload:
+        """What a client was sent last, if transforms need it."""
+        return _parsed(self.sent[client]) if client in self.sent else Payload()
 
     def compare(self, uploads: Mapping[str, Payload]) -> dict[str, InputError]:
         """Clients whose uploads, each fit for itself, do not go with the others', and why."""
@@ -246,12 +261,31 @@ class ServerDoor:
             "groups": groups,
             "of": {client: groups.index(forms) for client, forms in self.forms.items()},
             "counts": self.counts,
+            **({"sent": _grouped(self.sent)} if self.sent else {}),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what :meth:`state` returned."""
         self.forms = {client: state["groups"][number] for client, number in state["of"].items()}
         self.counts = dict(state["counts"])
+        sent = state.get("sent", {"groups": [], "of": {}})
+        downloads = [tensor.numpy().tobytes() for tensor in sent["groups"]]
+        self.sent = {client: downloads[number] for client, number in sent["of"].items()}
+
+
+@lru_cache(maxsize=16)
+def _parsed(data: bytes) -> Payload:
+    return Payload.from_bytes(data, max_header=len(data))
+
+
+def _grouped(sent: Mapping[str, bytes]) -> dict[str, Any]:
+    """Downloads that clients have in common once."""
+    groups = list(dict.fromkeys(sent.values()))
+    numbers = {data: number for number, data in enumerate(groups)}
+    return {
+        "groups": [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in groups],
+        "of": {client: numbers[data] for client, data in sent.items()},
+    }
 
 
 def note_message(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.profilers import PassThroughProfiler
 from pytorch_lightning.strategies import SingleDeviceStrategy
 
 from flgraph.errors import InputError
@@ -62,7 +63,7 @@ def persistent_trainer(
         whole_epochs: how many epochs all its fits will have together, where that is known.
     """
     trainer = PersistentTrainer(
-        **arguments,
+        **{"profiler": _NoProfiler(), **arguments},
         max_epochs=0,
         callbacks=list(callbacks),
         logger=False,
@@ -76,13 +77,89 @@ def persistent_trainer(
     return trainer
 
 
+class _NoProfiler(PassThroughProfiler):
+    """Lightning's own makes a generator for each of the hundred calls of hooks that a step has."""
+
+    def profile(self, action_name: str) -> Any:
+        return _NOTHING
+
+
+_NOTHING = nullcontext()
+
+
 def fit_more(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, epochs: int) -> dict[str, float]:
     """Trains ``epochs`` more, and returns the metrics that the module logged."""
     trainer.fit_loop.max_epochs = trainer.current_epoch + epochs
     with flushing_denormals():
         trainer.fit(module, train_dataloaders=loader)
     metrics = trainer.callback_metrics
-    return {name: float(metrics[name]) for name in sorted(metrics) if not name.endswith("_step")}
+    return _same_everywhere(
+        trainer, {name: float(metrics[name]) for name in sorted(metrics) if not name.endswith("_step")}
+    )
+
+
+def evaluate(trainer: pl.Trainer, module: pl.LightningModule, loaders: Iterable[tuple[str, Any]]) -> dict[str, float]:
+    """The metrics of ``trainer.validate`` and ``trainer.test``.
+
+    A Trainer prepares for a pass as long as a small model needs for ten batches. So a module that can say so itself is
+    asked instead, unless something wants to see the Trainer's way.
+
+    Args:
+        trainer: the module's.
+        module: one with ``measures`` and ``measure``, as :class:`~flgraph.models.classifier.Classifier` has them, or
+            any other.
+        loaders: ``val`` or ``test``, and that split's loader or list of loaders.
+    """
+    measuring: Any = module
+    if getattr(module, "measures", False) and trainer.strategy.model is module and not _is_seen(trainer):
+        module.zero_grad()
+        batches = _batches(trainer, measuring, loaders)
+        metrics: dict[str, float] = measuring.measure(batches, trainer.precision_plugin.val_step_context)
+        return metrics
+    metrics = {}
+    for split, loader in loaders:
+        run = trainer.validate if split == "val" else trainer.test
+        for result in run(module, dataloaders=loader, verbose=False):
+            metrics |= _same_everywhere(trainer, result)
+    return metrics
+
+
+def _batches(trainer: pl.Trainer, module: Any, loaders: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for split, given in loaders:
+        for number, loader in enumerate(given if isinstance(given, list) else [given]):
+            stage = split if split == "val" else module.test_stage(number, given)
+            for batch in loader:
+                own = trainer.precision_plugin.convert_input(batch)
+                yield stage, module.transfer_batch_to_device(own, trainer.strategy.root_device, number)
+
+
+def _same_everywhere(trainer: pl.Trainer, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Means over the processes of a Trainer, where it has several (``ddp``), each with its data."""
+    if trainer.world_size == 1:
+        return dict(metrics)
+    values = torch.tensor(list(metrics.values()), dtype=torch.float32, device=trainer.strategy.root_device)
+    means = trainer.strategy.reduce(values, reduce_op="mean")
+    return dict(zip(metrics, torch.as_tensor(means).tolist(), strict=True))
+
+
+_SEEING = [
+    name
+    for name in dir(pl.Callback)
+    if name.startswith(("on_validation_", "on_test_", "on_exception", "setup", "teardown"))
+]
+
+
+def _is_seen(trainer: pl.Trainer) -> bool:
+    """Whether callbacks, other processes, limits or a profiler have to do with how the Trainer evaluates."""
+    profiler = trainer.profiler  # type: ignore[attr-defined]
+    limits = (trainer.limit_val_batches, trainer.limit_test_batches)
+    if trainer.world_size > 1 or limits != (1.0, 1.0) or not isinstance(profiler, PassThroughProfiler):
+        return True
+    return any(
+        getattr(type(callback), name) is not getattr(pl.Callback, name)
+        for callback in trainer.callbacks  # type: ignore[attr-defined]
+        for name in _SEEING
+    )
 
 
 def is_empty(loader: Any) -> bool:
@@ -114,9 +191,11 @@ class OptimizerStates(pl.Callback):
         self.optimizers: list[dict[str, Any]] = []
         self.schedulers: list[dict[str, Any]] = []
 
-    def forget(self) -> None:
-        """Lets the next fit begin anew."""
-        self.optimizers, self.schedulers = [], []
+    def swap(self, states: Mapping[str, Any]) -> dict[str, Any]:
+        """Puts others in place of the present ones, and returns these; without any the next fit begins anew."""
+        before = {"optimizers": self.optimizers, "schedulers": self.schedulers}
+        self.optimizers, self.schedulers = states.get("optimizers", []), states.get("schedulers", [])
+        return before
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Puts the states into the new optimizers."""

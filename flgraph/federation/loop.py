@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import time
-import traceback
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from operator import index
@@ -29,8 +28,9 @@ from flgraph.federation.policy import Policy
 from flgraph.federation.routes import describe_routes
 from flgraph.federation.run_log import RunLog
 from flgraph.federation.server import Server, Tolerance
-from flgraph.federation.settings import describe_run
+from flgraph.federation.settings import describe, describe_run
 from flgraph.federation.template import Model, client_module
+from flgraph.federation.transforms import Transform
 from flgraph.runs.checkpoint import CLIENTS, SERVER, CheckpointStore, find_checkpoint, read_manifest, reading
 from flgraph.runs.compatibility import check_settings, comparable, flatten
 from flgraph.runs.files import only_writer, write_json, write_text, writing
@@ -50,6 +50,7 @@ class FederatedLoop(pl.Trainer):
     local_epochs: int
     client_fraction: float
     personal: list[str]
+    transforms: list[Transform]
     evaluate_every: int
     monitor: str
     monitor_mode: Literal["max", "min"]
@@ -140,6 +141,7 @@ class FederatedLoop(pl.Trainer):
             "personal": self.personal,
             "monitor": self.monitor,
             "monitor_mode": self.monitor_mode,
+            "transforms": {str(n): describe(own)[0] for n, own in enumerate(self.transforms, start=1)},
             **{key: value for key, value in self._client_args.items() if key not in WHERE},
         }
         self._settings, self._defaults = describe_run(
@@ -155,6 +157,7 @@ class FederatedLoop(pl.Trainer):
             seed=self.seed,
             client_fraction=self.client_fraction,
             personal=self.personal,
+            transforms=self.transforms,
             tolerance=self.tolerance,
             ledger=Ledger() if self.writes else None,
         )
@@ -216,6 +219,7 @@ class FederatedLoop(pl.Trainer):
                 rounds=self.rounds,
                 local_epochs=self.local_epochs,
                 personal=self.personal,
+                transforms=self.transforms,
                 trainer_args=self._client_args,
                 device=self.strategy.root_device,
             )
@@ -301,7 +305,7 @@ class FederatedLoop(pl.Trainer):
                 ledger.add(event="opened", run=self.run_dir.parent.name, round=self.current_round)
             self.run_log = RunLog(self.run_dir, self._logger_choice, self.current_round, self.max_logged_clients)
             self.loggers = self.run_log.loggers
-            self.run_log.describe(routes, self.config_text or str(self._settings), datamodule)
+            self.run_log.describe(routes, self.config_text, self._settings, datamodule)
 
     def _round(self, server: Server) -> None:
         began = time.perf_counter()
@@ -352,17 +356,6 @@ class FederatedLoop(pl.Trainer):
         unmeasured = self.monitor.startswith("val/") and not any(name.startswith("val/") for name in metrics)
         known = not metrics or unmeasured or self.monitor in metrics
         expect(known, "trainer.monitor", f"one of {', '.join(metrics)}", self.monitor)
-
-    def _explain(self, error: BaseException) -> None:
-        """Keeps the traceback, which the command line leaves out, and says how to go on."""
-        begun = self.run_dir is not None and self.run_dir.parent != Path(self.default_root_dir)  # else of all versions
-        if not self.writes or self.run_dir is None or not begun or not self.run_dir.is_dir():
-            return
-        file = self.run_dir / "error.txt"
-        write_text("".join(traceback.format_exception(error)), file)
-        error.add_note(f"its traceback is in {file}")
-        if self._store.last() is not None:
-            error.add_note("continue with --ckpt_path last")
 
     def _evaluate(self, server: Server) -> None:
         self.record.metrics = server.evaluate(self.current_round, SPLITS, self.record)

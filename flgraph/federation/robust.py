@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -107,7 +108,7 @@ class Krum(Reweighting):
             return weights
         bad = min(math.ceil(self.bad * count - 1e-9), count - 3)
         # Not by products of rows: of models that are alike the difference would be lost.
-        squares = torch.stack([(rows - row).square().sum(dim=1) for row in rows])
+        squares = torch.stack([_squared_lengths(rows - row) for row in rows])
         nearest = squares.sort(dim=1).values[:, 1 : count - bad - 1]  # the first is the client itself
         chosen = nearest.sum(dim=1).argsort(stable=True)[: min(self.selected or count - bad, count)]
         return torch.zeros_like(weights).index_copy(0, chosen, weights[chosen])
@@ -135,7 +136,8 @@ class GeometricMedian(Reweighting):
     def reweighted(self, rows: Tensor, weights: Tensor) -> Tensor:
         counts, least = weights, 0.0
         for _ in range(self.steps):
-            distances = (rows - (counts / counts.sum()) @ rows).norm(dim=1)
+            center = (rows * (counts / counts.sum()).unsqueeze(1)).sum(dim=0)
+            distances = _squared_lengths(rows - center).sqrt()
             least = least or self.smoothing * float(_median(distances))
             if least == 0:  # most of them are the same point
                 return weights * (distances == 0) if bool((distances == 0).any()) else counts
@@ -180,6 +182,11 @@ def _by_number(
             expect(not column[0].is_complex(), name, "of real numbers for this mean", str(column[0].dtype))
             means[name] = as_mean_dtype(combine(torch.stack([tensor.double() for tensor in column])), column)
     return means
+
+
+def _squared_lengths(rows: Tensor) -> Tensor:
+    """Of every row. Not by torch, whose sums differ in their last bits with the number of threads."""
+    return torch.from_numpy(np.square(rows.numpy()).sum(axis=1))
 
 
 def _median(rows: Tensor) -> Tensor:

@@ -180,8 +180,12 @@ class RoutingTable:
                 field = f"routes` of client `{self.client}"
                 raise InputError(field, "the same for tied tensors, which are one,", found)
 
-    def check_upload(self, payload: Payload) -> None:
+    def check_upload(self, payload: Payload, coded: bool = False) -> None:
         """Refuses a payload that holds anything the routes do not name.
+
+        Args:
+            payload: the upload.
+            coded: whether transforms gave its tensors other shapes.
 
         Raises:
             InputError: it holds a personal or unknown tensor, one of another shape, or an undeclared scalar.
@@ -194,7 +198,7 @@ class RoutingTable:
                 continue
             if self.kind(name) == RouteKind.PERSONAL:
                 raise InputError(field, "without personal tensors", f"`{name}`, whose route is personal")
-            shape = self.rows[name].shape
+            shape = tensor.shape if coded else self.rows[name].shape
             expect(tensor.shape == shape, field, f"one with `{name}` of shape {list(shape)}", list(tensor.shape))
         for name in payload.scalars:
             expect(name in self.scalars, field, f"one with scalars among {list(self.scalars)}", name)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pytorch_lightning.loggers import Logger, TensorBoardLogger
 
 from flgraph.federation.display import routes_markdown
+from flgraph.runs.compatibility import flatten
 from flgraph.runs.files import write_bytes, writing
-from flgraph.runs.history import RoundRecord, add_evaluation, append_record, samples_of
+from flgraph.runs.history import History, RoundRecord, add_evaluation, append_record, samples_of
 
 
 class RunLog:
@@ -29,24 +32,41 @@ class RunLog:
         self, run_dir: Path, loggers: bool | Logger | Sequence[Logger], after_round: int = 0, max_clients: int = 100
     ) -> None:
         self.run_dir, self.after_round, self.max_clients = run_dir, after_round, max_clients
+        self._end: Any = None  # what says that a run has come to its end
         if loggers is True:
             root, name, version = run_dir.parent.parent, run_dir.parent.name, run_dir.name
             self.loggers: list[Logger] = [TensorBoardLogger(str(root), name, version, purge_step=after_round + 1)]
         else:
             self.loggers = [] if loggers is False else [loggers] if isinstance(loggers, Logger) else list(loggers)
 
-    def describe(self, routes: Sequence[tuple[str, str, str]], config: str, data: Any = None) -> None:
-        """Logs the routing table, the configuration and the data's figures, where such things can be logged.
+    def describe(
+        self, routes: Sequence[tuple[str, str, str]], config: str, settings: Mapping[str, Any], data: Any = None
+    ) -> None:
+        """Logs the routing table, the settings and the data's figures, where such things can be logged.
 
         The partition, where the data has one, is written to ``partition.npz``.
+
+        Args:
+            routes: see :func:`~flgraph.federation.routes.describe_routes`.
+            config: the configuration file; empty for a run that has none.
+            settings: what the run was made with.
+            data: with ``figures()`` and ``partition_file()``, or without.
         """
         figures = data.figures() if hasattr(data, "figures") else {}
         if hasattr(data, "partition_file"):
             write_bytes(data.partition_file(), self.run_dir / "partition.npz")
+        own = json.loads(json.dumps({name: value for name, value in settings.items() if name != "data"}))
         for logger in self.loggers:
             if isinstance(logger, TensorBoardLogger):
+                from torch.utils.tensorboard.summary import hparams  # loads slowly
+
                 logger.experiment.add_text("routes", routes_markdown(routes), self.after_round)
-                logger.experiment.add_text("config", f"```yaml\n{config}\n```", self.after_round)
+                text = config or yaml.safe_dump(own, sort_keys=False)
+                logger.experiment.add_text("settings", f"```yaml\n{text}\n```", self.after_round)
+                # Without the summary of an experiment, of which TensorBoard reads one for all runs: so its HPARAMS tab
+                # has the settings of every method, those that differ first, and then the newest value of each scalar.
+                _, begin, self._end = hparams(_hparams(own), {})  # type: ignore[no-untyped-call]
+                logger.experiment.file_writer.add_summary(begin)
                 for tag, figure in figures.items():
                     logger.experiment.add_figure(tag, figure, self.after_round)
 
@@ -55,9 +75,9 @@ class RunLog:
         with writing(self.run_dir):
             append_record(record, self.run_dir / "history.jsonl")
         values = {
-            "federation/seconds_per_round": record.seconds,
-            "federation/bytes_up": float(record.bytes_up),
-            "federation/bytes_down": float(record.bytes_down),
+            "round/seconds": record.seconds,
+            "round/bytes_up": float(record.bytes_up),
+            "round/bytes_down": float(record.bytes_down),
         }
         self._log({**values, **self._metric_values(record), **self._server_values(record)}, record.round)
 
@@ -73,18 +93,18 @@ class RunLog:
                 logger.log_metrics(dict(values), step=step)
 
     def _metric_values(self, record: RoundRecord) -> dict[str, float]:
-        values = {f"mean/{_tag(name)}": value for name, value in record.mean.items()}
+        values = _means(record.mean)
         if len(record.metrics) <= self.max_clients:
             for client, metrics in record.metrics.items():
                 shown = {name: value for name, value in metrics.items() if name != samples_of(name)}
-                values.update({f"{_tag(name)}/{client}": value for name, value in shown.items()})
+                values.update({f"per_client_{_tag(name)}/{client}": value for name, value in shown.items()})
         return values
 
     def _server_values(self, record: RoundRecord) -> dict[str, float]:
         """What the algorithm reports, without groups of one value per client where there are too many of them."""
         groups = Counter(tag.partition("/")[0] for tag in record.server)
         return {
-            tag if "/" in tag else f"server/{tag}": value
+            f"server/{tag}": value
             for tag, value in record.server.items()
             if groups[tag.partition("/")[0]] <= self.max_clients
         }
@@ -95,13 +115,20 @@ class RunLog:
             with self._errors_of(logger):
                 logger.save()
 
-    def finish(self, status: str) -> None:
+    def finish(self, status: str, history: History) -> None:
         """Ends all loggers.
+
+        Clients that went back to an earlier round have its metrics as the newest: what is compared is what is reported.
 
         Args:
             status: ``"success"`` or ``"failed"``.
+            history: of the run.
         """
+        if status == "success" and history.final:
+            self._log(_means(history.final["mean"]), history.rounds)
         for logger in self.loggers:
+            if status == "success" and isinstance(logger, TensorBoardLogger) and self._end is not None:
+                logger.experiment.file_writer.add_summary(self._end)
             # A logger that failed would fail again, and hide why.
             with suppress(Exception) if status == "failed" else self._errors_of(logger):
                 logger.finalize(status)
@@ -109,6 +136,18 @@ class RunLog:
     def _errors_of(self, logger: Logger) -> AbstractContextManager[None]:
         """TensorBoard writes into the run folder; what other loggers write goes elsewhere."""
         return writing(self.run_dir) if isinstance(logger, TensorBoardLogger) else nullcontext()
+
+
+def _hparams(settings: Mapping[str, Any]) -> dict[str, float | str]:
+    """Settings as TensorBoard shows them, by name: the algorithm comes first. Numbers and short texts."""
+    flat = {name.removeprefix("trainer."): value for name, value in flatten(settings).items() if value is not None}
+    numbers = {name: value for name, value in flat.items() if type(value) in (int, float)}
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in flat.items()}
+    return {name: numbers.get(name, text if len(text) <= 60 else f"{text[:59]}…") for name, text in texts.items()}
+
+
+def _means(mean: Mapping[str, float]) -> dict[str, float]:
+    return {f"mean/{_tag(name)}": value for name, value in mean.items()}
 
 
 def _tag(metric: str) -> str:

@@ -21,6 +21,9 @@ def derive_seed(seed: int, *parts: str | int) -> int:
 
 def seed_all(seed: int) -> None:
     """Seeds torch (all devices), numpy's and Python's global generators."""
-    torch.manual_seed(seed)
+    if torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available():
+        torch.manual_seed(seed)
+    else:  # which would note the seed, and who asked, for every device that may turn up
+        torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,6 +21,7 @@ from flgraph.federation.messages import Request, Turn
 from flgraph.federation.payload import Payload, pack, unpack
 from flgraph.federation.routes import agree
 from flgraph.federation.seeding import derive_seed, seed_all
+from flgraph.federation.transforms import Draw, Pipeline, Transform, draw_key
 from flgraph.runs.history import Metrics, RoundRecord
 from flgraph.runs.ledger import Ledger
 
@@ -65,6 +67,7 @@ class Server:
         seed: the run's seed; decides which clients take part in which round.
         client_fraction: share of the clients that take part in a round.
         personal: patterns of tensors that stay with clients, whatever the algorithm's routes say.
+        transforms: what happens to uploads; copies are made.
         tolerance: what becomes of the run when a client fails.
         ledger: where every message is noted; nowhere when ``None``.
     """
@@ -78,6 +81,7 @@ class Server:
         seed: int,
         client_fraction: float,
         personal: Sequence[str] = (),
+        transforms: Sequence[Transform] = (),
         tolerance: Tolerance | None = None,
         ledger: Ledger | None = None,
     ) -> None:
@@ -88,7 +92,8 @@ class Server:
         aggregator.seed = seed
         self.ledger = ledger
         self._sent: dict[str, Payload] = {}  # what is about to be sent
-        self.door = ServerDoor(aggregator, self.personal)
+        self.transforms = Pipeline(copy.deepcopy(list(transforms)), aggregator)
+        self.door = ServerDoor(aggregator, self.personal, self.transforms)
         self.version = 0  # how often the aggregator changed what it has to give
         self.installed: dict[str, int] = {}  # which version each client has
         self.setup_record = RoundRecord(0)
@@ -240,10 +245,21 @@ class Server:
             self.door.compare,
             missing=missing,
         )
+        if self.transforms:
+            uploads = self._received(uploads, number, exchange)
         seed_all(derive_seed(self.seed, "aggregate", number, exchange))
         self.aggregator.accept(self.aggregator.aggregate(uploads, number, exchange))
         self.version += 1
         return list(uploads)
+
+    def _received(self, uploads: Mapping[str, Payload], number: int, exchange: str) -> dict[str, Payload]:
+        """Uploads as transforms have them used."""
+
+        def draw(client: str, transform: Transform) -> Draw:
+            purpose = (self.seed, "server", client, number, exchange, type(transform).__name__)
+            return Draw(draw_key(self.engine.trusted or not transform.protects, *purpose))
+
+        return self.transforms.receive(uploads, {name: self.door.reference(name) for name in uploads}, draw)
 
     def _ask(
         self,
@@ -261,9 +277,11 @@ class Server:
             ClientError: a client failed, and that is to end the run; or too few are left.
             EngineError: too few answered in time.
         """
-        for name, turn in turns.items():
-            if turn.download is not None:
-                note_message(self.ledger, "down", name, turn, turn.download, self._sent.pop(name))
+        ledger = self.ledger or Ledger()  # one that notes nothing
+        with ledger.together():
+            for name, turn in turns.items():
+                if turn.download is not None:
+                    note_message(self.ledger, "down", name, turn, turn.download, self._sent.pop(name))
         answers = self.engine.run(turns)
         found: dict[str, T] = {}
         bad: dict[str, Exception] = {}
@@ -278,13 +296,14 @@ class Server:
             elif answer is not None:
                 bad[name] = answer
         bad |= compare(found)
-        for name, turn in turns.items():
-            if name not in found or name in bad:
-                self.installed.pop(name, None)  # what it has is not known
-            verdict = f"dropped: {bad[name]}" if name in bad else "accepted"
-            if answer := answers.get(name):
-                data = answer if isinstance(answer, bytes) else b""
-                note_message(self.ledger, "up", name, turn, data, self.door.read.pop(name, None), verdict)
+        with ledger.together():
+            for name, turn in turns.items():
+                if name not in found or name in bad:
+                    self.installed.pop(name, None)  # what it has is not known
+                verdict = f"dropped: {bad[name]}" if name in bad else "accepted"
+                if answer := answers.get(name):
+                    data = answer if isinstance(answer, bytes) else b""
+                    note_message(self.ledger, "up", name, turn, data, self.door.read.pop(name, None), verdict)
         for name, error in bad.items():
             self._strike(name, turns[name], error, record)
         found = {name: answer for name, answer in found.items() if name not in bad}
@@ -317,6 +336,8 @@ class Server:
         self.installed[name] = self.version
         if payload is None:
             return None
+        if self.transforms:
+            self.door.sent[name] = payload.to_bytes()
         return self._send(name, payload, record)
 
     def _send(self, name: str, payload: Payload, record: RoundRecord) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,22 +53,31 @@ class ServerModel:
 
     def state(self) -> dict[str, Any]:
         """Everything that another :class:`ServerModel` of the same module needs to go on, for :meth:`load_state`."""
-        optimizers = [
-            {**state, "state": {str(number): values for number, values in state["state"].items()}}
-            for state in self._optimizers.optimizers
-        ]
+        optimizers = [_named(state) for state in self._optimizers.optimizers]
         progress = {"optimizers": optimizers, "schedulers": self._optimizers.schedulers}
         return {"weights": self.tensors(), "loop": self.trainer.fit_loop.state_dict(), **progress}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what :meth:`state` returned."""
         self.module.load_state_dict(state["weights"])
-        self._optimizers.optimizers = [
-            {**saved, "state": {int(number): values for number, values in saved["state"].items()}}
-            for saved in state["optimizers"]
-        ]
+        self._optimizers.optimizers = [restored_optimizer(saved) for saved in state["optimizers"]]
         self._optimizers.schedulers = state["schedulers"]
         load_loop(self.trainer, state["loop"])
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """An optimizer's state as checkpoints of the server half hold it, copied."""
+    return _named(copy.deepcopy(optimizer.state_dict()))
+
+
+def _named(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state with names in place of parameters' numbers."""
+    return {**state, "state": {str(number): values for number, values in state["state"].items()}}
+
+
+def restored_optimizer(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``load_state_dict`` of an optimizer takes, of :func:`optimizer_state`."""
+    return {**saved, "state": {int(number): values for number, values in saved["state"].items()}}
 
 
 def server_trainer(callbacks: list[pl.Callback], trainer_args: Mapping[str, Any]) -> pl.Trainer:

@@ -77,8 +77,8 @@ def describe_run(
     return settings, usual
 
 
-def algorithm_digest(aggregator: Any, routing: RoutingTable) -> str:
-    """What a client's tensors are subject to, in 64 digits: the algorithm, its arguments, and the rules of its routes.
+def algorithm_digest(aggregator: Any, routing: RoutingTable, transforms: Sequence[Any] = ()) -> str:
+    """What a client's tensors are subject to, in 64 digits: the algorithm, its arguments, routes, and transforms.
 
     The agreement among clients, arguments of the default value and where something is computed have no part in it.
     """
@@ -88,7 +88,8 @@ def algorithm_digest(aggregator: Any, routing: RoutingTable) -> str:
     rules = [(name, row.form, row.route.kind, row.route.on_mismatch) for name, row in routing.rows.items()]
     kind = f"{type(aggregator).__module__}.{type(aggregator).__qualname__}"
     leaves = [sorted(routing.extra.items()), sorted(routing.scalars), sorted(routing.metrics)]
-    return hashlib.sha256(canonical([kind, arguments, sorted(rules), leaves])).hexdigest()
+    further = [describe(transform)[0] for transform in transforms]
+    return hashlib.sha256(canonical([kind, arguments, sorted(rules), leaves, *further])).hexdigest()
 
 
 def _is_object(value: Any) -> bool:

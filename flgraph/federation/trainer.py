@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -27,6 +29,8 @@ from flgraph.federation.server import Server, Tolerance
 from flgraph.federation.signals import stop_on_signals
 from flgraph.federation.template import Model
 from flgraph.federation.trained import TrainedLoop
+from flgraph.federation.transforms import Transform, check_order
+from flgraph.runs.files import write_text
 from flgraph.runs.history import History, Metrics, RoundRecord
 from flgraph.runs.results import Results
 
@@ -49,6 +53,7 @@ class FederatedTrainer(TrainedLoop):
         evaluate_every: rounds between evaluations of all clients; the last round is always evaluated.
         personal: patterns of tensors that never leave a client, whatever the algorithm's routes say:
             ``["*norm*"]`` makes FedBN (Li et al., ICLR 2021) of FedAvg.
+        transforms: what happens to clients' uploads behind the algorithm, in this order: clipping, noise, compression.
         monitor: metric whose mean over clients decides the best round.
         monitor_mode: whether more of it is better.
         policy: what may leave a client; all that the algorithm's routes name when ``None``. A site has its own.
@@ -91,6 +96,7 @@ class FederatedTrainer(TrainedLoop):
         engine: Engine | None = None,
         evaluate_every: int = 1,
         personal: Sequence[str] = (),
+        transforms: Sequence[Transform] = (),
         monitor: str = "val/accuracy",
         monitor_mode: Literal["max", "min"] = "max",
         policy: Policy | None = None,
@@ -149,6 +155,8 @@ class FederatedTrainer(TrainedLoop):
         self.aggregator = aggregator
         self.rounds, self.local_epochs, self.client_fraction = rounds, local_epochs, client_fraction
         self.evaluate_every, self.personal = evaluate_every, list(personal)
+        check_order(transforms)
+        self.transforms = list(transforms)
         self.monitor, self.monitor_mode = monitor, monitor_mode
         self.policy, self.tolerance = policy, tolerance or Tolerance()
         self.seed, self.name, self.max_logged_clients = seed, name, max_logged_clients
@@ -231,7 +239,18 @@ class FederatedTrainer(TrainedLoop):
                 raise
             finally:
                 if self.run_log is not None:
-                    self.run_log.finish(status)
+                    self.run_log.finish(status, self.history)
+
+    def _explain(self, error: BaseException) -> None:
+        """Keeps the traceback, which the command line leaves out, and says how to go on."""
+        begun = self.run_dir is not None and self.run_dir.parent != Path(self.default_root_dir)  # else of all versions
+        if not self.writes or self.run_dir is None or not begun or not self.run_dir.is_dir():
+            return
+        file = self.run_dir / "error.txt"
+        write_text("".join(traceback.format_exception(error)), file)
+        error.add_note(f"its traceback is in {file}")
+        if self._store.last() is not None:
+            error.add_note("continue with --ckpt_path last")
 
     def validate(  # type: ignore[override]
         self, model: Model | None = None, datamodule: AnyData | None = None, ckpt_path: str | None = None

@@ -8,6 +8,7 @@ from flgraph.models.graphs.gnn import GNN
 from flgraph.models.hetero.gat import HeteroGAT
 from flgraph.models.hetero.links import LinkPredictor
 from flgraph.models.hetero.rgcn import RGCN
+from flgraph.models.nodes.adafgl import AdaFGL, Knowledge
 from flgraph.models.nodes.fedego import EgoHead, FedEgo, MashedEgoGraphs
 from flgraph.models.nodes.gcn import NeighbourSums, NodeGCN
 from flgraph.models.nodes.masked import MaskedGCN
@@ -22,6 +23,7 @@ __all__ = [
     "GNN",
     "MVGRL",
     "RGCN",
+    "AdaFGL",
     "Classifier",
     "EgoHead",
     "Encoded",
@@ -31,6 +33,7 @@ __all__ = [
     "GraphEmbedding",
     "HeteroGAT",
     "InfoGraph",
+    "Knowledge",
     "LinkPredictor",
     "MashedEgoGraphs",
     "MaskedGCN",

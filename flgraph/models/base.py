@@ -58,6 +58,13 @@ class SizedModule(pl.LightningModule):
         self.lr, self.weight_decay, self.optimizer_name = lr, weight_decay, optimizer
         self._collected: dict[str, list[Any]] = defaultdict(list)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Quick for the name of a hook, which Lightning notes twice at each call."""
+        if name == "_current_fx_name":
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
     # ------------------------------------------------------------------------------------------------------ sizes
     @property
     def is_template(self) -> bool:
@@ -80,14 +87,19 @@ class SizedModule(pl.LightningModule):
             reset(child)
 
     # ------------------------------------------------------------------------------------------- loaders and batches
-    def test_stage(self, number: int) -> str:
+    def test_stage(self, number: int, loaders: Any = None) -> str:
         """What the test loader of this number is called: as its ``stage`` says, otherwise by its number.
+
+        Args:
+            number: of the loader.
+            loaders: one or a list of them; those of the module's Trainer when ``None``.
 
         Raises:
             InputError: there are more loaders than names.
         """
-        given = None if self._trainer is None else self._trainer.test_dataloaders
-        loaders = given if isinstance(given, list) else [given]
+        if loaders is None:
+            loaders = None if self._trainer is None else self._trainer.test_dataloaders
+        loaders = loaders if isinstance(loaders, list) else [loaders]
         named = getattr(loaders[number], "stage", None) if number < len(loaders) else None
         most = f"at most {len(self.test_stages)}, {' and '.join(self.test_stages)},"
         expect(named is not None or number < len(self.test_stages), "test dataloaders", most, number + 1)
@@ -144,8 +156,13 @@ class SizedModule(pl.LightningModule):
         self._collected.clear()
 
     def on_train_epoch_end(self) -> None:
-        """Logs what was collected under ``train``."""
-        self._log_epoch("train")
+        """Logs what was collected under ``train``; of an epoch in between only where somebody may look at it.
+
+        Metrics take as long as a small model's step. Those of the last epoch are logged in any case.
+        """
+        trainer = self.trainer
+        if _is_last_epoch(trainer) or _is_watched(trainer):
+            self._log_epoch("train")
 
     def on_validation_epoch_end(self) -> None:
         """Logs what was collected under ``val``."""
@@ -159,8 +176,35 @@ class SizedModule(pl.LightningModule):
     def _log_epoch(self, stage: str) -> None:
         parts = self._collected.pop(stage, [])
         if parts:
-            metrics = self.epoch_metrics(stage, parts)
-            self.log_dict({f"{stage}/{name}": value for name, value in metrics.items()}, batch_size=1)
+            metrics = {f"{stage}/{name}": value for name, value in self.epoch_metrics(stage, parts).items()}
+            if stage == "train" and not self.trainer.loggers:
+                # All that `log_dict` would do, in a hundredth of its time: it is made for values of steps.
+                self.trainer.callback_metrics.update({name: torch.as_tensor(value) for name, value in metrics.items()})
+            else:
+                self.log_dict(metrics, batch_size=1)
+
+
+_WATCHING = [
+    name for name in dir(pl.Callback) if name.startswith(("on_train_epoch_", "on_train_batch_", "on_validation_"))
+]
+
+
+def _is_last_epoch(trainer: pl.Trainer) -> bool:
+    """Whether ``fit`` ends with this epoch, as its loop will find."""
+    epochs, steps = trainer.max_epochs, trainer.max_steps
+    last = epochs is not None and epochs != -1 and trainer.current_epoch + 1 >= epochs
+    return last or trainer.should_stop or (steps != -1 and trainer.global_step >= steps)
+
+
+def _is_watched(trainer: pl.Trainer) -> bool:
+    """Whether loggers, schedulers or callbacks may read metrics while training goes on."""
+    if trainer.loggers or any(config.monitor for config in trainer.lr_scheduler_configs):
+        return True
+    return any(
+        getattr(type(callback), name) is not getattr(pl.Callback, name)
+        for callback in trainer.callbacks  # type: ignore[attr-defined]
+        for name in _WATCHING
+    )
 
 
 def expect_positive(**sizes: int) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
-from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+from torchmetrics.functional.classification import multiclass_accuracy, multiclass_f1_score
 
 from flgraph.errors import InputError, expect
 from flgraph.models.base import FurtherLoss, SizedModule, expect_sizes
@@ -94,6 +96,44 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
         """Class probabilities ``[B, num_classes]``."""
         return at_least_float32(self(batch)).softmax(dim=-1)
 
+    # ------------------------------------------------------------------------------------- evaluation without a Trainer
+    @property
+    def measures(self) -> bool:
+        """Whether :meth:`measure` tells what a Trainer would: no subclass has steps or hooks of its own for that."""
+        order: list[type] = type(self).mro()
+        holders: list[Any] = [self, *order[: order.index(Classifier)]]
+        return not any(name in vars(holder) for holder in holders for name in _EVALUATION)
+
+    @torch.no_grad()
+    def measure(
+        self, batches: Iterable[tuple[str, BatchT]], context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> dict[str, float]:
+        """The metrics of a Trainer's ``validate`` and ``test``, which take ten times as long for few batches.
+
+        Validation and test nodes of one whole graph share a forward pass.
+
+        Args:
+            batches: stage (``val``, ``test``, ``global_test``) and batch, on the module's device.
+            context: of each forward pass; for example a precision plugin's ``val_step_context``.
+        """
+        modes = {module: module.training for module in self.modules()}
+        self.eval()
+        self._collected.clear()
+        try:
+            for stages, batch in _with_graphs_joined(batches):
+                counts = list(stages.values())
+                with context():
+                    logits = at_least_float32(self(batch))
+                    labels = self._labels(batch, logits.size(0))
+                    for stage, own, y in zip(stages, logits.split(counts), labels.split(counts), strict=True):
+                        self._score(own, y, stage)
+            found = {stage: self.epoch_metrics(stage, parts) for stage, parts in self._collected.items()}
+        finally:
+            self._collected.clear()
+            for module, training in modes.items():
+                module.training = training
+        return {f"{stage}/{name}": float(value) for stage, values in found.items() for name, value in values.items()}
+
     def _step(self, batch: BatchT, stage: str) -> Tensor:
         logits = at_least_float32(self(batch))
         return self._score(logits, self._labels(batch, logits.size(0)), stage)
@@ -120,38 +160,51 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
     def epoch_metrics(self, stage: str, parts: list[tuple[Tensor, Tensor, Tensor]]) -> dict[str, Tensor]:
         """``loss``, ``accuracy`` and ``f1``, and the ``samples`` of an evaluation."""
         losses, logits, labels = zip(*parts, strict=True)
-        metrics = shared_metrics(self.num_classes, losses[0].device)
-        for metric in metrics.values():
-            # Metrics would otherwise wait for all processes of a torch.distributed group, even where each of them
-            # trains a module of its own.
-            metric.distributed_available_fn = lambda: self.trainer.world_size > 1
-        counts = torch.tensor([part.numel() for part in labels], device=losses[0].device)
-        metrics.reset()  # here, since Lightning may have been in another inference mode the last time
-        metrics.update(
-            # Once per graph, because MeanMetric ignores weights where it does not look for NaN.
-            value=torch.stack(losses).repeat_interleave(counts),
-            preds=torch.cat(logits).float(),
-            target=torch.cat(labels),
-        )
-        values: dict[str, Tensor] = metrics.compute()
-        return values if stage == "train" else {**values, "samples": counts.sum().float()}
+        target = torch.cat(labels)
+        # A class each: the metrics would otherwise find it themselves, every one of them.
+        predicted = torch.cat(logits).float().argmax(dim=1)
+        counts = [part.numel() for part in labels]
+        # Summed once per sample: weights would be rounded otherwise.
+        total = torch.stack(losses).float().repeat_interleave(torch.tensor(counts, device=target.device)).sum()
+        kwargs: dict[str, Any] = {"num_classes": self.num_classes, "validate_args": False}
+        values = {
+            "accuracy": multiclass_accuracy(predicted, target, average="micro", **kwargs),
+            "f1": multiclass_f1_score(predicted, target, average="macro", **kwargs),
+            "loss": total / sum(counts),
+        }
+        return values if stage == "train" else {**values, "samples": torch.tensor(float(sum(counts)))}
 
 
-@lru_cache(maxsize=64)
-def shared_metrics(num_classes: int, device: torch.device) -> MetricCollection:
-    """Loss, accuracy and macro F1 of one epoch; reset them, update them once, and compute.
+_EVALUATION = [
+    name
+    for name in dir(pl.LightningModule)
+    if name.startswith(("on_validation_", "on_test_", "on_before_batch_", "on_after_batch_", "log"))
+] + ["validation_step", "test_step", "setup", "teardown", "configure_callbacks"]
+"""What decides how a Trainer evaluates, except for what :class:`Classifier` has of it."""
 
-    All modules of a process share them: metric objects would take more time and memory than a small model itself, and
-    each is used for a moment at the end of an epoch only.
+
+def _with_graphs_joined(batches: Iterable[tuple[str, BatchT]]) -> Iterator[tuple[dict[str, int], BatchT]]:
+    """Batches, and how many of their nodes or graphs belong to which stage, one stage after another.
+
+    Those that follow each other and are of the same whole graph become one.
     """
-    return MetricCollection(
-        {
-            "loss": MeanMetric(nan_strategy="disable"),
-            "accuracy": MulticlassAccuracy(num_classes, average="micro", validate_args=False),
-            "f1": MulticlassF1Score(num_classes, average="macro", validate_args=False),
-        },
-        compute_groups=False,
-    ).to(device)
+    last: tuple[dict[str, int], Any] | None = None
+    for stage, batch in batches:
+        if last is not None:
+            stages, before = last
+            if (
+                isinstance(batch, WholeGraph)
+                and batch.x is before.x
+                and batch.adj is before.adj
+                and stage not in stages
+            ):
+                index, y = torch.cat([before.index, batch.index]), torch.cat([before.y, batch.y])
+                last = {**stages, stage: batch.y.numel()}, replace(before, index=index, y=y)
+                continue
+            yield last
+        last = {stage: labels_of(batch).numel()}, batch
+    if last is not None:
+        yield last
 
 
 def labels_of(batch: Data | EgoBatch | WholeGraph | HeteroBatch) -> Tensor:

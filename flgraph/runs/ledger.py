@@ -7,8 +7,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Ledger:
         self.head = NOTHING
         self._stream: FileIO | None = None
         self._lines = self._size = 0
+        self._alone_now = False
         self._waiting: list[dict[str, Any]] = []
         self._written: dict[str, dict[bytes, int]] = {name: {} for name in REPEATED}
         self._digests: dict[int, tuple[bytes, str]] = {}
@@ -94,8 +95,21 @@ class Ledger:
         if self._stream is None:
             self._waiting.append(entry)
             return
-        with self._alone():
+        with nullcontext() if self._alone_now else self._alone():
             self._append(entry)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Inside, lines are added while nobody else writes: one lock for all of them, instead of one for each."""
+        if self._stream is None or self._alone_now:
+            yield
+            return
+        with self._alone():
+            self._alone_now = True
+            try:
+                yield
+            finally:
+                self._alone_now = False
 
     def flush(self) -> None:
         """Has the disk keep what was added."""

@@ -298,17 +298,15 @@ def _check(server: Aggregator, clients: list[str], step: Step) -> None:
 
 
 def makes(names: list[str] | None = None) -> dict[str, Any]:
-    """Name to what makes aggregator, model and data: the algorithms of ``tests/callbacks`` and of ``examples``."""
-    sys.path[:0] = [str(TESTS / "callbacks"), str(TESTS / "parity"), str(TESTS.parent / "examples")]
+    """Name to what makes aggregator, model and data: the algorithms of ``tests/callbacks``."""
+    sys.path[:0] = [str(TESTS / "callbacks"), str(TESTS / "parity")]
     try:
-        import algorithms
         import federations
         import test_all_algorithms
     finally:
-        del sys.path[:3]
+        del sys.path[:2]
     found = dict(test_all_algorithms.ALGORITHMS)
     gnn = found["FedAvg"][1]
-    found |= {name: (make, gnn, "Graphs") for name, make in algorithms.ALGORITHMS.items()}
     found |= {"FedAvg-uniform": (lambda: test_all_algorithms.callbacks.FedAvg(weighting="uniform"), gnn, "Graphs")}
 
     def maker(name: str) -> Any:

@@ -16,8 +16,9 @@ COUNT = 40
 NAMES = [
     *("FedAvg", "FedAvg-uniform", "FedProx", "FedProxAdaptive", "FedPer", "FedSage", "FedStar", "GCFL", "GCFLPlus"),
     *("FCLG", "FedEgo", "DFedGNN", "GraphFL", "FedGCN", "FedGTA", "FedPUB", "FedSagePlus", "FedHGN", "SchemaFedAvg"),
-    *("Local", "PublishedFedAvg", "PublishedFedProx", "PublishedDFedGNN", "GraphFLFromMean", "PublishedGraphFL"),
-    *("PublishedFedEgo", "PublishedSchemaFedAvg", "SCAFFOLD", "FedOpt", "Ditto", "TrimmedMean"),
+    *("SCAFFOLD", "FedOpt", "FedNova", "Ditto", "MOON", "FedProto", "FedRep", "APFL"),
+    *("AdaFGL", "FedTAD", "Local", "PublishedFedAvg", "PublishedFedProx", "PublishedDFedGNN", "GraphFLFromMean"),
+    *("PublishedGraphFL", "PublishedFedEgo", "PublishedSchemaFedAvg"),
 ]
 
 

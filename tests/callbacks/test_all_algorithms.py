@@ -49,6 +49,12 @@ ALGORITHMS: dict[str, tuple[Make, Make, str]] = {
     "FedGCN": (lambda: callbacks.FedGCN(2), lambda: models.NodeGCN(hidden_channels=4), "Whole"),
     "FedGTA": (lambda: callbacks.FedGTA(0.9), lambda: models.NodeGCN(hidden_channels=4), "Whole"),
     "FedPUB": (lambda: callbacks.FedPUB(blocks=1), lambda: models.MaskedGCN(hidden_channels=4), "Whole"),
+    "FedTAD": (
+        lambda: callbacks.FedTAD(epochs=2, steps=1, num_nodes=6, neighbours=2),
+        lambda: models.NodeGCN(hidden_channels=4),
+        "Whole",
+    ),
+    "AdaFGL": (lambda: callbacks.AdaFGL(federated_rounds=1), lambda: models.AdaFGL(hidden_channels=4), "Whole"),
     "FedSagePlus": (
         lambda: callbacks.FedSagePlus(pretrain_epochs=1, generator_rounds=1),
         lambda: models.NeighGenSAGE(hidden_channels=4),
@@ -60,6 +66,14 @@ ALGORITHMS: dict[str, tuple[Make, Make, str]] = {
         lambda: models.RGCN(hidden_channels=4, num_bases=0),
         "Relations",
     ),
+    "SCAFFOLD": (callbacks.SCAFFOLD, lambda: models.GNN(optimizer="sgd", lr=0.05, **SMALL), "Graphs"),
+    "FedOpt": (callbacks.FedOpt, lambda: models.GNN(**SMALL), "Graphs"),
+    "FedNova": (callbacks.FedNova, lambda: models.GNN(**SMALL), "Graphs"),
+    "Ditto": (callbacks.Ditto, lambda: models.GNN(**SMALL), "Graphs"),
+    "MOON": (callbacks.MOON, lambda: models.NodeGCN(hidden_channels=4), "Whole"),
+    "FedProto": (lambda: callbacks.FedProto(inference="prototypes"), lambda: models.GNN(**SMALL), "Graphs"),
+    "FedRep": (callbacks.FedRep, lambda: models.GNN(**SMALL), "Graphs"),
+    "APFL": (callbacks.APFL, lambda: models.GNN(**SMALL), "Graphs"),
     "PublishedFedAvg": (fedego.PublishedFedAvg, lambda: models.GNN(**SMALL), "Graphs"),
     "PublishedFedProx": (fedego.PublishedFedProx, lambda: models.GNN(**SMALL), "Graphs"),
     "PublishedDFedGNN": (fedego.PublishedDFedGNN, lambda: models.FedEgo(hidden_channels=4), "Nodes"),
@@ -109,6 +123,6 @@ def test_none_is_missing() -> None:
         name
         for module in (callbacks, fedego, fedhgn)
         for name, kind in inspect.getmembers(module, inspect.isclass)
-        if issubclass(kind, Aggregator)
+        if issubclass(kind, Aggregator) and not inspect.isabstract(kind)
     }
     assert found == ALGORITHMS.keys() | CHANGES_NOTHING

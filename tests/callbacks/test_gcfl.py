@@ -224,7 +224,7 @@ def test_clusters_are_written_down(
     events = EventAccumulator(str(Path(trainer.run_dir)))
     events.Reload()
     assert [event.value for event in events.Scalars("server/clusters")] == [1, 2, 2]
-    assert events.Scalars(f"cluster/{alone}")[-1].value == number
+    assert events.Scalars(f"server/cluster/{alone}")[-1].value == number
     # Who shares a cluster shares its convolutions after the last evaluation, and only they do.
     weights = {n: c.module.state_dict()["convs.0.lin2.weight"] for n, c in trainer.engine.clients.items()}
     for one, other in product(weights, weights):

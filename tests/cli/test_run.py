@@ -63,10 +63,10 @@ def test_run_folder(done: Call, small: list[str], runs: Path) -> None:
 
     (events,) = run.glob("events.out.tfevents.*")
     board = EventAccumulator(str(events)).Reload()
-    assert {"mean/val_accuracy", "val_accuracy/ALPHA", "test_loss/BETA", "federation/bytes_up"} <= set(
+    assert {"mean/val_accuracy", "per_client_val_accuracy/ALPHA", "per_client_test_loss/BETA", "round/bytes_up"} <= set(
         board.Tags()["scalars"]
     )
-    points = board.Scalars("val_accuracy/BETA")
+    points = board.Scalars("per_client_val_accuracy/BETA")
     assert [point.step for point in points] == [1, 2]
     assert points[1].value == pytest.approx(history[1]["metrics"]["BETA"]["val/accuracy"])
 

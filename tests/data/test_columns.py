@@ -61,10 +61,10 @@ def test_features() -> None:
     }
     kinds = {"ward": ("a", "b", "c"), "age": "number", "seen": "years"}
     mean = Coding(("0",), kinds, "mean")
-    expected = [[0, 1, 0, 2, 0], [1, 0, 0, 3, 366 / 365.25], [0, 0, 0, 4, 0]]
+    expected = [[2, 0, 0, 1, 0], [3, 366 / 365.25, 1, 0, 0], [4, 0, 0, 0, 0]]
     torch.testing.assert_close(mean.features(columns, 3, "t"), torch.tensor(expected))
     zero = Coding(("0",), kinds, "zero").features(columns, 3, "t")
-    assert zero[1, 3] == 0
+    assert zero[1, 0] == 0
     assert mean.width == 5
     assert Coding((), {}).features({}, 2, "t").tolist() == [[1], [1]]
 

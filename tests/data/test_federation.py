@@ -54,7 +54,7 @@ def hetero() -> HeteroGraph:
         (PartitionedGraphFederation, {"dataset": graphs(), "emd": 0.3}, {"dataset": "graphs", "emd": 0.3}),
         (NodeFederation, {"dataset": nodes(), "alpha": 2.0}, {"dataset": "nine", "alpha": 2.0, "partition_seed": 123}),
         (WholeGraphFederation, {"dataset": "Cora", "cross_edges": False}, {"dataset": "Cora", "cross_edges": False}),
-        (PublishedNodeFederation, {"dataset": "Cora", "isolated": "self"}, {"isolated": "self", "num_test": 300}),
+        (PublishedNodeFederation, {"dataset": "Cora", "isolated": "self"}, {"isolated": "self", "num_test": None}),
         (HeteroFederation, {"dataset": hetero(), "num_clients": 4}, {"dataset": "eight", "num_clients": 4}),
         (HeteroClients, {"graphs": {"one": hetero()}, "tie_names": True}, {"tie_names": True, "task": "nodes"}),
     ],

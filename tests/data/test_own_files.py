@@ -72,7 +72,7 @@ def test_tables_of_nodes(tmp_path: Path) -> None:
     assert data.clients == ["north", "east"]
     assert repr(north.graph) == "NodeGraph(north: 12 nodes, 24 edges, 3 features, 2 classes)"
     assert north.graph.y.tolist() == [1, 0, 0] * 4  # fine comes before fraud
-    torch.testing.assert_close(north.graph.x[:2], torch.tensor([[0, 1, 0], [0.1, 0, 1]]))
+    torch.testing.assert_close(north.graph.x[:2], torch.tensor([[1, 0, 0], [0, 1, 0.1]]))
     assert sorted(torch.cat([north.train, north.val, north.test]).tolist()) == list(range(12))
     assert next(iter(north.train_dataloader())).x.shape == (12, 3)
 

@@ -141,6 +141,57 @@ def test_some_of_a_clients_graphs(tmp_path: Path) -> None:
     assert chosen == [[2.0, 5.0], [], [8.0]]
 
 
+@pytest.mark.parametrize("suffix", [".json", ".npz"])
+def test_a_column_says_whose_each_row_is(suffix: str, tmp_path: Path) -> None:
+    keys = ["north", "east", "east", "north", "east", "north", "north", "east", "east", "north"]
+    file = tmp_path / f"owners{suffix}"
+    if suffix == ".json":
+        file.write_text(json.dumps({"keys": keys}))
+    else:
+        np.savez(file, keys=np.array(keys))
+    data = NodeFederation(path_graph(), partition=str(file), fractions=(0.6, 0.2, 0.2), partition_seed=3)
+    data.setup()
+    assert data.clients == ["east", "north"]
+    for name in data.clients:
+        own = data.client(name)
+        assert own.graph.nodes.tolist() == [number for number, key in enumerate(keys) if key == name]
+        assert [part.numel() for part in (own.train, own.val, own.test)] == [3, 1, 1]
+    written_again = tmp_path / "again.npz"
+    written_again.write_bytes(data.partition_file())
+    again = NodeFederation(path_graph(), partition=str(written_again))
+    again.setup()
+    assert again.client("east").settings["content"] == data.client("east").settings["content"]
+
+
+def test_numbers_as_keys_of_graphs(tmp_path: Path) -> None:
+    file = tmp_path / "owners.json"
+    file.write_text(json.dumps({"keys": [7] * 5 + [3] * 7}))
+    graphs = FlatGraphs.from_pyg(toy_graphs())
+    data = PartitionedGraphFederation(graphs, partition=str(file), fractions=(0.6, 0.2, 0.2))
+    data.setup()
+    assert data.clients == ["3", "7"]
+    assert numbers(data.client("7").graphs) == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert data.client("3").train.numel() == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"keys": []}, "`keys` as whole numbers or texts"),
+        ({"keys": [0.5] * 10}, "`keys` as whole numbers or texts"),
+        ({"keys": [[1], [2, 3]]}, "`keys` as a list"),
+        ({"keys": [1] * 9}, "a partition of 10 nodes, as Row has"),
+        ({"keys": [1] * 10, "train_0": [1]}, "nothing but `keys`"),
+        ({"keys": [1] * 9 + [2]}, "client `2`"),
+    ],
+)
+def test_keys_that_cannot_be_used(content: dict[str, Any], said: str, tmp_path: Path) -> None:
+    file = tmp_path / "owners.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=said):
+        NodeFederation(path_graph(), partition=str(file)).setup()
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

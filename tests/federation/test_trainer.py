@@ -9,6 +9,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,7 +18,7 @@ from flgraph.errors import InputError
 from flgraph.federation import Aggregator, FederatedCallback, FederatedTrainer, Route, personal, shared
 from flgraph.federation.run_log import RunLog
 from flgraph.models import GNN
-from flgraph.runs.history import RoundRecord, read_records
+from flgraph.runs.history import History, RoundRecord, evaluation, read_records
 
 Fit = Callable[..., FederatedTrainer]
 
@@ -183,8 +184,8 @@ def test_tensorboard_has_every_round_by_client_and_mean(fit: Fit) -> None:
     trainer = fit(FedAvg(), logger=True)
     events = scalars(trainer)
     names = [name.replace("/", "_") for name in METRICS]
-    expected = {f"mean/{name}" for name in names} | {f"{name}/{client}" for name in names for client in "AB"}
-    expected |= {"federation/bytes_up", "federation/bytes_down", "federation/seconds_per_round"}
+    expected = {f"mean/{name}" for name in names} | {f"per_client_{name}/{client}" for name in names for client in "AB"}
+    expected |= {"round/bytes_up", "round/bytes_down", "round/seconds"}
     assert expected == set(events.Tags()["scalars"])
     assert trainer.run_dir is not None
     lines = read_records(trainer.run_dir / "history.jsonl")
@@ -192,9 +193,9 @@ def test_tensorboard_has_every_round_by_client_and_mean(fit: Fit) -> None:
         assert steps(events, tag) == [1, 2, 3], tag
     for line, value in zip(lines, events.Scalars("mean/val_accuracy"), strict=True):
         assert value.value == pytest.approx(line["mean"]["val/accuracy"])
-    for line, value in zip(lines, events.Scalars("val_accuracy/B"), strict=True):
+    for line, value in zip(lines, events.Scalars("per_client_val_accuracy/B"), strict=True):
         assert value.value == pytest.approx(line["metrics"]["B"]["val/accuracy"])
-    assert [value.value for value in events.Scalars("federation/bytes_up")] == [line["bytes_up"] for line in lines]
+    assert [value.value for value in events.Scalars("round/bytes_up")] == [line["bytes_up"] for line in lines]
 
 
 @pytest.mark.parametrize("after", [0, 1])
@@ -205,8 +206,8 @@ def test_tensorboard_shows_a_round_once_that_ran_twice(tmp_path: Path, after: in
         log = RunLog(folder, loggers=True, after_round=first)
         for number in range(first + 1, last + 1):
             log.add(RoundRecord(number))
-        log.finish("failed")
-    assert steps(EventAccumulator(str(folder)).Reload(), "federation/bytes_up") == [1, 2, 3]
+        log.finish("failed", History("val/accuracy", "max"))
+    assert steps(EventAccumulator(str(folder)).Reload(), "round/bytes_up") == [1, 2, 3]
 
 
 def test_tensorboard_shows_the_routing_table(fit: Fit) -> None:
@@ -215,6 +216,49 @@ def test_tensorboard_shows_the_routing_table(fit: Fit) -> None:
     table = text.tensor_proto.string_val[0].decode()
     assert "| first.weight | 3x4 float32 | shared |" in table
     assert "| last.weight | 2x3 float32 | personal |" in table
+
+
+def test_tensorboard_begins_with_what_matters(fit: Fit) -> None:
+    """It sorts groups of scalars, and texts, by their names."""
+    tags = scalars(fit(FedAvg(), logger=True)).Tags()
+    assert sorted(tags["scalars"])[0].startswith("mean/")
+    assert [tag for tag in sorted(tags["tensors"]) if tag.endswith("/text_summary")] == [
+        "routes/text_summary",
+        "settings/text_summary",
+    ]
+
+
+def test_tensorboard_compares_runs_by_their_settings_and_final_metrics(tmp_path: Path) -> None:
+    """As its HPARAMS tab asks: no summary of an experiment, which one run would write for all."""
+    folder = tmp_path / "name" / "version_0"
+    folder.mkdir(parents=True)
+    aggregator = {"class": "FedProx", "mu": 0.5, "weighting": None}
+    settings = {"seed": 1, "trainer": {"aggregator": aggregator, "personal": ["*norm*"]}, "data": {"A": {"n": 1}}}
+    log, history = RunLog(folder, loggers=True), History("val/accuracy", "max")
+    log.describe([], "", settings)
+    for number, value in ((1, 0.9), (2, 0.5)):
+        record = RoundRecord(number, metrics={"A": {"val/accuracy": value}})
+        history.add(record)
+        log.add(record)
+    history.final = evaluation(1, {"A": {"val/accuracy": 0.9}})  # where it went back to
+    log.finish("success", history)
+    events = EventAccumulator(str(folder)).Reload()
+    plugin = events.PluginTagToContent("hparams")
+    assert set(plugin) == {"_hparams_/session_start_info", "_hparams_/session_end_info"}
+    shown = parse_session_start_info_plugin_data(plugin["_hparams_/session_start_info"]).hparams
+    assert {name: value.number_value or value.string_value for name, value in shown.items()} == {
+        "seed": 1,
+        "aggregator": "FedProx",
+        "aggregator.mu": 0.5,
+        "personal": '["*norm*"]',
+    }
+    assert [(event.step, round(event.value, 6)) for event in events.Scalars("mean/val_accuracy")] == [
+        (1, 0.9),
+        (2, 0.5),
+        (2, 0.9),
+    ]
+    (text,) = events.Tensors("settings/text_summary")
+    assert b"mu: 0.5" in text.tensor_proto.string_val[0]
 
 
 def test_large_federations_log_means_only(fit: Fit) -> None:
@@ -230,7 +274,7 @@ def test_tensorboard_has_each_step_once_after_a_resume(fit: Fit) -> None:
     older = str(stopped.run_dir / "checkpoints" / "round-00002")
     resumed = fit(FedAvg(), rounds=6, logger=True, ckpt_path=older)
     assert resumed.run_dir == stopped.run_dir.resolve()
-    for tag in ("mean/val_accuracy", "val_accuracy/A", "federation/bytes_up"):
+    for tag in ("mean/val_accuracy", "per_client_val_accuracy/A", "round/bytes_up"):
         assert steps(scalars(resumed), tag) == [1, 2, 3, 4, 5, 6]
 
 

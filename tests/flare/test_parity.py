@@ -20,7 +20,11 @@ from flgraph.flare.run import serve
 from flgraph.flare.settings import read_settings
 from flgraph.runs.history import read_records
 
-METHODS = ("fedstar", "fedego", "fedhgn", "fclg", "fedgta", "fedpub")  # FedAvg does nothing that FedStar does not
+METHODS = (
+    *("fedstar", "fedego", "fedhgn", "fclg"),  # FedAvg does nothing that FedStar does not
+    *("scaffold", "fedopt", "fednova", "ditto", "moon", "fedproto", "fedrep", "apfl"),
+    *("fedgta", "fedpub", "fedtad", "adafgl"),
+)
 
 POLICY = {"algorithms": ["*"], "metrics": {"*": None}, "accept_states": True}
 """As in one process: nothing is held back."""

@@ -102,6 +102,7 @@ KINDS = {
     "InfoGraph": Views,
     "MVGRL": Views,
     "FedEgo": Nodes,
+    "AdaFGL": Whole,
     "MaskedGCN": Whole,
     "NeighGenSAGE": Whole,
     "NodeGCN": Whole,

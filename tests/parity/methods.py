@@ -21,12 +21,18 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "method"
 
 METHODS = [
     *("fedavg", "fedstar", "fedego", "fedhgn", "gcflplus", "graphfl", "fedgcn", "fedsageplus", "fclg"),
-    *("fedgta", "fedpub"),
+    *("scaffold", "ditto", "moon", "fedproto", "apfl"),
+    *("fedgta", "fedpub", "fedtad", "adafgl"),
     *("fedstar@bf16-mixed", "fedego@bf16-mixed", "fedhgn@bf16-true"),
+    "fedavg@32-true+transforms",
 ]
-"""Files of methods, some with ``@PRECISION``."""
+"""Files of methods, some with ``@PRECISION``, one with :data:`TRANSFORMS`."""
 
-CONTINUED = ("fedstar", "fedego", "fedhgn", "fedsageplus", "fedego@bf16-mixed")
+TRANSFORMS = (
+    "[{class_path: Clip, init_args: {norm: 0.5}}, {class_path: TopK, init_args: {share: 0.5}}, {class_path: Quantise}]"
+)
+
+CONTINUED = ("fedstar", "fedego", "fedhgn", "fedsageplus", "fedego@bf16-mixed", "fedavg@32-true+transforms")
 """Those of them that are continued with another engine; of all the checkpoints are compared, from which they could."""
 
 ROUNDS = 3
@@ -37,7 +43,7 @@ KEEP = ("--trainer.keep_checkpoints", str(ROUNDS))
 
 SMALL = {
     "model": {"hidden_channels": 4, "num_layers": 2, "num_bases": 3},
-    "trainer.aggregator": {"pretrain_epochs": 2, "generator_rounds": 2},
+    "trainer.aggregator": {"pretrain_epochs": 2, "generator_rounds": 2, "federated_rounds": 1},
 }
 """Arguments of models and algorithms that have them."""
 
@@ -52,7 +58,9 @@ def arguments(method: str, folder: Path, rounds: int, *further: str) -> list[str
 def settings(method: str, rounds: int) -> list[str]:
     """What is run, wherever."""
     name, _, precision = method.partition("@")
+    precision, _, transforms = precision.partition("+")
     return [
+        *([f"--trainer.transforms={TRANSFORMS}"] if transforms else []),
         *("-c", str(CONFIGS / f"{name}.yaml"), f"--trainer.precision={precision or '32-true'}"),
         *_sizes(name),
         *("--trainer.local_epochs", "2", "--trainer.client_fraction", "0.8", "--trainer.rounds", str(rounds)),

@@ -258,3 +258,24 @@ def test_totals(tmp_path: Path) -> None:
     assert (north.times, north.again, north.dropped, north.bytes) == (3, 1, 1, 21)
     assert (north.tensors, list(north.scalars), north.policies) == (TENSORS, ["loss"], {"clipped": 2})
     assert (south.client, south.times, south.again) == ("south", 1, 0)
+
+
+def test_lines_added_together_take_one_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, taken = Ledger(tmp_path / LEDGER), []
+    before = Ledger._alone
+
+    def counted(self: Ledger) -> Any:
+        taken.append(1)
+        return before(self)
+
+    monkeypatch.setattr(Ledger, "_alone", counted)
+    with ledger.together():
+        for number in range(5):
+            ledger.add(**message(number))
+    assert len(taken) == 1
+    ledger.add(**message(5))
+    assert len(taken) == 2
+    ledger.close()
+    assert [line.round for line in read_ledger(tmp_path / LEDGER)] == list(range(6))
+    with Ledger().together() as nothing:
+        assert nothing is None

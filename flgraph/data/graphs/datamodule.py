@@ -255,10 +255,10 @@ class GraphFederation(Federation[GraphDataModule]):
         """The client's graphs, all of those given or what the file says, and its splits, in numbers of them."""
         if self._saved is not None:
             expect(name in self._saved.names, "data.partition", f"a file with the client `{name}`", self._saved.names)
-            own = self._saved.of(name)
-            taken = own["graphs"]
+            taken = self._saved.of(name)["graphs"]
             inside = int(taken[-1]) < len(graphs)
             expect(inside, "data.partition", f"graphs 0 to {len(graphs) - 1} for client `{name}`", int(taken[-1]))
+            own = self._saved.split_of(name, graphs.y, self.fractions, self.split_seed)
             train, val, test = (torch.searchsorted(taken, own[use]) for use in ("train", "val", "test"))
             graphs = graphs.select(taken)
         else:

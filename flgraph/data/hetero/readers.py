@@ -85,7 +85,9 @@ def read_npz(path: str | Path, client: int | None = None, name: str | None = Non
     except InputError:
         raise
     except Exception as error:  # an archive may be damaged in as many ways as there are
-        raise InputError(str(path), "an archive of a heterogeneous graph", first_line(error)) from error
+        # The text of any other error may repeat what is in the file.
+        got = f"one that cannot be read ({first_line(error) if isinstance(error, KeyError) else type(error).__name__})"
+        raise InputError(str(path), "an archive of a heterogeneous graph", got) from None
 
 
 def known_hetero(name: str) -> str:

@@ -33,9 +33,9 @@ class NodeClients(Federation[NodeDataModule]):
         root: where relative paths begin; the current folder when ``None``.
         classes: names of the classes in the order of their numbers, or how many there are. When ``None``, all that are
             in the files, which must be at hand then: partners at sites of their own declare it, all the same.
-        columns: column to ``number``, ``years`` (of a point in time, since 2000) or a list of categories, in the order
-            of the features; others are not used. When ``None``, all that are in the files, text as categories; partners
-            at sites declare it, all the same.
+        columns: column to ``number``, ``years`` (of a point in time, since 2000) or a list of categories; others are
+            not used. When ``None``, all that are in the files, text as categories; partners at sites declare it, all
+            the same. Features are in the order of the columns' names.
         missing: what becomes of missing features: ``"refuse"``, ``"zero"``, or the ``"mean"`` of the column at the
             client (categories: none).
         fractions: shares of the training, validation and test nodes, where files say nothing of splits.

@@ -20,8 +20,9 @@ from flgraph.data.checks import require
 from flgraph.data.federation import Federation, name_clients
 from flgraph.data.figures import label_figure
 from flgraph.data.nodes.batching import EgoLoader, hop_offsets
+from flgraph.data.nodes.communities import louvain, louvain_balanced, louvain_plus, metis, metis_plus
 from flgraph.data.nodes.container import NodeGraph
-from flgraph.data.nodes.partition import ClientNodes, LocalOf, NodePartition, dirichlet, label_skew, louvain, metis
+from flgraph.data.nodes.partition import ClientNodes, LocalOf, NodePartition, dirichlet, label_skew
 from flgraph.data.nodes.readers import read_nodes
 from flgraph.data.partition_file import SavedPartition, file_title, is_partition_file, read_partition
 from flgraph.data.splits import check_splits, split_of
@@ -208,15 +209,15 @@ class NodeFederation(Federation[NodeDataModule]):
             ``NodeGraph.from_pyg(data)``.
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
         num_clients: number of clients; a file has its own.
-        partition: how nodes are assigned: ``label_skew``, ``louvain``, ``metis`` or ``dirichlet``, see the functions of
-            these names in :mod:`flgraph.data`; or a file that says so, see :mod:`flgraph.data.partition_file`. Every
-            run writes one, ``partition.npz``.
+        partition: how nodes are assigned: ``label_skew``, ``dirichlet``, ``louvain``, ``louvain_balanced``,
+            ``louvain_plus``, ``metis`` or ``metis_plus``, see the functions of these names in :mod:`flgraph.data`; or a
+            file that says so, see :mod:`flgraph.data.partition_file`. Every run writes one, ``partition.npz``.
         global_fraction: share of all nodes that becomes the global test graph, which no client sees; 0 for none.
         local_fraction: nodes that a client asks for, as a share (``label_skew``).
         local_of: of what, ``"graph"`` or ``"pool"`` (``label_skew``).
-        major_labels: frequent labels per client (``label_skew``).
+        major_labels: frequent labels per client; 3 when ``None``, or as many as there are (``label_skew``).
         major_rate: share of a client's nodes that have them (``label_skew``).
-        num_test: test nodes per client (``label_skew``).
+        num_test: test nodes per client; when ``None``, 300, or three in ten of fewer than 500 nodes (``label_skew``).
         val_fraction: validation nodes, as a share of a client's nodes (``label_skew``).
         exclusive_test: whether a client's test nodes are kept from the others (``label_skew``).
         num_train: training nodes per client; all that are left when ``None`` (``label_skew``).
@@ -246,10 +247,8 @@ class NodeFederation(Federation[NodeDataModule]):
 
     client_class: ClassVar[type[NodeDataModule]] = NodeDataModule
     partitioners: ClassVar[dict[str, Callable[..., NodePartition]]] = {
-        "label_skew": label_skew,
-        "louvain": louvain,
-        "metis": metis,
-        "dirichlet": dirichlet,
+        **{cut.__name__: cut for cut in (label_skew, dirichlet, louvain, louvain_balanced, louvain_plus)},
+        **{cut.__name__: cut for cut in (metis, metis_plus)},
     }
 
     def __init__(
@@ -261,9 +260,9 @@ class NodeFederation(Federation[NodeDataModule]):
         global_fraction: float = 0.3,
         local_fraction: float = 0.3,
         local_of: LocalOf = "graph",
-        major_labels: int = 3,
+        major_labels: int | None = None,
         major_rate: float = 0.8,
-        num_test: int = 300,
+        num_test: int | None = None,
         val_fraction: float = 0.2,
         exclusive_test: bool = False,
         num_train: int | None = None,
@@ -311,8 +310,11 @@ class NodeFederation(Federation[NodeDataModule]):
         }
         self.partition = partition
         cut = self.partitioners.get(partition)
-        taken = {"num_clients", "seed"} if cut is None else inspect.signature(cut).parameters.keys()
+        taken = {"num_clients", "seed", "fractions"} if cut is None else inspect.signature(cut).parameters.keys()
         self.partition_args = {key: value for key, value in given.items() if key in taken}
+        for key in ("major_labels", "num_test"):
+            if given[key] is None:  # then the partition's own default is meant
+                self.partition_args.pop(key, None)
         # They are no mistake: a configuration may set them.
         defaults = inspect.signature(NodeFederation).parameters
         ignored = [key for key in given.keys() - taken if given[key] != defaults[key].default]
@@ -367,7 +369,9 @@ class NodeFederation(Federation[NodeDataModule]):
         """Which nodes of the whole graph are whose; subclasses may assign them otherwise."""
         if self._saved is not None:
             self._saved.check_range(graph.num_nodes, graph.name)
-            return NodePartition([ClientNodes(**own) for own in self._saved.clients], self._saved.global_test)
+            arguments = self.partition_args
+            owned = self._saved.split(graph.y, arguments["fractions"], arguments["seed"])
+            return NodePartition([ClientNodes(**own) for own in owned], self._saved.global_test)
         return self.partitioners[self.partition](graph, **self.partition_args)
 
     def client_args(self, graph: NodeGraph, partition: NodePartition, nodes: Tensor) -> dict[str, Any]:

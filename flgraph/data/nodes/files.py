@@ -46,8 +46,9 @@ def read_node_file(path: str | Path) -> NodeGraph:
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # an archive may be damaged in as many ways as there are
-        reason = "more than tensors" if isinstance(error, UnpicklingError) else first_line(error)
-        raise InputError("data.dataset", _WANTED, f"{str(path)!r}, which cannot be read ({reason})") from error
+        reason = "more than tensors" if isinstance(error, UnpicklingError) else getattr(error, "strerror", None)
+        reason = reason or type(error).__name__  # texts of others may repeat what is in the file
+        raise InputError("data.dataset", _WANTED, f"{str(path)!r}, which cannot be read ({reason})") from None
     named = isinstance(content, dict) and all(isinstance(key, str) for key in content)
     require(named, "data.dataset", _WANTED, f"{path} of a {type(content).__name__}")
     classes = content.get("num_classes")

@@ -9,14 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-import networkx as nx
-import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.index import index2ptr
 from torch_geometric.utils import index_to_mask
 
-from flgraph.data.checks import sorted_edges
 from flgraph.data.graphs.partition import dirichlet_shards
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.splits import check_fractions, fewest_for, stratified_split
@@ -62,9 +58,9 @@ def label_skew(
     num_clients: int,
     local_fraction: float = 0.3,
     global_fraction: float = 0.3,
-    major_labels: int = 3,
+    major_labels: int | None = None,
     major_rate: float = 0.8,
-    num_test: int = 300,
+    num_test: int | None = None,
     val_fraction: float = 0.2,
     local_of: LocalOf = "graph",
     exclusive_test: bool = False,
@@ -92,9 +88,9 @@ def label_skew(
         num_clients: number of clients.
         local_fraction: nodes that a client asks for, as a share of those that ``local_of`` names.
         global_fraction: share of all nodes that is the global test graph.
-        major_labels: frequent labels per client.
+        major_labels: frequent labels per client; 3 when ``None``, or as many as the graph has.
         major_rate: share of a client's nodes that have them.
-        num_test: test nodes per client.
+        num_test: test nodes per client; when ``None``, 300, or three in ten where a client has fewer than 500 nodes.
         val_fraction: validation nodes, as a share of all nodes of the client.
         local_of: ``"graph"``, all nodes, as for ``global_fraction``, or ``"pool"``, those outside of the global test
             graph (before any client has taken test nodes). The paper does not say which; its code takes all nodes.
@@ -108,8 +104,7 @@ def label_skew(
         InputError: a number is out of range, or a client would have no edge, too few nodes or too few labels.
 
     Example:
-        >>> import networkx as nx
-        >>> from torch_geometric.utils import from_networkx
+        >>>         >>> from torch_geometric.utils import from_networkx
         >>> data = from_networkx(nx.karate_club_graph())
         >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
         >>> graph = NodeGraph.from_pyg(data)
@@ -117,10 +112,12 @@ def label_skew(
         >>> [len(client.nodes) for client in partition.clients], len(partition.global_test)
         ([16, 17], 10)
     """
-    check_skew(graph, num_clients, local_fraction, global_fraction, major_rate, num_test, val_fraction, num_train, seed)
+    asked = num_test or 0
+    check_skew(graph, num_clients, local_fraction, global_fraction, major_rate, asked, val_fraction, num_train, seed)
     expect(num_query >= 0, "data.num_query", "0 or more", num_query)
     expect(local_of in get_args(LocalOf), "data.local_of", f"one of {', '.join(get_args(LocalOf))}", local_of)
     present = graph.y.unique().numel()
+    major_labels = min(3, present) if major_labels is None else major_labels
     valid = 1 <= major_labels <= present
     expect(valid, "data.major_labels", f"between 1 and the {present} labels of {graph.name}", major_labels)
     generator = torch.Generator().manual_seed(seed)
@@ -140,7 +137,8 @@ def label_skew(
         expect(nodes.numel() > 0, "data.local_fraction", what, local_fraction)
         nodes = _shuffled(nodes, generator)
         num_val = _round(val_fraction * nodes.numel())
-        clients.append(divide_nodes(nodes, num_test, num_val, num_train, num_query, f"client-{number}"))
+        tested = (300 if nodes.numel() >= 500 else _round(0.3 * nodes.numel())) if num_test is None else num_test
+        clients.append(divide_nodes(nodes, tested, num_val, num_train, num_query, f"client-{number}"))
         if exclusive_test:
             pool = pool[~torch.isin(pool, clients[-1].test)]
     return NodePartition(_without_tests(clients) if exclusive_test else clients, global_test)
@@ -232,8 +230,7 @@ def dirichlet(
         InputError: a number is out of range, or some client would have no nodes for a split, in 1000 draws.
 
     Example:
-        >>> import networkx as nx
-        >>> from torch_geometric.utils import from_networkx
+        >>>         >>> from torch_geometric.utils import from_networkx
         >>> data = from_networkx(nx.karate_club_graph())
         >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
         >>> graph = NodeGraph.from_pyg(data)
@@ -249,108 +246,11 @@ def dirichlet(
         except InputError as error:
             raise InputError(f"data.{error.field}", error.expected, error.got) from None
 
-    return _disjoint(graph, num_clients, global_fraction, fractions, seed, cut)
-
-
-def louvain(
-    graph: NodeGraph,
-    num_clients: int,
-    global_fraction: float = 0.0,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
-    seed: int = 123,
-) -> NodePartition:
-    """Disjoint clients made of whole communities (Blondel et al., 2008, as networkx implements it).
-
-    Communities, the largest first, each go to the client that has the fewest nodes so far. None is cut, so clients are
-    of similar size only where no community is larger than a client.
-
-    Args:
-        graph: the whole graph; the direction of edges does not matter.
-        num_clients: number of clients.
-        global_fraction: see :func:`dirichlet`.
-        fractions: see :func:`dirichlet`.
-        seed: of all draws.
-
-    Raises:
-        InputError: a number is out of range, there are fewer communities than clients, or a client would have no
-            training node.
-
-    Example:
-        >>> import networkx as nx
-        >>> from torch_geometric.utils import from_networkx
-        >>> data = from_networkx(nx.karate_club_graph())
-        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
-        >>> graph = NodeGraph.from_pyg(data)
-        >>> [len(client.nodes) for client in louvain(graph, num_clients=2).clients]
-        [17, 17]
-    """
-
-    def cut(pool: NodeGraph) -> list[Tensor]:
-        network = nx.Graph()
-        network.add_nodes_from(range(pool.num_nodes))
-        network.add_edges_from(pool.edge_index.t().tolist())
-        communities = [sorted(members) for members in nx.community.louvain_communities(network, seed=seed)]
-        enough = num_clients <= len(communities)
-        expect(enough, "data.num_clients", f"at most {len(communities)}, the communities of {graph.name},", num_clients)
-        parts: list[list[int]] = [[] for _ in range(num_clients)]
-        for members in sorted(communities, key=lambda members: (-len(members), members[0])):
-            min(parts, key=len).extend(members)
-        return [torch.tensor(part) for part in parts]
-
-    return _disjoint(graph, num_clients, global_fraction, fractions, seed, cut)
-
-
-def metis(
-    graph: NodeGraph,
-    num_clients: int,
-    global_fraction: float = 0.0,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
-    seed: int = 123,
-) -> NodePartition:
-    """Disjoint clients of nearly equal size with few edges between them (Karypis and Kumar, 1998).
-
-    Needs the package ``pymetis``, which holds the METIS library: ``pip install 'flgraph[metis]'``.
-
-    Args:
-        graph: the whole graph; the direction of edges does not matter.
-        num_clients: number of clients.
-        global_fraction: see :func:`dirichlet`.
-        fractions: see :func:`dirichlet`.
-        seed: of all draws, and METIS's own.
-
-    Raises:
-        InputError: ``pymetis`` is missing, a number is out of range, or a client would have no training node.
-
-    Example:
-        >>> import networkx as nx
-        >>> from torch_geometric.utils import from_networkx
-        >>> data = from_networkx(nx.karate_club_graph())
-        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
-        >>> graph = NodeGraph.from_pyg(data)
-        >>> [len(client.nodes) for client in metis(graph, num_clients=2).clients]
-        [17, 17]
-    """
-    try:
-        import pymetis
-    except ImportError as error:  # no other method in its place: a name means the same clients on every machine
-        needs = "'metis', which needs `pip install 'flgraph[metis]'`"
-        raise InputError("data.partition", "one that can be made here", needs) from error
-
-    def cut(pool: NodeGraph) -> list[Tensor]:
-        edges = sorted_edges(pool.edge_index, pool.num_nodes)
-        options = pymetis.Options(seed=seed % 2**31)
-        owner = np.zeros(pool.num_nodes, dtype=np.int64)
-        if num_clients > 1:
-            adjacency = pymetis.CSRAdjacency(index2ptr(edges[0], pool.num_nodes).tolist(), edges[1].tolist())
-            _, part = pymetis.part_graph(num_clients, adjacency, options=options)
-            owner = np.asarray(part, dtype=np.int64)
-        return [torch.from_numpy(np.flatnonzero(owner == client)) for client in range(num_clients)]
-
-    return _disjoint(graph, num_clients, global_fraction, fractions, seed, cut)
+    return disjoint(graph, num_clients, global_fraction, fractions, seed, cut)
 
 
 # ------------------------------------------------------------------------------------------------------------ helpers
-def _disjoint(
+def disjoint(
     graph: NodeGraph,
     num_clients: int,
     global_fraction: float,

@@ -244,7 +244,10 @@ class SiteHost(Host):
         super().__init__(clients)
         self.key, self.accept_states = key, accept_states
         self.states = SiteStates(folder, run, key, encryption)
-        self._algorithm = {name: algorithm_digest(own.aggregator, own.routing) for name, own in self.clients.items()}
+        self._algorithm = {
+            name: algorithm_digest(own.aggregator, own.routing, own.transforms.transforms)
+            for name, own in self.clients.items()
+        }
         self._number = dict.fromkeys(self.clients, 0)
         self._before: dict[str, tuple[int, bytes]] = {}
         self._bases, self._numbers = dict[str, int](), dict[str, int]()  # of the request that is worked on

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 from flgraph.errors import expect
 from flgraph.models.graphs.classifier import GraphClassifier
-from flgraph.nn import ConcatLinear, ConvName, OneHot, check_conv, make_conv
+from flgraph.nn import ConcatLinear, ConvName, NormName, OneHot, check_conv, make_conv
 
 
 class GNN(GraphClassifier):
@@ -28,6 +28,7 @@ class GNN(GraphClassifier):
         conv: ``gin``, ``gcn`` or ``sage``.
         structure_channels: columns of the structure embedding ``batch.s``, which is set beside the raw features before
             ``pre`` (FedStar's Table 2, without decoupling); 0: no structure embedding; -1: given by the data.
+        norm: ``batch`` normalisation after each convolution, before the ReLU, or ``none``.
         kwargs: see :class:`~flgraph.models.GraphClassifier`.
 
     Shapes:
@@ -47,18 +48,22 @@ class GNN(GraphClassifier):
         num_classes: int = -1,
         conv: ConvName = "gin",
         structure_channels: int = 0,
+        norm: NormName = "none",
         **kwargs: Any,
     ) -> None:
         super().__init__(in_channels, num_classes, **kwargs)
         expected = "0, a positive integer, or -1 for given by the data"
         expect(structure_channels >= -1, "model.structure_channels", expected, structure_channels)
         check_conv(conv, "model.conv")
+        expect(norm in get_args(NormName), "model.norm", "none or batch", norm)
         self.structure_channels = structure_channels
         if self.is_template:
             return
         hidden = self.hidden_channels
         self.pre = ConcatLinear(in_channels + structure_channels, hidden)
         self.convs = torch.nn.ModuleList(make_conv(conv, hidden, hidden) for _ in range(self.num_layers))
+        norms = self.num_layers if norm == "batch" else 0
+        self.norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(hidden) for _ in range(norms))
         self.add_head()
 
     def encode_graphs(self, batch: Data) -> Tensor:
@@ -71,5 +76,6 @@ class GNN(GraphClassifier):
             if number == 0 and s is not None:
                 x = self.pre(x, s)
             before = (self.pre,) if number == 0 and s is None else ()
-            x = h = self.dropout(conv(x, adj, before=before), rectify=True)
+            h = conv(x, adj, before=before)
+            x = h = self.dropout(self.norms[number](h) if len(self.norms) else h, rectify=True)
         return self.pool_nodes(batch, h)[0]

@@ -133,6 +133,7 @@ class NeighGenSAGE(NodeSAGE):
         self._as_it_is = False  # whether graphs are taken as they are
         self._impaired: tuple[Adjacency, ImpairedGraph] | None = None  # of which graph, and what came of it
         self._mended: tuple[Tensor, Adjacency, Tensor, Adjacency] | None = None
+        self._graph: tuple[Sequence[Tensor], Adjacency] | None = None  # within ``forward``
         if not self.is_template:
             self.generator = NeighGen(in_channels, hidden_channels, fgen_channels, max_neighbours, dropout)
 
@@ -167,15 +168,20 @@ class NeighGenSAGE(NodeSAGE):
 
     # ------------------------------------------------------------------------------------------------------ steps
     def forward(self, batch: WholeGraph) -> Tensor:
-        """Logits of the nodes ``batch.index``, in the graph mended; which is made once."""
+        """Logits of the nodes ``batch.index``, in the graph mended; which is made once for both of its parts."""
         self.check_batch(batch, WholeGraph)
-        blocks, adj = self.graph(batch)
-        return self.classify(self.hidden(blocks, adj), adj).index_select(0, batch.index)
+        self._graph = self.graph(batch)
+        try:
+            return super().forward(batch)
+        finally:
+            self._graph = None
 
     def graph(self, batch: WholeGraph) -> tuple[Sequence[Tensor], Adjacency]:
         """The graph mended, with the generated nodes after its own."""
         if self._as_it_is:
             return super().graph(batch)
+        if self._graph is not None:
+            return self._graph
         generated, adj = self._mend(batch)
         return [batch.x, generated], adj
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from flgraph.nn.precision import at_least_float32
-from flgraph.nn.sparse.adjacency import gather_ranges, offsets
+from flgraph.nn.sparse.adjacency import gather_ranges, lasting, offsets
 
 
 def sparse_matmul(matrix: Tensor, dense: Tensor) -> Tensor:
@@ -99,4 +100,11 @@ class _SparseProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _SparseProduct.apply(grad.contiguous(), transpose_csr(ctx.matrix)), None
+        if ctx.matrix not in _transposes:
+            with lasting():
+                _transposes[ctx.matrix] = transpose_csr(ctx.matrix)
+        return _SparseProduct.apply(grad.contiguous(), _transposes[ctx.matrix]), None
+
+
+_transposes = WeakTensorKeyDictionary()
+"""Matrix to its transpose, while the matrix lives: that of a whole graph is the same in every step."""

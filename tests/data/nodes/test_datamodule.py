@@ -217,8 +217,8 @@ def test_configs(file: str, data_root: Path) -> None:
     [
         (
             {"partition": "random"},
-            "`data.partition` to be one of label_skew, louvain, metis, dirichlet, or a file .npz or .json "
-            "but got 'random'.",
+            "`data.partition` to be one of label_skew, dirichlet, louvain, louvain_balanced, louvain_plus, metis, "
+            "metis_plus, or a file .npz or .json but got 'random'.",
         ),
         (
             {"dataset": Data()},
@@ -347,5 +347,5 @@ def test_the_picture_shows_every_clients_shares_and_the_global_test() -> None:
     everywhere = data.statistics["global_test"]
     assert axes.containers[2][3].get_width() == pytest.approx(everywhere["labels"][2] / everywhere["nodes"])
     told = [text.get_text() for text in axes.texts]
-    assert f"{first['train']} nodes, EMD {first['emd']:.2f}" in told
-    assert told[-1] == f"{everywhere['nodes']} nodes"
+    assert f"{first['train']}, EMD {first['emd']:.2f}" in told
+    assert told[-1] == str(everywhere["nodes"])

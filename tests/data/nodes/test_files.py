@@ -169,5 +169,5 @@ def test_tells_arguments_that_have_no_effect() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         NodeFederation("Cora", partition="louvain", fractions=(0.5, 0.25, 0.25))
-        NodeFederation("Cora", partition="dirichlet", fractions=[0.6, 0.2, 0.2], alpha=0.1, num_test=300)
+        NodeFederation("Cora", partition="dirichlet", fractions=[0.6, 0.2, 0.2], alpha=0.1)
         NodeFederation("Cora", partition="label_skew", num_test=50, exclusive_test=True)

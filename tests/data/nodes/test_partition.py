@@ -20,7 +20,10 @@ from flgraph.data import (
     dirichlet,
     label_skew,
     louvain,
+    louvain_balanced,
+    louvain_plus,
     metis,
+    metis_plus,
     partition_statistics,
     read_nodes,
 )
@@ -28,7 +31,7 @@ from flgraph.data.splits import fewest_for, stratified_split
 from flgraph.errors import InputError
 
 SMALL: dict[str, Any] = {"num_test": 10, "major_labels": 2}
-OTHERS: list[Callable[..., NodePartition]] = [louvain, metis, dirichlet]
+OTHERS: list[Callable[..., NodePartition]] = [louvain, louvain_balanced, metis, dirichlet]
 
 
 def graph(n: int = 400, edges: int = 1200, classes: int = 5, seed: int = 0, undirected: bool = True) -> NodeGraph:
@@ -195,6 +198,27 @@ def test_communities_stay_whole(partitioner: Callable[..., NodePartition]) -> No
     assert [client["edges_cut"] for client in statistics["clients"].values()] == [0] * 4
 
 
+def test_large_communities_are_cut_to_an_equal_share() -> None:
+    """Of 60 nodes in one clique and 12 in another, four clients of 18 each."""
+    dealt = louvain_balanced(cliques([60, 12]), 4, fractions=(1.0, 0.0, 0.0))
+    assert [client.nodes.numel() for client in dealt.clients] == [18, 18, 18, 18]
+    small = set(range(60, 72))
+    assert [client for client in dealt.clients if small <= set(client.nodes.tolist())]
+
+
+@pytest.mark.parametrize("partitioner", [louvain_plus, metis_plus])
+def test_like_communities_come_together(partitioner: Callable[..., NodePartition]) -> None:
+    """Four cliques of two labels: each client has one label's, however unequal they are."""
+    g = cliques([20, 10, 14, 6])
+    g.y.copy_(torch.tensor([0] * 20 + [1] * 10 + [0] * 14 + [1] * 6))
+    dealt = partitioner(g, 2, fractions=(1.0, 0.0, 0.0))
+    assert sorted(client.nodes.numel() for client in dealt.clients) == [16, 34]
+    assert all(g.y[client.nodes].unique().numel() == 1 for client in dealt.clients)
+    assert same(dealt, partitioner(g, 2, fractions=(1.0, 0.0, 0.0)))
+    with pytest.raises(InputError, match=r"at most 2, the communities with other label shares"):
+        partitioner(g, 3)
+
+
 def test_metis_cuts_few_edges_and_balances() -> None:
     network = nx.grid_2d_graph(20, 20)
     edges = torch.tensor(list(nx.convert_node_labels_to_integers(network).edges)).t()
@@ -350,16 +374,18 @@ def test_dirichlet_needs_a_draw_that_fits() -> None:
         dirichlet(cliques([5, 5]), 2, alpha=-1)
 
 
-def test_louvain_needs_enough_communities() -> None:
+@pytest.mark.parametrize("partitioner", [louvain, louvain_plus])
+def test_louvain_needs_enough_communities(partitioner: Callable[..., NodePartition]) -> None:
     message = "Expected `data.num_clients` to be at most 2, the communities of cliques, but got 3."
     with pytest.raises(InputError, match=message):
-        louvain(cliques([5, 5]), 3)
+        partitioner(cliques([5, 5]), 3)
 
 
-def test_metis_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("partitioner", [metis, metis_plus])
+def test_metis_says_what_is_missing(partitioner: Callable[..., NodePartition], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pymetis", None)
     with pytest.raises(InputError, match=r"which needs `pip install 'flgraph\[metis\]'`.$"):
-        metis(graph(), 2)
+        partitioner(graph(), 2)
 
 
 # ----------------------------------------------------------------------------------------------------------- real data

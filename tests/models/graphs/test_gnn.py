@@ -81,6 +81,8 @@ class PlainGNN(nn.Module):
             pyg.GINConv(nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden)))
             for _ in range(model.num_layers)
         )
+        norm = nn.BatchNorm1d if len(model.norms) else nn.Identity
+        self.norms = nn.ModuleList(norm(hidden) for _ in range(model.num_layers))
         self.post = nn.Linear(hidden, hidden)
         self.readout = nn.Linear(hidden, model.num_classes)
         with torch.no_grad():
@@ -90,17 +92,17 @@ class PlainGNN(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         x = batch.x if self.pre.in_features == batch.x.size(1) else torch.cat([batch.x, batch.s], dim=1)
         x = self.pre(x)
-        for conv in self.convs:
-            x = conv(x, batch.edge_index).relu()
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = norm(conv(x, batch.edge_index)).relu()
         h = pyg.global_add_pool(x, batch.batch, batch.num_graphs)
         return self.readout(self.post(h).relu())
 
 
-@pytest.mark.parametrize("structure_channels", [0, 3])
-def test_equals_the_plain_network(structure_channels: int) -> None:
+@pytest.mark.parametrize(("structure_channels", "norm"), [(0, "none"), (3, "none"), (0, "batch")])
+def test_equals_the_plain_network(structure_channels: int, norm: Any) -> None:
     torch.manual_seed(0)
-    model = GNN(4, 2, hidden_channels=8, structure_channels=structure_channels).double().eval()
-    plain = PlainGNN(model).double().eval()
+    model = GNN(4, 2, hidden_channels=8, structure_channels=structure_channels, norm=norm, dropout=0.0).double()
+    plain = PlainGNN(model).double()
     batch = flat(some_graphs()).batch()
     batch.x, batch.s = batch.x.double(), batch.s.double()
     out, expected = model(batch), plain(batch)
@@ -328,6 +330,7 @@ def test_template(kind: Any) -> None:
         ("pool", "median"),
         ("optimizer", "lion"),
         ("conv", "gat"),
+        ("norm", "layer"),
         ("structure_channels", -2),
     ],
 )

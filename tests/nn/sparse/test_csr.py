@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from flgraph.nn import SparseLinear, sparse_matmul, transpose_csr
+from flgraph.nn.sparse import csr as csr_module
 
 
 def rows(n: int, m: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -67,3 +68,21 @@ def test_initialisation() -> None:
     assert float(layer.weight.detach().std()) == pytest.approx((2 / 300) ** 0.5, rel=0.02)
     assert not layer.bias.detach().any()
     assert str(layer) == "SparseLinear(300, 400)"
+
+
+def test_a_transpose_is_made_once_and_goes_with_its_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    before = csr_module.transpose_csr
+
+    def counted(matrix: torch.Tensor) -> torch.Tensor:
+        made.append(1)
+        return before(matrix)
+
+    monkeypatch.setattr(csr_module, "transpose_csr", counted)
+    matrix, dense = rows(6, 4).to_sparse_csr(), torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    kept = len(csr_module._transposes)
+    for _ in range(3):
+        sparse_matmul(matrix, dense).sin().sum().backward()
+    assert len(made) == 1
+    del matrix
+    assert len(csr_module._transposes) == kept

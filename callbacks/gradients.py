@@ -1,0 +1,82 @@
+"""What client halves have in common that change gradients, or compute some of their own."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from flgraph.errors import expect
+
+Module = TypeVar("Module", bound=pl.LightningModule)
+
+
+def stepped(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Parameter]:
+    """The parameters that an optimizer is about to step, by name; with several optimizers each has its own.
+
+    Args:
+        module: the model.
+        optimizer: one of its optimizers.
+    """
+    stepping = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return {name: p for name, p in module.named_parameters() if id(p) in stepping and p.requires_grad}
+
+
+def add_gradient(parameter: Parameter, gradient: Tensor, factor: float = 1.0) -> None:
+    """Adds to a parameter's gradient, which is ``None`` where the batch did not use it.
+
+    Args:
+        parameter: of any shape.
+        gradient: of the same shape; may be kept.
+        factor: of the gradient.
+    """
+    if parameter.grad is None:
+        parameter.grad = gradient.mul(factor)
+    else:
+        parameter.grad.add_(gradient, alpha=factor)
+
+
+def loss_of(module: pl.LightningModule, batch: Any) -> Tensor:
+    """The loss that the module's ``training_step`` returns for a batch.
+
+    Raises:
+        InputError: it returns none.
+    """
+    takes_index = "batch_idx" in inspect.signature(module.training_step).parameters
+    result = module.training_step(*((batch, 0) if takes_index else (batch,)))
+    loss = result["loss"] if isinstance(result, Mapping) else result
+    expect(
+        isinstance(loss, Tensor), "model.training_step", "one that returns the loss, for this algorithm,", type(loss)
+    )
+    assert isinstance(loss, Tensor)
+    return loss
+
+
+@contextmanager
+def silent(module: pl.LightningModule) -> Iterator[None]:
+    """Lets ``training_step`` log into nothing: Lightning's own ``log`` fails outside of its loops."""
+    shadows = {name: (lambda *args, **kwargs: None) for name in ("log", "log_dict")}
+    vars(module).update(shadows)
+    try:
+        yield
+    finally:
+        for name in shadows:
+            del vars(module)[name]
+
+
+def copy_of(module: Module) -> Module:
+    """A copy that shares no weights, and knows the same Trainer."""
+    trainer, module._trainer = module._trainer, None  # which is not to be copied with it
+    try:
+        twin = copy.deepcopy(module)
+    finally:
+        module._trainer = trainer
+    twin._trainer = trainer
+    return twin

@@ -1,0 +1,144 @@
+"""SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import fsum
+from typing import Any, ClassVar
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from flgraph.callbacks.fedavg import FedAvg
+from flgraph.callbacks.gradients import add_gradient, stepped
+from flgraph.errors import expect
+from flgraph.federation.client import Client
+from flgraph.federation.payload import Payload
+from flgraph.federation.received import expect_group
+from flgraph.federation.routes import UploadKind
+from flgraph.nn import at_least_float32
+
+
+class SCAFFOLD(FedAvg):
+    r"""FedAvg whose clients correct their gradients by how these differ from the mean over clients (Algorithm 1).
+
+    Client :math:`i` has a control variate :math:`c_i`, the server :math:`c`, their mean over all clients; all begin
+    with zero. In local training gradients are
+
+    .. math::
+        g_i(y) - c_i + c,
+
+    and afterwards :math:`c_i` is the mean of the uncorrected gradients of the training. For plain SGD that is the
+    paper's Option II, :math:`c_i - c + (x - y_i) / (K \eta_l)`, put differently: of the :math:`K` steps each moves by
+    :math:`\eta_l (g_i - c_i + c)`. It needs no learning rate, so that momentum, Adam and schedules go with it, of which
+    the paper says nothing. Up go the weights and the change of :math:`c_i`; the server goes :math:`\eta_g` of the way
+    to the clients' mean.
+
+    Where clients count by their samples, :math:`c` is the mean with the same weights (the paper has none); a client
+    that has not been heard of counts with a zero variate and a mean weight, as in the paper. Tensors that are not
+    shared, and buffers, have no variates.
+
+    Args:
+        server_lr: :math:`\eta_g`.
+        kwargs: see :class:`FedAvg`.
+    """
+
+    extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"control/*": "gradient"}
+    server_attributes = ("_sums", "_weights", "_number")
+    client_attributes = ("_own",)
+
+    def __init__(self, server_lr: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        expect(0 < server_lr < float("inf"), "aggregator.server_lr", "a finite number above 0", server_lr)
+        self.server_lr = server_lr
+        self._sums: dict[str, Tensor] = {}  # of weight times c_i over the clients heard of, float64
+        self._weights: dict[str, float] = {}  # theirs, when they were first heard of
+        self._number = 0  # of clients
+        self._own: dict[str, Tensor] = {}  # c_i of the client half
+        # In a turn: c - c_i, the sum of gradients, how many they are, and whose they are.
+        self._correction: dict[str, Tensor] = {}
+        self._gradients: dict[str, Tensor] = {}
+        self._steps: dict[str, int] = {}
+        self._names: frozenset[str] = frozenset()
+
+    # ----------------------------------------------------------------------------------------------- server half
+    def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
+        super().start(initial, clients)
+        self._number = len(clients)
+
+    @property
+    def control(self) -> dict[str, Tensor]:
+        """:math:`c`, by the names of parameters; float64, and empty before the first round."""
+        total = self._number * fsum(self._weights.values()) / max(1, len(self._weights))
+        return {name: total_sum / total for name, total_sum in self._sums.items()}
+
+    def download(self, client: str, round: int, exchange: str | None) -> Payload | None:
+        names = tuple(name for name in self.owners[client] if name in self.shared)
+        return self.payload(names, lambda: {**{name: self.shared[name] for name in names}, **self._sent(names)})
+
+    def _sent(self, names: Sequence[str]) -> dict[str, Any]:
+        control = {name: tensor.float() for name, tensor in self.control.items() if name in names}
+        return {"control": control} if control else {}
+
+    def check_upload(self, client: str, upload: Payload, round: int, exchange: str) -> None:
+        """What FedAvg asks for, and changes of variates of shared tensors."""
+        self.check_shared(client, upload)
+        control, own = upload.group("control"), self.owners.get(client, ())
+        known = {name: self.shared[name] for name in control if name in own and name in self.shared}
+        shapes = {name: tensor.shape for name, tensor in known.items() if tensor.is_floating_point()}
+        expect_group(control, shapes, f"upload` of client `{client}")
+
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
+        means, weights = super().aggregate(uploads, round, exchange), self.client_weights(uploads)
+        for client in sorted(uploads):
+            weight = self._weights.setdefault(client, weights[client])
+            for name, change in uploads[client].group("control").items():
+                self._sums[name] = self._sums.get(name, torch.zeros(())) + weight * change.double()
+        if self.server_lr == 1:
+            return means
+        return {
+            name: torch.lerp(self.shared[name], mean, self.server_lr) if name in self._sums else mean
+            for name, mean in means.items()
+        }
+
+    # ----------------------------------------------------------------------------------------------- client half
+    def local_update(self, client: Client, round: int, exchange: str) -> None:
+        """Local training with corrected gradients."""
+        control, shared = client.last_download.group("control"), client.shared_tensors()
+        known = {name: shared[name].shape for name in control if name in shared}
+        expect_group(control, known, f"download` of client `{client.name}")
+        self._names = frozenset(shared)
+        zero = torch.zeros(())
+        self._correction = {
+            name: control.get(name, zero) - self._own.get(name, zero) for name in sorted({*control, *self._own})
+        }
+        self._gradients, self._steps = {}, {}
+        super().local_update(client, round, exchange)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Moves the corrections to where the model is."""
+        parameters = dict(pl_module.named_parameters())
+        self._correction = {name: t.to(parameters[name]) for name, t in self._correction.items() if name in parameters}
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Adds the gradients up, and corrects them."""
+        for name, parameter in stepped(pl_module, optimizer).items():
+            if name not in self._names:
+                continue
+            self._steps[name] = self._steps.get(name, 0) + 1
+            if name not in self._gradients:
+                self._gradients[name] = torch.zeros_like(at_least_float32(parameter.detach()))
+            if parameter.grad is not None:
+                self._gradients[name] += parameter.grad
+            if name in self._correction:
+                add_gradient(parameter, self._correction[name])
+
+    def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
+        after = {name: total.cpu() / self._steps[name] for name, total in self._gradients.items()}
+        zero = torch.zeros(())
+        change = {name: tensor - self._own.get(name, zero) for name, tensor in after.items()}
+        self._own, self._correction, self._gradients = {**self._own, **after}, {}, {}
+        return Payload({**client.shared_tensors(), "control": change}, self.sample_count(client))

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from flgraph.callbacks import APFL, FedAvg, Local
+from flgraph.errors import InputError
+from flgraph.federation import FederatedTrainer
+from flgraph.models import GNN
+
+Federate = Callable[..., FederatedTrainer]
+
+
+def test_alpha_of_zero_is_fedavg(
+    federate: Federate, graph_federation: Callable[..., Any], assert_same: Callable[..., None]
+) -> None:
+    """Bit for bit, dropout and Adam included."""
+    states = []
+    for half in (FedAvg(), APFL(alpha=0.0, adaptive=False)):
+        trainer: Any = federate(half, rounds=3, local_epochs=2, evaluate_every=3)
+        trainer.fit(GNN(hidden_channels=4, num_layers=1), graph_federation(features=(3, 4, 5)))
+        parts = [client.state() for client in trainer.engine.clients.values()]
+        states.append([{key: part[key] for key in ("state_dict", "optimizer_states")} for part in parts])
+    assert_same(*states)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_alpha_of_one_is_local(
+    optimizer: str, federate: Federate, toy_federation: Callable[..., Any], toy_module: type[Any]
+) -> None:
+    """From the same first weights, Adam's state kept over rounds; others learn from it all the same."""
+    start = toy_module(in_features=4).state_dict()
+
+    def make(given: Any) -> Any:
+        module = toy_module(in_features=4, optimizer=optimizer)
+        module.load_state_dict(start)
+        return module
+
+    found = []
+    for half in (Local(), APFL(alpha=1.0, adaptive=False)):
+        trainer: Any = federate(half, rounds=3, local_epochs=2)
+        trainer.fit(make, toy_federation(6, 10, batch_size=4))
+        found.append({name: client.module.state_dict() for name, client in trainer.engine.clients.items()})
+    for name, state in found[0].items():
+        for key, tensor in state.items():
+            torch.testing.assert_close(found[1][name][key], tensor)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_equals_the_paper_s_box(
+    adaptive: bool,
+    clip: float | None,
+    federate: Federate,
+    toy_federation: Callable[..., Any],
+    toy_module: type[Any],
+) -> None:
+    """Gradients of the mixture by autograd, through the mixing."""
+    data, lr, alpha = toy_federation(6, 10), 0.3, 0.4
+    start = toy_module(in_features=4).state_dict()
+
+    def make(given: Any) -> Any:
+        module = toy_module(in_features=4, lr=lr)
+        module.load_state_dict(start)
+        return module
+
+    trainer: Any = federate(
+        APFL(alpha, adaptive, weighting="uniform"), rounds=3, local_epochs=2, gradient_clip_val=clip
+    )
+    results = trainer.fit(make, data)
+    common = dict(start)
+    own = {client: {n: t.clone() for n, t in start.items()} for client in "AB"}
+    alphas = dict.fromkeys("AB", alpha)
+    for _ in range(3):
+        ends = {}
+        for client in "AB":
+            x, y = data.given[client].x, data.given[client].y
+            w = {n: t.clone().requires_grad_() for n, t in common.items()}
+            for step in range(2):
+                v = {n: t.clone().requires_grad_() for n, t in own[client].items()}
+                a = torch.tensor(alphas[client], requires_grad=True)
+                fixed = {n: t.detach() for n, t in w.items()}
+                mixed = {n: a * v[n] + (1 - a) * fixed[n] for n in v}
+                loss = F.cross_entropy(torch.func.functional_call(make(None), mixed, (x,)), y)
+                *gradients, along = torch.autograd.grad(loss, [*v.values(), a])
+                plain = torch.autograd.grad(
+                    F.cross_entropy(torch.func.functional_call(make(None), w, (x,)), y), list(w.values())
+                )
+                for tensors in (gradients, list(plain)):
+                    length = torch.stack([g.norm() for g in tensors]).norm()
+                    if clip is not None and length > clip:
+                        for g in tensors:
+                            g.mul_(clip / (length + 1e-6))
+                own[client] = {n: (v[n] - lr * g).detach() for n, g in zip(v, gradients, strict=True)}
+                w = {n: (w[n] - lr * g).detach().requires_grad_() for n, g in zip(w, plain, strict=True)}
+                if adaptive and step == 0:
+                    alphas[client] = min(1.0, max(0.0, alphas[client] - lr * float(along)))
+            ends[client] = {n: t.detach() for n, t in w.items()}
+        common = {n: (ends["A"][n] + ends["B"][n]) / 2 for n in start}
+    for client in "AB":
+        state = trainer.engine.clients[client].module.state_dict()
+        assert results["final"]["clients"][client]["apfl/alpha"] == pytest.approx(alphas[client], rel=1e-5)
+        assert (alphas[client] != alpha) == adaptive
+        for name, tensor in state.items():
+            expected = alphas[client] * own[client][name] + (1 - alphas[client]) * common[name]
+            torch.testing.assert_close(tensor, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_bad_settings(federate: Federate, toy_federation: Callable[..., Any], toy_module: type[Any]) -> None:
+    with pytest.raises(InputError, match=r"`aggregator\.alpha` to be from 0 to 1 but got 1.5"):
+        APFL(alpha=1.5)
+    with pytest.raises(InputError, match=r"`trainer\.accumulate_grad_batches` to be 1 for APFL"):
+        federate(APFL(), rounds=1, accumulate_grad_batches=2).fit(toy_module(), toy_federation(8, batch_size=2))

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch.nn import functional as F
+
+from flgraph.callbacks import FedAvg, FedRep
+from flgraph.errors import InputError
+from flgraph.federation import FederatedTrainer
+from flgraph.models import GNN
+
+Federate = Callable[..., FederatedTrainer]
+
+
+def test_without_a_head_it_is_fedavg(
+    federate: Federate, graph_federation: Callable[..., Any], assert_same: Callable[..., None]
+) -> None:
+    """Bit for bit, dropout and Adam included."""
+    states = []
+    for half in (FedAvg(), FedRep(head=[], head_epochs=5)):
+        trainer: Any = federate(half, rounds=3, local_epochs=2, evaluate_every=3)
+        trainer.fit(GNN(hidden_channels=4, num_layers=1), graph_federation())
+        parts = [client.state() for client in trainer.engine.clients.values()]
+        states.append([{key: part[key] for key in ("state_dict", "optimizer_states", "client")} for part in parts])
+    assert_same(*states)
+
+
+class Moves(pl.Callback):
+    """Notes which parameters each epoch moves."""
+
+    seen: list[set[str]] = []  # noqa: RUF012
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Moves:
+        return self
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.before = {name: p.detach().clone() for name, p in pl_module.named_parameters()}
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.seen.append({name for name, p in pl_module.named_parameters() if not torch.equal(p, self.before[name])})
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_first_the_head_and_then_all_else(
+    optimizer: str, federate: Federate, graph_federation: Callable[..., Any]
+) -> None:
+    """With weight decay, too, which moves what has no gradient from the loss."""
+    moves = Moves()
+    moves.seen.clear()
+    trainer: Any = federate(FedRep(head_epochs=2), rounds=2, local_epochs=1, callbacks=[moves])
+    trainer.fit(GNN(hidden_channels=4, num_layers=1, optimizer=optimizer, weight_decay=0.1), graph_federation())
+    module = trainer.engine.clients["A"].module
+    head = {name for name, _ in module.named_parameters() if name.startswith("readout.")}
+    rest = {name for name, _ in module.named_parameters()} - head
+    assert moves.seen == [head, head, rest] * 3 * 2
+    assert all(parameter.requires_grad for parameter in module.parameters())
+    one, other = (trainer.engine.clients[client].module.state_dict() for client in "AB")
+    assert all(torch.equal(one[name], other[name]) for name in rest)
+    assert not any(torch.equal(one[name], other[name]) for name in head)
+
+
+def test_steps_by_autograd(
+    federate: Federate, toy_federation: Callable[..., Any], toy_module: type[Any], recorder: Any
+) -> None:
+    """A round of Algorithm 1: two steps of the head, one of all else."""
+    lr, data = 0.3, toy_federation(6, 10)
+    start = toy_module(in_features=4).state_dict()
+
+    def make(given: Any) -> Any:
+        module = toy_module(in_features=4, lr=lr)
+        module.load_state_dict(start)
+        return module
+
+    federate(FedRep(head=["last.*"], head_epochs=2), rounds=1, engine=recorder).fit(make, data)
+    for client, upload in recorder.uploads():
+        module = make(None)
+        for names in ("last", "last", "first"):
+            module.zero_grad()
+            F.cross_entropy(module(data.given[client].x), data.given[client].y).backward()
+            with torch.no_grad():
+                for name, p in module.named_parameters():
+                    p -= lr * p.grad * name.startswith(names)
+        assert set(upload.tensors) == {"first.weight", "first.bias"}
+        for name, tensor in upload.tensors.items():
+            torch.testing.assert_close(tensor, module.state_dict()[name])
+
+
+def test_bad_settings(federate: Federate, toy_federation: Callable[..., Any], toy_module: type[Any]) -> None:
+    with pytest.raises(InputError, match=r"`aggregator\.head_epochs` to be 1 or more but got 0"):
+        FedRep(head_epochs=0)
+    with pytest.raises(InputError, match=r"`route readout\.\*` to be that of a tensor of client `A`"):
+        federate(FedRep(), rounds=1).fit(toy_module(), toy_federation(4))

@@ -1,0 +1,277 @@
+"""Transforms one by one: numbers by hand, what travels, and what a bad client sends in its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from flgraph.callbacks import FedAvg
+from flgraph.errors import InputError
+from flgraph.federation import Clip, HalfPrecision, Payload, Policy, PolicyError, Quantise, Tolerance, TopK, Transform
+from flgraph.federation.transforms import Draw, Pipeline, draw_key
+from flgraph.runs.history import read_records
+from flgraph.runs.ledger_reader import read_ledger
+
+
+class Half:
+    """As much of an algorithm as transforms look at: weights, gradients and data."""
+
+    upload_kind = "weights"
+    extra_tensors: ClassVar[Mapping[str, Any]] = {"gradient/*": "gradient", "rows/*": "data"}
+    initial_weights = "first"
+
+
+SENT = {"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([1.0]), "steps": torch.tensor(10)}
+FORMS = {"w": "2x2 float32", "b": "1 float32", "steps": "scalar int64"}
+UPLOAD = {
+    "w": SENT["w"] + torch.tensor([[3.0, 0.0], [0.0, 0.0]]),
+    "b": SENT["b"] + 4.0,
+    "steps": torch.tensor(20),
+    "rows": {"x": torch.ones(3)},
+}
+
+
+def draw(name: Any = "") -> Draw:
+    return Draw(draw_key(True, str(type(name) if isinstance(name, Transform) else name)))
+
+
+def through(*transforms: Transform, upload: Any = UPLOAD, change: Callable[[dict[str, Tensor]], Any] = id) -> Payload:
+    """An upload after its way to the server, where a bad client changes what travels."""
+    made, sent = Pipeline(list(transforms), Half()), Payload(SENT)
+    wire = dict(made.encode(Payload(upload, {"num_samples": 3}), sent, False, draw).tensors)
+    change(wire)
+    arrived = Payload.from_bytes(Payload(wire, {"num_samples": 3}).to_bytes())
+    read = made.decode(arrived, sent, FORMS, False, "upload")
+    return made.receive({"A": read}, {"A": sent}, lambda client, name: draw(name))["A"]
+
+
+# ----------------------------------------------------------------------------------------------------------- clipping
+def test_clipping_by_hand() -> None:
+    """The update (3, 0, 0, 0, 4) is of length 5, and one of 2.5 is half as long; so are ten steps."""
+    found = through(Clip(2.5, leave=["rows/*"]))
+    assert found.tensors["w"].tolist() == [[2.5, 2.0], [3.0, 4.0]]
+    assert found.tensors["b"].tolist() == [3.0]
+    assert int(found.tensors["steps"]) == 15
+    assert found.tensors["rows/x"].tolist() == [1.0, 1.0, 1.0]
+    assert found.scalars == {"num_samples": 3}
+    each = through(Clip(3.5, per="tensor", leave=["rows/*"]))
+    assert each.tensors["w"].tolist() == UPLOAD["w"].tolist()
+    assert each.tensors["b"].tolist() == [4.5]
+
+
+def test_the_server_clips_whoever_did_not() -> None:
+    def cheat(wire: dict[str, Tensor]) -> None:
+        wire["w"], wire["b"] = SENT["w"].clone(), SENT["b"] + 1e6
+
+    found = through(Clip(2.5, leave=["rows/*"]), change=cheat)
+    assert found.tensors["b"].tolist() == [3.5]
+
+
+def test_gradients_are_relative_to_zero() -> None:
+    found = through(Clip(1.0, leave=["rows/*"]), upload={"gradient": {"w": torch.tensor([[3.0, 0.0], [0.0, 4.0]])}})
+    torch.testing.assert_close(found.tensors["gradient/w"], torch.tensor([[0.6, 0.0], [0.0, 0.8]]))
+
+
+def test_without_effect_tensors_are_the_same() -> None:
+    made = Pipeline([Clip(5.0, leave=["rows/*"])], Half())
+    upload = Payload(UPLOAD)
+    same = made.encode(upload, Payload(SENT), False, draw)
+    assert all(same.tensors[name] is tensor for name, tensor in upload.tensors.items())
+
+
+# ------------------------------------------------------------------------------------------------------------ coding
+def test_quantised_numbers_are_right_on_average() -> None:
+    values = torch.tensor([0.0, 0.3, -1.0, 0.77])
+    for bits, levels in ((8, 127), (4, 7)):
+        codes = Quantise(bits)
+        drawn = draw(f"{bits}")
+        rows = [codes.decode(codes.encode({"w": values.double()}, drawn), {"w": 4}, "upload")["w"] for _ in range(3000)]
+        mean, spread = torch.stack(rows).mean(0), 1 / levels / math.sqrt(3000)
+        torch.testing.assert_close(mean, values.double(), rtol=0, atol=4 * spread)
+        assert float((torch.stack(rows) - values).abs().max()) <= 1 / levels + 1e-6
+        assert {float(row[2]) for row in rows} == {-1.0}  # what is on the grid stays
+
+
+@pytest.mark.parametrize(("bits", "count", "size"), [(8, 5, 5), (4, 5, 3), (4, 4, 2), (4, 1, 1), (4, 0, 0)])
+def test_bytes_of_quantised_numbers(bits: Any, count: int, size: int) -> None:
+    codes, values = Quantise(bits), torch.linspace(-1, 1, count).double()
+    wire = codes.encode({"w": values}, draw())
+    assert wire["w"].numel() == size
+    assert wire["w"].dtype == torch.uint8
+    torch.testing.assert_close(codes.decode(wire, {"w": count}, "upload")["w"], values, rtol=0, atol=0.15)
+
+
+def test_top_k_keeps_what_it_does_not_send() -> None:
+    """After some rounds of the same update, what was sent and what is kept are all of it."""
+    top, update = TopK(0.25), torch.tensor([4.0, -3.0, 2.0, 1.0], dtype=torch.float64)
+    total, places = torch.zeros(4, dtype=torch.float64), []
+    for _ in range(8):
+        wire = top.encode({"w": update}, draw())
+        assert wire["w"].numel() == 1
+        places.append(int(wire["transforms/index"]))
+        total += top.decode(wire, {"w": 4}, "upload")["w"]
+        torch.testing.assert_close(total + top.state_dict()["w"], update * len(places))
+    assert places[:2] == [0, 1]
+    assert set(places) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("transforms", "tolerance"),
+    [
+        ([TopK(1.0)], 1e-6),
+        ([HalfPrecision("float16")], 1e-3),
+        ([HalfPrecision()], 0.02),
+        ([Quantise(8)], 0.05),
+        ([Quantise(4)], 0.7),
+        ([TopK(1.0), Quantise(8)], 0.05),
+        ([TopK(1.0), HalfPrecision()], 0.02),
+    ],
+)
+def test_what_arrives_is_near_what_was_sent(transforms: list[Any], tolerance: float) -> None:
+    transforms[0].leave = ["rows/*"]
+    found = through(*transforms)
+    for name in ("w", "b"):
+        assert found.tensors[name].dtype == torch.float32
+        torch.testing.assert_close(found.tensors[name], UPLOAD[name], rtol=0, atol=tolerance)
+    assert int(found.tensors["steps"]) == 20
+    assert found.tensors["rows/x"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_only_the_largest_change_arrives() -> None:
+    found = through(TopK(0.25, leave=["rows/*"]))
+    assert found.tensors["w"].tolist() == UPLOAD["w"].tolist()
+    assert found.tensors["b"].tolist() == UPLOAD["b"].tolist()  # at least one of every tensor
+
+
+def put(name: str, value: Tensor | None) -> Callable[[dict[str, Tensor]], Any]:
+    return lambda wire: wire.pop(name) if value is None else wire.update({name: value})
+
+
+BOTH = (TopK(0.5), Quantise(8))
+BAD: list[tuple[tuple[Any, ...], Any, str]] = [
+    (BOTH, put("transforms/index", None), "with `transforms/index` of 3"),
+    (BOTH, put("transforms/index", torch.tensor([0, 2, 2], dtype=torch.int32)), "ascending places"),
+    (BOTH, put("transforms/index", torch.tensor([0, -1, 2], dtype=torch.int32)), "ascending places"),
+    (BOTH, put("transforms/index", torch.tensor([0, 1, 99], dtype=torch.int32)), "ascending places"),
+    (BOTH, put("transforms/index", torch.tensor([0, 1, 2])), "with `transforms/index` of 3 torch.int32"),
+    (BOTH, put("transforms/scale", torch.tensor([1.0])), "with `transforms/scale` of 2"),
+    (BOTH, put("transforms/scale", torch.tensor([1.0, float("nan")])), "finite scales"),
+    (BOTH, put("transforms/scale", torch.tensor([-1.0, 1.0])), "finite scales"),
+    (BOTH, put("w", torch.zeros(7, dtype=torch.uint8)), "with `w` of 2 torch.uint8"),
+    (BOTH, put("w", torch.full((2,), 255, dtype=torch.uint8)), "with codes of `w`"),
+    (BOTH, put("w", torch.zeros(2, 2)), "with `w` of 2 torch.uint8"),
+    (BOTH, put("transforms/more", torch.zeros(2)), "without `transforms` that nobody reads"),
+    (BOTH, put("elsewhere", torch.zeros(2)), "of tensors that the client was sent"),
+    ((HalfPrecision(),), put("w", torch.zeros(3, dtype=torch.bfloat16)), "of 4 numbers of `w`"),
+    ((HalfPrecision(),), put("w", torch.zeros(4, dtype=torch.int64)), "of 4 numbers of `w`"),
+    ((TopK(0.5),), put("w", torch.zeros(1)), "with 2 numbers of `w`"),
+]
+
+
+@pytest.mark.parametrize(("transforms", "change", "sentence"), BAD)
+def test_what_cannot_be_decoded_is_refused(transforms: Any, change: Any, sentence: str) -> None:
+    upload = {name: UPLOAD[name] for name in ("w", "b", "steps")}
+    made = [type(own)(**{**vars_of(own), "leave": ["rows/*"]}) for own in transforms]
+    with pytest.raises(InputError, match=sentence):
+        through(*made, upload=upload, change=change)
+
+
+def vars_of(transform: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(transform).items() if not name.startswith("_")}
+
+
+# ------------------------------------------------------------------------------------------------------------- drawing
+def test_draws_are_uniform_and_normal() -> None:
+    assert stats.kstest(draw("u").uniform(20_000).numpy(), "uniform").pvalue > 0.01
+    assert stats.kstest(draw("n").normal(20_000).numpy(), "norm").pvalue > 0.01
+    assert torch.equal(draw("n").normal(5), draw("n").normal(5))
+    assert not torch.equal(draw("n").normal(5), draw("m").normal(5))
+
+
+def test_keys_of_sites_are_never_the_same() -> None:
+    assert draw_key(True, 1, "A") == draw_key(True, 1, "A") != draw_key(True, 1, "B")
+    assert draw_key(False, 1, "A") != draw_key(False, 1, "A")
+    assert {len(draw_key(True)), len(draw_key(False))} == {32}
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+def test_what_travels_is_what_is_counted(
+    federate: Any, toy_federation: Any, toy_module: Any, recorder: Any, tmp_path: Any
+) -> None:
+    """4 x 50 + 50 + 50 x 2 + 2 = 352 weights: a byte for each of the largest half, and four for its place."""
+    transforms = [TopK(0.5), Quantise(8)]
+    trainer = federate(FedAvg("uniform"), rounds=2, engine=recorder, transforms=transforms, enable_checkpointing=True)
+    trainer.fit(toy_module(hidden=50), toy_federation(6, 8))
+    sent = recorder.uploads()
+    assert all(upload.tensor_nbytes == 176 * 5 + 4 * 4 for _, upload in sent)
+    records = read_records(trainer.run_dir / "history.jsonl")
+    assert records[0]["bytes_up"] == sum(upload.nbytes for _, upload in sent[:2])
+    lines = [line for line in read_ledger(trainer.run_dir / "ledger.jsonl") if line.exchange == "train"]
+    up = [line for line in lines if line.direction == "up"]
+    assert sum(line.bytes for line in up) == sum(upload.nbytes for _, upload in sent)
+    assert up[0].tensors["first.weight"] == "100 uint8"
+
+
+def test_a_run_goes_on_with_the_same_transforms_only(federate: Any, toy_federation: Any, toy_module: Any) -> None:
+    data = toy_federation(6, 8)
+    federate(FedAvg(), rounds=1, transforms=[TopK(0.5)], name="run").fit(toy_module(), data)
+    with pytest.raises(InputError, match=r"`trainer.transforms.1.share` to be 0.5 as in checkpoint"):
+        federate(FedAvg(), rounds=2, transforms=[TopK(0.4)], name="run").fit(toy_module(), data, ckpt_path="last")
+    with pytest.raises(InputError, match=r"`trainer.transforms"):
+        federate(FedAvg(), rounds=2, name="run").fit(toy_module(), data, ckpt_path="last")
+    federate(FedAvg(), rounds=2, transforms=[TopK(0.5)], name="run").fit(toy_module(), data, ckpt_path="last")
+
+
+def test_a_policy_has_to_let_out_what_is_added(federate: Any, toy_federation: Any, toy_module: Any) -> None:
+    policy = Policy(tensors=("first.*", "last.*"))
+    trainer = federate(FedAvg(), rounds=1, transforms=[Quantise()], policy=policy)
+    with pytest.raises(PolicyError, match=r"`transforms/\*` to be of tensors that the policy lets out"):
+        trainer.fit(toy_module(), toy_federation(6, 8))
+
+
+def test_a_client_that_clips_nothing_loses_nothing_but_its_weight(
+    federate: Any, toy_federation: Any, toy_module: Any, recorder: Any
+) -> None:
+    class Broken(Transform):
+        """Codes as nobody can read."""
+
+        stage, codes = 5, True
+
+        def encode(self, update: Any, draw: Any) -> Any:
+            return {name: tensor[..., :0] for name, tensor in update.items()}
+
+    trainer = federate(FedAvg(), rounds=1, transforms=[Broken()], tolerance=Tolerance(on_bad_upload="drop"))
+    with pytest.raises(Exception, match="Only 0 of at least 1 clients"):
+        trainer.fit(toy_module(), toy_federation(6, 8))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Clip(-1.0), "Expected `Clip.norm` to be a finite number, 0 or more but got -1.0"),
+        (lambda: Clip(float("nan")), "Clip.norm"),
+        (lambda: Clip(1.0, per="row"), "Clip.per"),
+        (lambda: TopK(0.0), "Expected `TopK.share` to be above 0 and at most 1 but got 0.0"),
+        (lambda: Quantise(5), "Expected `Quantise.bits` to be 8 or 4 but got 5"),
+        (lambda: HalfPrecision("float8"), "HalfPrecision.dtype"),
+        (lambda: Clip(1.0, leave="rows/*"), "Expected `Clip.leave` to be a list of patterns"),
+        (lambda: Pipeline([Quantise(), TopK()], Half()), "in the order clip, noise, selection, coding, one of each"),
+        (lambda: Pipeline([Quantise(), HalfPrecision()], Half()), "HalfPrecision after Quantise"),
+        (lambda: Pipeline([Clip(1.0)], Half()), r"Expected `rows/\*` to be named in `leave` of a transform"),
+        (lambda: Pipeline(["clip"], Half()), "Expected `trainer.transforms` to be a list of transforms but got 'str'"),
+    ],
+)
+def test_arguments_that_cannot_be(make: Any, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        make()
+
+
+def test_a_pattern_of_nothing_is_refused(federate: Any, toy_federation: Any, toy_module: Any) -> None:
+    with pytest.raises(InputError, match=r"`transforms.leave` to be patterns of tensors of client `A` but got 'none'"):
+        federate(FedAvg(), rounds=1, transforms=[Clip(1.0, leave=["none"])]).fit(toy_module(), toy_federation(6, 8))
