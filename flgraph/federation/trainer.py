@@ -25,11 +25,12 @@ from flgraph.federation.lightning import refused_by_lightning
 from flgraph.federation.lightning_callbacks import check_callbacks
 from flgraph.federation.plain import check_model, federated
 from flgraph.federation.policy import Policy
+from flgraph.federation.privacy import Privacy
 from flgraph.federation.server import Server, Tolerance
 from flgraph.federation.signals import stop_on_signals
 from flgraph.federation.template import Model
 from flgraph.federation.trained import TrainedLoop
-from flgraph.federation.transforms import Transform, check_order
+from flgraph.federation.transforms import GaussianNoise, Transform, check_order
 from flgraph.runs.files import write_text
 from flgraph.runs.history import History, Metrics, RoundRecord
 from flgraph.runs.results import Results
@@ -54,6 +55,7 @@ class FederatedTrainer(TrainedLoop):
         personal: patterns of tensors that never leave a client, whatever the algorithm's routes say:
             ``["*norm*"]`` makes FedBN (Li et al., ICLR 2021) of FedAvg.
         transforms: what happens to clients' uploads behind the algorithm, in this order: clipping, noise, compression.
+        privacy: what the run may cost a client, where ``transforms`` have :class:`GaussianNoise`.
         monitor: metric whose mean over clients decides the best round.
         monitor_mode: whether more of it is better.
         policy: what may leave a client; all that the algorithm's routes name when ``None``. A site has its own.
@@ -97,6 +99,7 @@ class FederatedTrainer(TrainedLoop):
         evaluate_every: int = 1,
         personal: Sequence[str] = (),
         transforms: Sequence[Transform] = (),
+        privacy: Privacy | None = None,
         monitor: str = "val/accuracy",
         monitor_mode: Literal["max", "min"] = "max",
         policy: Policy | None = None,
@@ -156,7 +159,9 @@ class FederatedTrainer(TrainedLoop):
         self.rounds, self.local_epochs, self.client_fraction = rounds, local_epochs, client_fraction
         self.evaluate_every, self.personal = evaluate_every, list(personal)
         check_order(transforms)
-        self.transforms = list(transforms)
+        self.transforms, self.privacy, self._budget = list(transforms), privacy or Privacy(), []
+        noisy = privacy is None or any(isinstance(own, GaussianNoise) for own in transforms)
+        expect(noisy, "trainer.privacy", "null without GaussianNoise in `trainer.transforms`", privacy)
         self.monitor, self.monitor_mode = monitor, monitor_mode
         self.policy, self.tolerance = policy, tolerance or Tolerance()
         self.seed, self.name, self.max_logged_clients = seed, name, max_logged_clients
