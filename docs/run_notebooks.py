@@ -22,9 +22,8 @@ def executed(notebook: Path, folder: Path) -> nbformat.NotebookNode:
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # where `flgraph` is
     content = nbformat.read(notebook, as_version=4)
-    client = NotebookClient(
-        content, coalesce_streams=True, kernel_name="python3", resources={"metadata": {"path": str(folder)}}, timeout=600
-    )
+    where = {"metadata": {"path": str(folder)}}
+    client = NotebookClient(content, kernel_name="python3", timeout=600, resources=where, coalesce_streams=True)
     client.execute(env={**os.environ, "PATH": path, "PYTHONWARNINGS": "ignore", "COLUMNS": "100"})
     content.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
