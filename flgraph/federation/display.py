@@ -202,6 +202,13 @@ def routes_markdown(rows: Iterable[tuple[str, str, str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def ignore_deprecations() -> None:
+    """Leaves out, in this process, that libraries use what other libraries are about to drop: no user can mend that."""
+    libraries = "torch|torch_geometric|torchmetrics|pytorch_lightning|lightning_fabric|lightning_utilities|jsonargparse"
+    for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+        warnings.filterwarnings("ignore", category=category, module=rf"({libraries}|tensorboard|sklearn)(\.|$)")
+
+
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Silences what Lightning says once per Trainer and once per fit, which in a federation is per client and round."""
