@@ -15,6 +15,8 @@ from flgraph.cli.parser import CommandParser
 from flgraph.errors import InputError, expect
 from flgraph.reproduce.figures import plan_figures
 from flgraph.reproduce.index import RunIndex, alone_in, index_file, read_index, record_runs
+from flgraph.reproduce.leaderboard import has_leaderboard, write_leaderboard
+from flgraph.reproduce.missing import find_gaps, told
 from flgraph.reproduce.runner import run_study
 from flgraph.reproduce.study import Study, list_studies, load_study
 from flgraph.reproduce.tables import collect, finished, keep_larger, write_tables
@@ -30,6 +32,14 @@ def main(args: Sequence[str]) -> None:
     option = parser.add_argument
     option("study", nargs="?", type=str, help="PAPER/TABLE, or a YAML file of the same form")
     option("--list", action="store_true", help="list the studies and exit")
+    option(
+        "--leaderboard",
+        action="store_true",
+        help="write OUT/README.md: every method by every setting, from what is recorded",
+    )
+    option(
+        "--missing", nargs="?", const=True, metavar="PAPER", help="list printed numbers that lack runs, and core hours"
+    )
     option("--settings", type=str, help="comma-separated names; all if not given")
     option("--methods", type=str, help="comma-separated names; all if not given")
     option("--seeds", type=str, help="comma-separated numbers; the study's if not given")
@@ -44,6 +54,14 @@ def main(args: Sequence[str]) -> None:
     given = parser.parse_args(list(args))
     if given.list:
         print("\n".join(f"{name}: {load_study(name).title}" for name in list_studies()))
+        return
+    if given.missing:
+        gaps = find_gaps(given.out, None if given.missing is True else given.missing)
+        print("\n".join(told(gaps)) or "every printed number has its runs")
+        return
+    if given.leaderboard:
+        with _folder_of("--out", given.out):
+            print("\n".join(f"wrote {file}" for file in write_leaderboard(given.out)))
         return
     expect(given.study is not None, "study", f"one of {', '.join(list_studies())}", "none")
     seeds = _split(given.seeds)
@@ -78,7 +96,7 @@ def write_study(study: Study, runs: Path, out: Path, index: RunIndex | None = No
     Returns:
         The files; none where nothing is done, so that tables of earlier runs stay as they are. A larger table,
         with cells, seeds or rounds that the new one lacks, is kept beside it, see
-        :func:`~flgraph.reproduce.tables.keep_larger`.
+        :func:`~flgraph.reproduce.tables.keep_larger`. A leaderboard that is there is brought up to date.
     """
     done = finished(study, runs, index)
     if not done:
@@ -97,7 +115,8 @@ def write_study(study: Study, runs: Path, out: Path, index: RunIndex | None = No
         for file, draw in figures:
             if draw is not None:
                 draw(file)
-        return [*files, *kept, *shown]
+    board = write_leaderboard(out) if study.paper_name and has_leaderboard(out) else []
+    return [*files, *kept, *shown, *board]
 
 
 @contextmanager

@@ -82,6 +82,8 @@ class Study:
         axis: what the settings are, as a label.
         protocols: further protocols that its tables show, ``best_client``.
         notes: what a reader should know, a sentence each.
+        leaderboard: whether it compares whole methods on whole data sets, so that the leaderboard's picture has it; a
+            study that extends it does not by that.
         values: name to what stands for ``{name}`` in arguments: text; or setting to text; or setting to seed to text.
             ``other`` stands for settings and seeds that are not named. Values may hold the names of later ones.
         source: the file that it is from, where it is no packaged one; set by :func:`load_study`.
@@ -102,6 +104,7 @@ class Study:
     axis: str = "setting"
     protocols: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    leaderboard: bool = False
     values: dict[str, Any] = field(default_factory=dict)
     source: str = ""
     cut_short: bool = False
@@ -249,7 +252,7 @@ def _read(file: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
             content[name] = {one: other[name][one] for one in content[name]}
     if isinstance(content.get("values"), dict):
         content["values"] = {**other.get("values", {}), **content["values"]}
-    result = {**other, **content}
+    result = {**other, "leaderboard": False, **content}
     if "paper" not in content:
         levels = [result[name] for name in ("metric", "settings", "methods")]
         result["paper"] = _part(other.get("paper", {}), *levels[isinstance(levels[0], str) :])
@@ -318,6 +321,7 @@ def _forms(study: Study) -> Iterator[tuple[str, bool, str]]:
     only = isinstance(study.protocols, list) and all(protocol == "best_client" for protocol in study.protocols)
     yield "protocols", only, "best_client, or none, in a list,"
     yield "notes", _texts(study.notes), "a list of sentences"
+    yield "leaderboard", isinstance(study.leaderboard, bool), "true or false"
     yield "figure", study.figure in (None, *get_args(FigureKind)), f"one of {', '.join(get_args(FigureKind))}"
 
 

@@ -134,6 +134,7 @@ def test_a_seed_counts_once(tiny_study: Callable[..., Study]) -> None:
         ({"method_rounds": None}, "`method_rounds` to be a mapping but got None"),
         ({"method_rounds": {"M": 0}}, r"`method_rounds\.M` to be a positive integer but got 0"),
         ({"notes": "abc"}, "`notes` to be a list of sentences but got 'abc'"),
+        ({"leaderboard": "yes"}, "`leaderboard` to be true or false but got 'yes'"),
         ({"protocols": "best_client"}, "`protocols` to be best_client, or none, in a list, but got 'best_client'"),
         ({"values": {"g": [1]}}, r"`values\.g` to be text, or a mapping of settings, or of seeds, to it but got \[1\]"),
         ({"paper": {"Y": {"M": [1.0]}}}, "`paper` to be of settings among X but got 'Y'"),

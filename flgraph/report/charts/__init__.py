@@ -2,6 +2,7 @@
 
 from flgraph.report.charts.bars import MAX_BARS, distributions, grouped_bars, level_bars
 from flgraph.report.charts.files import VARIABLES, save_figure, save_png, to_svg
+from flgraph.report.charts.grid import number_grids
 from flgraph.report.charts.lines import MAX_POINTS, error_bars, learning_curves, metric_over_bytes, thinned
 from flgraph.report.charts.points import around_center, embedding_panels
 from flgraph.report.charts.style import BASELINE_COLOUR, COLOURS, Spread, Style, spread, styles_for
@@ -22,6 +23,7 @@ __all__ = [
     "learning_curves",
     "level_bars",
     "metric_over_bytes",
+    "number_grids",
     "save_figure",
     "save_png",
     "spread",

@@ -26,15 +26,20 @@ def save_png(figure: Figure, file: Path, dpi: int = 160) -> None:
     write_bytes(stream.getvalue(), file)
 
 
-def save_figure(figure: Figure, file: Path) -> None:
+def save_figure(figure: Figure, file: Path, outlines: bool = True) -> None:
     """Writes a figure for print, whole or not at all: SVG, PDF or PNG by the file's suffix.
 
     Letters are outlines in SVG and embedded fonts in PDF, so that they are the same everywhere; PNG has 300 dots an
     inch. The same figure gives the same bytes.
+
+    Args:
+        figure: any.
+        file: what is written.
+        outlines: whether letters in SVG are shapes; if not, the file is smaller, and its text is text.
     """
     kind, stream = file.suffix[1:], io.BytesIO()
     nothing = {"svg": ("Date", "Creator"), "pdf": ("CreationDate", "Creator", "Producer"), "png": ("Software",)}[kind]
-    with settings(outlines=True):
+    with settings(outlines):
         figure.savefig(stream, format=kind, dpi=300, facecolor=PAPER, metadata=dict.fromkeys(nothing))
     write_bytes(stream.getvalue(), file)
 

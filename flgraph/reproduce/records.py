@@ -1,0 +1,128 @@
+"""What is recorded of every method in every setting: from ``runs.jsonl``, or from tables that are older than it."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flgraph.errors import expect
+from flgraph.reproduce.index import RunIndex, index_file, read_index, recorded
+from flgraph.reproduce.study import PARTITION, Study, list_studies, load_study
+from flgraph.reproduce.tables import collect
+
+
+@dataclass(frozen=True)
+class Record:
+    """The last round of a method in a setting, over seeds; NaN for what is not recorded.
+
+    Args:
+        mean: of the study's first metric, in percent.
+        std: sample standard deviation over seeds.
+        seeds: how many.
+        seconds: a round, wall clock on one thread.
+        megabytes: a round, up and down, all clients together; 10^6 bytes.
+        rounds: of a run.
+        runs: digest and seed of every run that is known by them.
+    """
+
+    mean: float
+    std: float
+    seeds: int
+    seconds: float
+    megabytes: float
+    rounds: float
+    runs: frozenset[tuple[str, int]]
+
+
+Records = Mapping[tuple[str, str], Record]
+"""Setting and method to what is recorded; cells of which nothing is are left out."""
+
+
+def papers_studies(paper: str | None = None) -> list[Study]:
+    """The studies of all papers, or of one, that measure methods: tables first.
+
+    Raises:
+        InputError: there is no such paper.
+    """
+    names = list_studies()
+    papers = list(dict.fromkeys(name.partition("/")[0] for name in names))
+    expect(paper is None or paper in papers, "--missing", f"one of {', '.join(papers)}", paper)
+    found = [load_study(name) for name in names if paper is None or name.startswith(f"{paper}/")]
+    measured = [study for study in found if not study.metrics[0].startswith(PARTITION)]
+    return sorted(measured, key=lambda study: (study.paper_name, "/table" not in study.name))
+
+
+def read_records(studies: Sequence[Study], out: Path) -> Iterator[tuple[Study, Records]]:
+    """What is recorded of studies.
+
+    Args:
+        studies: whose.
+        out: where tables and ``runs.jsonl`` lie.
+    """
+    indices = {study.paper_name: read_index(index_file(study, out)) for study in studies}
+    for study in studies:
+        tables = _of_table(study, out)
+        found = {}
+        for cell in ((setting, method) for setting in study.settings for method in study.methods):
+            known = [one for one in (_of_index(study, *cell, indices[study.paper_name]), tables.get(cell)) if one]
+            if known:
+                found[cell] = max(known, key=lambda one: one.seeds)  # of as many seeds the first, which knows more
+        yield study, found
+
+
+def run_of(study: Study, setting: str, method: str, seed: int) -> tuple[str, int]:
+    """Digest and seed, by which a run is known in all studies of a paper."""
+    return study.run(setting, method, seed).digest, seed
+
+
+def _of_index(study: Study, setting: str, method: str, index: RunIndex) -> Record | None:
+    if not index:
+        return None
+    found: dict[int, dict[str, Any]] = {}
+    for seed in study.seeds:
+        if (record := recorded(index, study, study.run(setting, method, seed))) is not None:
+            found[seed] = record
+    results = list(found.values())
+    cells = collect(study, {(setting, method): results}) if results else []
+    final = next((cell for cell in cells if (cell.metric, cell.protocol) == (study.metrics[0], "final")), None)
+    if final is None:
+        return None
+    sent = [one["bytes_per_round"] for one in results if "bytes_per_round" in one]
+    return Record(
+        final.mean,
+        final.std,
+        final.seeds,
+        statistics.fmean(one["seconds_per_round"] for one in results),
+        statistics.fmean(ways["up"] + ways["down"] for ways in sent) / 1e6 if sent else math.nan,
+        statistics.fmean(one["rounds"] for one in results),
+        frozenset((one["digest"], seed) for seed, one in found.items()),
+    )
+
+
+def _of_table(study: Study, out: Path) -> dict[tuple[str, str], Record]:
+    """From ``TABLE.csv``, and seconds from the line of ``TABLE.md`` that has them."""
+    file = out / f"{study.name}.csv"
+    if not file.is_file():
+        return {}
+    text = file.with_suffix(".md").read_text(encoding="utf-8") if file.with_suffix(".md").is_file() else ""
+    seconds = next((line for line in text.splitlines() if line.startswith("Seconds a round")), "")
+    found = {}
+    with open(file, newline="", encoding="utf-8") as stream:
+        for row in csv.DictReader(stream):
+            cell = (row["setting"], row["method"])
+            whole = cell[0] in study.settings and cell[1] in study.methods
+            whole = whole and int(row["rounds"]) == study.rounds_of(cell[1])
+            if whole and (row["metric"], row["protocol"]) == (study.metrics[0], "final"):
+                took = re.search(rf"[:,] {re.escape(' '.join(cell))} (\d+\.\d+)(?:,|\.?$)", seconds)
+                mean, std = (float(row[name]) if row[name] else math.nan for name in ("mean", "std"))
+                count = int(row["seeds"])
+                seeds = list(map(int, row["which"].split())) if row.get("which") else study.seeds[:count]
+                runs = frozenset(run_of(study, *cell, seed) for seed in seeds)
+                found[cell] = Record(mean, std, count, float(took[1]) if took else math.nan, math.nan, math.nan, runs)
+    return found

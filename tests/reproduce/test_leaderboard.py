@@ -1,0 +1,163 @@
+"""What is recorded of all studies: one page of it, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flgraph.cli import main as cli
+from flgraph.cli.reproduce import write_study
+from flgraph.reproduce import Study, leaderboard, missing
+from flgraph.reproduce.index import index_file, read_index
+from flgraph.reproduce.missing import find_gaps, told
+from flgraph.reproduce.records import papers_studies, read_records
+
+RECORDED = Path(__file__).parents[2] / "reproduction"
+
+
+def record(study: Study, setting: str, method: str, seed: int, value: float, **further: Any) -> str:
+    """A line of runs.jsonl."""
+    run = study.run(setting, method, seed)
+    final = {"mean": {"test/accuracy": value}}
+    fields = {"run": run.name, "digest": run.digest, "seed": seed, "rounds": study.rounds, "final": final}
+    measured = {"seconds_per_round": 2.0, "bytes_per_round": {"up": 1e6, "down": 5e5}, "versions": {}}
+    return json.dumps({**fields, **measured, **further}) + "\n"
+
+
+@pytest.fixture
+def study(tiny_study: Callable[..., Study]) -> Study:
+    """Two settings, of which one is printed, and methods with seeds 1 and 2."""
+    tiny = tiny_study(rounds=1800)
+    settings = {**tiny.settings, "OTHER": f"{tiny.settings['TINY']} --data.seed=5"}
+    methods = {**tiny.methods, "FedStar (wide)": f"{tiny.methods['FedStar']} --model.hidden_channels=8"}
+    printed = {"TINY": {"Local": [50.0, 1.0], "FedStar": [60.0]}, "OTHER": {"FedStar": [70.0]}}
+    return replace(tiny, settings=settings, methods=methods, paper=printed, leaderboard=True)
+
+
+@pytest.fixture
+def out(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Local with both seeds, FedStar with one, a variant from a table older than the index."""
+    folder = tmp_path / study.paper_name
+    folder.mkdir()
+    lines = [record(study, "TINY", "Local", seed, value) for seed, value in ((1, 0.5), (2, 0.6))]
+    lines.append(record(study, "TINY", "FedStar", 1, 0.7, seconds_per_round=4.0))
+    lines.append(record(study, "TINY", "FedStar", 2, 0.9, rounds=5))  # cut short
+    (folder / "runs.jsonl").write_text("".join(lines))
+    head = "table,setting,method,metric,protocol,paper_mean,paper_std,mean,std,seeds,rounds,which\n"
+    rows = ["TINY,FedStar (wide),accuracy,final,,,80.0,2.0,2,1800,", "TINY,FedStar,accuracy,best_val,,,1.0,,2,1800,"]
+    rows.append("OTHER,FedStar (wide),accuracy,final,,,99.0,,1,7,1")  # of other rounds
+    (folder / "table.csv").write_text(head + "".join(f"tiny/table,{row}\n" for row in rows))
+    (folder / "table.md").write_text("Seconds a round (one thread): TINY FedStar 9.00, TINY FedStar (wide) 0.50.\n")
+    for module in (leaderboard, missing):
+        monkeypatch.setattr(module, "papers_studies", lambda paper=None: [study])
+    return tmp_path
+
+
+def test_records_of_the_index_and_of_older_tables(study: Study, out: Path) -> None:
+    ((_, records),) = read_records([study], out)
+    assert set(records) == {("TINY", "Local"), ("TINY", "FedStar"), ("TINY", "FedStar (wide)")}
+    local, alone, wide = (records["TINY", method] for method in study.methods)
+    assert (local.mean, local.std, local.seeds) == (pytest.approx(55.0), pytest.approx(50**0.5), 2)
+    assert (local.seconds, local.megabytes, local.rounds) == (2.0, 1.5, 1800)
+    assert (alone.mean, alone.seeds, alone.seconds) == (pytest.approx(70.0), 1, 4.0)
+    assert math.isnan(alone.std)
+    assert (wide.mean, wide.std, wide.seeds, wide.seconds) == (80.0, 2.0, 2, 0.5)
+    assert math.isnan(wide.megabytes)
+
+
+def test_a_leaderboard_by_hand(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["reproduce", "--leaderboard", "--out", str(out)])
+    assert capsys.readouterr().out == f"wrote {out / 'README.md'}\nwrote {out / 'leaderboard.svg'}\n"
+    text = (out / "README.md").read_text()
+    assert "| TINY | FedStar 70.0 | Local 55.0 ± 7.1 | – | 55.0 ± 7.1 | – |\n" in text  # no variant, though it is best
+    assert "| method | TINY |\n|---|---|\n| Local | 55.0 ± 7.1 (2) |\n| FedStar | 70.0 (1) |\n" in text
+    assert "| FedStar (wide) | **80.0 ± 2.0 (2)** |\n" in text
+    assert "| Local | 2 / 1.5 |\n| FedStar | 4 / 1.5 |\n| FedStar (wide) | 0.5 / – |\n" in text
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", (out / "leaderboard.svg").read_text())
+    assert {"70.0", "55.0", "TINY", "A tiny study"} <= set(texts)
+    assert "80.0" not in texts
+
+
+def test_a_study_keeps_a_leaderboard_up_to_date(study: Study, out: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    (out / "README.md").write_text("# Something else\n")
+    index = read_index(index_file(study, out))
+    assert out / "README.md" not in write_study(study, runs, out, index)
+    assert (out / "README.md").read_text() == "# Something else\n"
+    leaderboard.write_leaderboard(out)
+    with open(out / "tiny" / "runs.jsonl", "a") as stream:
+        stream.write(record(study, "TINY", "FedStar", 2, 0.8))
+    assert out / "README.md" in write_study(study, runs, out, index)
+    assert "| FedStar | **75.0 ± 7.1 (2)** |" in (out / "README.md").read_text()
+
+
+def test_what_is_missing_by_hand(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["reproduce", "--missing", "--out", str(out)])
+    assert capsys.readouterr().out.splitlines() == [
+        "tiny/table: TINY: FedStar 1 of 2 seeds; 2.0 core hours",  # 1800 rounds of 4 s
+        "tiny/table: OTHER: FedStar 0 of 2 seeds; 4.0 core hours",  # two runs, timed in the other setting
+        "2 numbers, 6.0 core hours",
+    ]
+
+
+def test_runs_that_tables_share_are_counted_once(study: Study, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    again = replace(study, name="tiny/other")
+    monkeypatch.setattr(missing, "papers_studies", lambda paper=None: [study, again])
+    lines = list(told(find_gaps(out)))
+    assert lines[2:4] == [
+        "tiny/other: TINY: FedStar 1 of 2 seeds; runs of tables above",
+        "tiny/other: OTHER: FedStar 0 of 2 seeds; runs of tables above",
+    ]
+    assert lines[-1] == "4 numbers, 6.0 core hours"
+
+
+def test_what_was_never_timed_and_what_no_file_allows(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**study.settings, "OTHER": "--data=flgraph.data.NodeFederation --data.dataset=WikiCS"}
+    monkeypatch.setattr(missing, "papers_studies", lambda paper=None: [replace(study, settings=settings)])
+    assert list(told(find_gaps(tmp_path))) == [
+        "tiny/table: TINY: Local 0 of 2, FedStar 0 of 2 seeds; 2 never timed",
+        "2 numbers, 2 never timed",
+        "WikiCS, 1 numbers: no copy of its file could be had where these tables were made; PyG downloads it",
+    ]
+
+
+def test_nothing_is_missing(study: Study, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [record(study, place, "FedStar", seed, 0.7) for place in ("TINY", "OTHER") for seed in (1, 2)]
+    with open(out / "tiny" / "runs.jsonl", "a") as stream:
+        stream.write("".join(lines))
+    cli.main(["reproduce", "--missing", "--out", str(out)])
+    assert capsys.readouterr().out == "every printed number has its runs\n"
+
+
+def test_an_unknown_paper_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["reproduce", "--missing", "nope"])
+    assert "Expected `--missing` to be one of fclg, fedego, fedhgn, fedstar" in capsys.readouterr().err
+
+
+def test_every_paper_is_in_the_picture() -> None:
+    studies = papers_studies()
+    assert {study.paper_name for study in studies} == {study.paper_name for study in studies if study.leaderboard}
+
+
+def test_the_leaderboard_that_is_committed_is_what_the_records_give() -> None:
+    found = leaderboard.recorded_studies(RECORDED)
+    same = leaderboard.as_markdown(found) == (RECORDED / leaderboard.PAGE).read_text(encoding="utf-8")
+    assert same, (
+        "records changed: run `flgraph reproduce --leaderboard` and commit reproduction/README.md and its picture"
+    )
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", (RECORDED / leaderboard.PICTURE).read_text(encoding="utf-8"))
+    for study, records in found:
+        if study.leaderboard:
+            means = leaderboard.means_by_method(study, records).values()
+            shown = {f"{mean:.1f}" for row in means for mean in row.values() if math.isfinite(mean)}
+            assert shown <= set(texts), study.name
