@@ -81,8 +81,8 @@ class Column:
         Raises:
             InputError: one is infinite.
         """
-        infinite = np.flatnonzero(np.isinf(values))
-        require(infinite.size == 0, where, "finite", f"infinity in row {infinite[0] + 1 if infinite.size else 0}")
+        infinite = np.isinf(values)
+        require(not infinite.any(), where, "finite", f"infinity in row {first_row(infinite)}")
         return cls(values, NUMBER, where)
 
     @property
@@ -113,6 +113,11 @@ class Column:
                 wanted = "points in time such as 2024-03-01 or 2024-03-01T12:00"
                 raise InputError(self.where, wanted, f"something else in row {row + 1}") from None
         return found / (365.25 * 86400)
+
+
+def first_row(found: np.ndarray) -> int:
+    """The number of the first row, counted from 1, where something was found ``[n]``; 0 where nothing was."""
+    return int(found.argmax()) + 1 if found.any() else 0
 
 
 def _is_missing(value: Any) -> bool:
@@ -190,7 +195,7 @@ class Coding:
     def _encoded(self, column: Column, kind: Kind) -> np.ndarray:
         gone = column.missing
         if self.missing == "refuse" and gone.any():
-            got = f"{int(gone.sum())} that are missing, the first in row {int(gone.argmax()) + 1}"
+            got = f"{int(gone.sum())} that are missing, the first in row {first_row(gone)}"
             raise InputError(column.where, "without gaps, unless `data.missing` is zero or mean,", got)
         if isinstance(kind, tuple):
             place = {name: code for code, name in enumerate(kind)}

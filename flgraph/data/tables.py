@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flgraph.data.checks import require
-from flgraph.data.columns import Column
+from flgraph.data.columns import Column, first_row
 from flgraph.errors import InputError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Table:
 
         index = Index(values, dtype=object)
         twice = index.duplicated()
-        got = f"{int(twice.sum())} that occur again, the first in row {int(twice.argmax()) + 1}"
+        got = f"{int(twice.sum())} that occur again, the first in row {first_row(twice)}"
         require(not twice.any(), self.where("id"), "different names", got)
         return index
 
@@ -106,7 +106,7 @@ class Table:
             names = [f"{group}\0{own}" for group, own in zip(other.texts(within), names, strict=True)]
         found: np.ndarray = keys.get_indexer(names)
         lost = found < 0
-        got = f"{int(lost.sum())} that are not there, the first in row {int(lost.argmax()) + 1}"
+        got = f"{int(lost.sum())} that are not there, the first in row {first_row(lost)}"
         require(not lost.any(), other.where(name), f"names of {self.file.name}", got)
         return found
 
@@ -160,6 +160,8 @@ def read_table(file: Path) -> Table:
     except Exception as error:  # what pandas says of a file repeats parts of it
         kind = "text in UTF-8" if isinstance(error, UnicodeDecodeError) else f"a table in {file.suffix[1:].upper()}"
         raise InputError(str(file), kind, "one that cannot be read") from None
+    semicolons = len(frame.columns) == 1 and ";" in str(frame.columns[0])
+    require(not semicolons, str(file), "a table with commas between its columns", "one with semicolons")
     twice = frame.columns.duplicated()
     require(not twice.any(), str(file), "a table with different names of columns", "two of one name")
     return Table(file, frame)

@@ -231,6 +231,18 @@ def test_refused_tables(tmp_path: Path, changes: dict[str, Any], options: dict[s
     assert caught.value.__suppress_context__ or caught.value.__context__ is None  # a traceback would repeat values
 
 
+def test_tables_with_semicolons(tmp_path: Path) -> None:
+    ring(tmp_path)
+    (tmp_path / "nodes.csv").write_text(f"id;label;age\n1;{MARKER};3\n")
+    with pytest.raises(InputError, match="a table with commas between its columns but got one with semicolons"):
+        read_source(tmp_path, "north")
+
+
+def test_a_graph_without_edges(tmp_path: Path) -> None:
+    ring(tmp_path, edges=[("source", "target")])
+    assert made(NodeClients({"a": tmp_path})).client("a").graph.edge_index.shape == (2, 0)
+
+
 def test_files_that_are_no_data(tmp_path: Path) -> None:
     for name in ("a.npz", "a.pt", "a.graphml"):
         (tmp_path / name).write_text(f"{MARKER},{MARKER}\n")
