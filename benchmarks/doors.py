@@ -1,7 +1,8 @@
-"""What doors, policy and ledger cost: their share of a round of FedStar on CHEM, measured inside of the run itself.
+"""What doors, policy, ledger and transforms take of a round of FedStar on CHEM, measured inside of the run itself.
 
 Everything that either side checks, decides or notes is timed where it is called, in the rounds of one run. The client's
-ledger, which only sites keep, is kept here, too.
+ledger, which only sites keep, is kept here, too. With ``--transforms`` uploads are clipped, get noise, are cut to their
+largest tenth and coded in eight bits, and processor time is told instead of the clock's.
 """
 
 from __future__ import annotations
@@ -24,8 +25,20 @@ import torch
 from flgraph.callbacks import FedStar
 from flgraph.configs import tu_settings
 from flgraph.data import TUFederation
-from flgraph.federation import FederatedCallback, FederatedTrainer, Policy, Sequential, client_door, door, server
+from flgraph.federation import (
+    FederatedCallback,
+    FederatedTrainer,
+    GaussianNoise,
+    Policy,
+    Quantise,
+    Sequential,
+    TopK,
+    client_door,
+    door,
+    server,
+)
 from flgraph.federation.routes import RoutingTable
+from flgraph.federation.transforms import Pipeline
 from flgraph.models import FedStar as FedStarNet
 from flgraph.runs.ledger import Ledger
 
@@ -44,9 +57,13 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
         (RoutingTable, "check_upload"),
     ],
     "policy": [(Policy, "tell")],
+    "transforms": [(Pipeline, "encode"), (Pipeline, "decode"), (Pipeline, "receive")],
     "ledger": [(server, "note_message"), (client_door, "note_message"), (Ledger, "flush")],
 }
 """What is timed; of calls inside of each other the outermost."""
+
+NOW: Callable[[], float] = time.perf_counter
+TRANSFORMS = [GaussianNoise(norm=10.0, multiplier=1e-4), TopK(0.1), Quantise(8)]
 
 
 class Clock(FederatedCallback):
@@ -67,10 +84,10 @@ class Clock(FederatedCallback):
 
     def on_round_start(self, trainer: Any) -> None:
         self.spent.clear()
-        self._began = time.perf_counter()
+        self._began = NOW()
 
     def on_round_end(self, trainer: Any) -> None:
-        self.rounds.append({"round": time.perf_counter() - self._began, **self.spent})
+        self.rounds.append({"round": NOW() - self._began, **self.spent})
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -87,23 +104,24 @@ class Clock(FederatedCallback):
         def timed(*args: Any, **kwargs: Any) -> Any:
             if self._inside:
                 return work(*args, **kwargs)
-            self._inside, began = True, time.perf_counter()
+            self._inside, began = True, NOW()
             try:
                 return work(*args, **kwargs)
             finally:
-                self.spent[part] += time.perf_counter() - began
+                self.spent[part] += NOW() - began
                 self._inside = False
 
         return timed
 
 
-def measure(model: pl.LightningModule, data: Any, rounds: int) -> list[dict[str, float]]:
+def measure(model: pl.LightningModule, data: Any, rounds: int, transforms: list[Any]) -> list[dict[str, float]]:
     """Seconds of every round and of each part in it.
 
     Args:
         model: a FedStar network.
         data: the clients'.
         rounds: of the run.
+        transforms: of uploads.
     """
     with tempfile.TemporaryDirectory() as folder:
         clock = Clock(Path(folder))
@@ -112,6 +130,7 @@ def measure(model: pl.LightningModule, data: Any, rounds: int) -> list[dict[str,
             rounds=rounds,
             engine=Sequential(),
             policy=Policy(),
+            transforms=transforms,
             callbacks=[clock],
             default_root_dir=folder,
             enable_progress_bar=False,
@@ -127,11 +146,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=12, help="the first two are not counted")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--transforms", action="store_true")
     args = parser.parse_args()
+    if args.transforms:
+        global NOW
+        NOW = time.process_time
     torch.set_num_threads(args.threads)
-    rounds = measure(FedStarNet(), TUFederation(tu_settings()["chem"]), args.rounds)[2:]
+    transforms = TRANSFORMS if args.transforms else []
+    rounds = measure(FedStarNet(), TUFederation(tu_settings()["chem"]), args.rounds, transforms)[2:]
     whole = median(one["round"] for one in rounds)
-    print(f"FedStar on CHEM, {args.threads} thread(s): {len(rounds)} rounds of {whole:.3f} s (median)")
+    kind = "processor time" if args.transforms else "median"
+    print(f"FedStar on CHEM, {args.threads} thread(s): {len(rounds)} rounds of {whole:.3f} s ({kind})")
     total = 0.0
     for part in PARTS:
         spent = median(one.get(part, 0.0) for one in rounds)

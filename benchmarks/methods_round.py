@@ -20,7 +20,7 @@ import torch
 from flgraph import callbacks
 from flgraph.data import WholeGraphFederation
 from flgraph.federation import Aggregator, FederatedCallback, FederatedTrainer
-from flgraph.models import NodeGCN
+from flgraph.models import AdaFGL, MaskedGCN, NodeGCN
 
 HEAD = ["convs.1.*"]
 METHODS: dict[str, Callable[[], Aggregator]] = {
@@ -35,7 +35,14 @@ METHODS: dict[str, Callable[[], Aggregator]] = {
     "APFL": callbacks.APFL,
     "MOON": callbacks.MOON,
     "FedProto": callbacks.FedProto,
+    "FedGTA": callbacks.FedGTA,
+    "FED-PUB": callbacks.FedPUB,
+    "FedTAD": callbacks.FedTAD,
+    "AdaFGL": callbacks.AdaFGL,
+    "AdaFGL, alone": lambda: callbacks.AdaFGL(federated_rounds=1),
 }
+MODELS: dict[str, type[pl.LightningModule]] = {"FED-PUB": MaskedGCN, "AdaFGL": AdaFGL, "AdaFGL, alone": AdaFGL}
+"""Those that take another one than a GCN of two layers."""
 
 
 class Rounds(FederatedCallback):
@@ -68,7 +75,7 @@ def measure(name: str, data: pl.LightningDataModule, rounds: int) -> tuple[float
             accelerator="cpu",
             default_root_dir=folder,
         )
-        model = NodeGCN(hidden_channels=64, lr=0.01, weight_decay=5e-4)
+        model = MODELS.get(name, NodeGCN)(hidden_channels=64, lr=0.01, weight_decay=5e-4)
         trainer.fit(model, data)  # type: ignore[arg-type]
     return statistics.median(hook.seconds[2:]), hook.sent[-1] / 1e6
 
@@ -89,10 +96,10 @@ def main(arguments: Sequence[str]) -> None:
             runs.append(measure(name, data, args.rounds))
     best = {name: min(seconds for seconds, _ in runs) for name, runs in found.items()}
     print(f"torch {torch.__version__}, {args.threads} thread(s), {args.rounds - 2} rounds, {args.repeats} runs each")
-    print(f"{'method':10} {'s a round':>10} {'of FedAvg':>10} {'MB up':>8}")
+    print(f"{'method':13} {'s a round':>10} {'of FedAvg':>10} {'MB up':>8}")
     for name, seconds in best.items():
         share = seconds / best["FedAvg"] if "FedAvg" in best else float("nan")
-        print(f"{name:10} {seconds:10.3f} {share:10.2f} {found[name][0][1]:8.2f}")
+        print(f"{name:13} {seconds:10.3f} {share:10.2f} {found[name][0][1]:8.2f}")
 
 
 if __name__ == "__main__":

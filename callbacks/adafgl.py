@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,6 +83,10 @@ class AdaFGL(FedAvg):
         module = client.module
         expect(isinstance(module, AdaFGLModel), "model", "flgraph.models.AdaFGL", type(module).__name__)
         assert isinstance(module, AdaFGLModel)
+        rounds = client.door.job.rounds
+        if round == 1 and self.federated_rounds >= rounds:
+            have = f"a run of {rounds} has none, and is FedAvg"
+            warnings.warn(f"AdaFGL's clients go on alone after round {self.federated_rounds}; {have}.", stacklevel=2)
         if exchange == "personal" and module.knowledge is None:
             homophily = self.homophily(client.data)
             client.report("train/homophily", homophily)

@@ -17,11 +17,16 @@ ENDINGS = (InputError, EngineError, KeyboardInterrupt)
 def ending_of(error: BaseException) -> tuple[str, int]:
     """The sentence, on one line, and the exit code with which one of :data:`ENDINGS` ends a command."""
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted.", INTERRUPTED
+        return stopped("interrupted", error), INTERRUPTED
     if isinstance(error, InputError):
         return " ".join(str(error).split()), REFUSED
     text = "; ".join([str(error).removesuffix("."), *getattr(error, "__notes__", [])])
     return f"{' '.join(text.split())}.", FAILED
+
+
+def stopped(how: str, error: BaseException) -> str:
+    """The sentence for a run that was asked to stop, and on a line of its own the command that goes on with it."""
+    return "\n".join([f"{how}; continue with:" if (notes := getattr(error, "__notes__", [])) else f"{how}.", *notes])
 
 
 def exit_with(message: str, code: int) -> NoReturn:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from rich.console import Console
 import flgraph.callbacks
 import flgraph.data
 import flgraph.models  # noqa: F401
-from flgraph.cli.exits import ENDINGS, FAILED, ending_of
+from flgraph.cli.arguments import with_default_data, with_packaged_configs
+from flgraph.cli.exits import ENDINGS, FAILED, ending_of, stopped
 from flgraph.cli.parser import Refusing, translated
-from flgraph.configs import find_config, read_config
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer, ProcessGroup
-from flgraph.federation.display import MetricsTable
+from flgraph.federation.display import MetricsTable, ignore_deprecations
 from flgraph.federation.engines.distributed import launcher, transport
 from flgraph.federation.engines.distributed.environment import ProcessEnvironment
 from flgraph.federation.lightning import flushing_denormals
@@ -32,14 +32,14 @@ from flgraph.runs.files import writing
 from flgraph.runs.history import Metrics
 from flgraph.runs.predictions import write_predictions
 
-DESCRIPTION = (
-    "Federated learning on graphs. There are also `flgraph report --help`, `flgraph reproduce --help`, "
-    "`flgraph ledger --help` and `flgraph flare --help`."
-)
-
 
 class Parser(Refusing, LightningArgumentParser):
     """For commands that take a model, data and a trainer."""
+
+    def instantiate_classes(self, cfg: Any, **kwargs: Any) -> Any:
+        """What Lightning calls; newer versions of jsonargparse have another name for it."""
+        instantiate = getattr(super(), "instantiate", super().instantiate_classes)
+        return instantiate(cfg, **kwargs)
 
 
 class FederatedCLI(LightningCLI):
@@ -48,19 +48,19 @@ class FederatedCLI(LightningCLI):
     Args:
         args: the command line; that of the process when ``None``.
         run: whether it begins with a subcommand, which is run; otherwise model, data and trainer are only made.
+        given: what the user wrote, where that is less.
     """
 
     trainer: FederatedTrainer
 
-    def __init__(self, args: Sequence[str] | None = None, run: bool = True) -> None:
-        self._given = list(sys.argv[1:] if args is None else args)
+    def __init__(self, args: Sequence[str] | None = None, run: bool = True, given: Sequence[str] | None = None) -> None:
+        self._given = list(given or (sys.argv[1:] if args is None else args))
         super().__init__(
             model_class=pl.LightningModule,
             datamodule_class=pl.LightningDataModule,
             save_config_callback=None,
             trainer_class=FederatedTrainer,
             parser_class=Parser,
-            parser_kwargs={"description": DESCRIPTION},
             subclass_mode_model=True,
             subclass_mode_data=True,
             auto_configure_optimizers=False,
@@ -120,6 +120,16 @@ class FederatedCLI(LightningCLI):
         return trainer
 
     # -------------------------------------------------------------------------------------------- the subcommands
+    def fit(self, **kwargs: Any) -> None:
+        """Trains; who is asked to stop says which command line goes on."""
+        try:
+            self.trainer.fit(**kwargs)
+        except (KeyboardInterrupt, SystemExit) as error:
+            folder = self.trainer.run_dir
+            if folder is not None and (folder / "checkpoints" / "last").exists():
+                error.add_note(shlex.join(["flgraph", *_without_checkpoint(self._given), "--ckpt_path", str(folder)]))
+            raise
+
     def validate(self, ckpt_path: str | None, **kwargs: Any) -> None:
         """Validates the run's newest checkpoint if none is named."""
         self._print("val", self.trainer.validate(ckpt_path=ckpt_path or "last", **kwargs))
@@ -151,56 +161,35 @@ class FederatedCLI(LightningCLI):
 
 def _as_module() -> list[str]:
     """Python's options to run this package again, found where this process found it."""
-    return ["-m", "flgraph"] if sys.path[0] in ("", str(Path.cwd())) else ["-P", "-m", "flgraph"]
+    here = str(Path.cwd())
+    if sys.path[0] in ("", here):
+        return ["-m", "flgraph"]
+    if here in sys.path:  # classes of this folder were found, after all that is installed
+        return ["-P", "-c", f"import sys; sys.path.append({here!r}); from flgraph.cli.main import main; main()"]
+    return ["-P", "-m", "flgraph"]
 
 
-def with_packaged_configs(args: Sequence[str]) -> list[str]:
-    """Lets ``-c configs/data/chem.yaml`` work away from a checkout: what is not there is taken from the package.
-
-    Raises:
-        InputError: a file is no configuration; the parser would repeat what is in it.
-    """
-    result: list[str] = []
-    for arg in args:  # `--config=FILE` becomes two arguments, so that only one form is left to look for
-        result += arg.split("=", 1) if arg.startswith(("-c=", "--config=")) else [arg]
-    for position, (flag, value) in enumerate(pairwise(result)):
-        if flag in ("-c", "--config"):
-            result[position + 1] = str(find_config(value))
-            if Path(result[position + 1]).is_file():
-                read_config(Path(result[position + 1]))
-    return result
-
-
-def with_default_data(args: Sequence[str]) -> list[str]:
-    """Lets ``--data.datasets`` stand alone: without a data class, it is that of the TU collection.
-
-    (A default in the parser would hand its arguments' defaults on to whatever class is chosen instead.)
-    """
-    configs = [value for flag, value in pairwise(args) if flag in ("-c", "--config")]
-    named = any(
-        arg in ("--data", "--data.class_path") or arg.startswith(("--data=", "--data.class_path=")) for arg in args
-    )
-    wanted = any(arg.startswith("--data.") for arg in args)
-    if named or not wanted or any(_names_data(config) for config in configs):
-        return list(args)
-    return [args[0], "--data=flgraph.data.TUFederation", *args[1:]]
-
-
-def _names_data(config: str) -> bool:
-    try:
-        content = yaml.safe_load(Path(config).read_text() if Path(config).is_file() else config)
-    except (OSError, ValueError, yaml.YAMLError):
-        return False  # the parser will say what is wrong with it
-    return isinstance(content, dict) and "data" in content
+def _without_checkpoint(args: Sequence[str]) -> list[str]:
+    """The arguments without ``--ckpt_path``."""
+    kept = list(args)
+    while "--ckpt_path" in kept:
+        position = kept.index("--ckpt_path")
+        del kept[position : position + 2]
+    return [arg for arg in kept if not arg.startswith("--ckpt_path=")]
 
 
 def main(args: Sequence[str]) -> None:
     """Runs a subcommand of :class:`FederatedCLI`; of several processes one says how it ended."""
+    ignore_deprecations()
     try:
         with flushing_denormals():  # before there are further threads, which take it over
-            FederatedCLI(with_default_data(with_packaged_configs(args)))
+            FederatedCLI(with_default_data(with_packaged_configs(args)), given=args)
     except SystemExit as error:
         transport.exit_code = error.code if isinstance(error.code, int) else FAILED
+        if hasattr(error, "__notes__"):
+            sentence = stopped("stopped", error)
+            if not launcher.say(sentence, transport.exit_code):
+                print(f"flgraph: error: {sentence}", file=sys.stderr)
         raise
     except ENDINGS as error:
         sentence, transport.exit_code = ending_of(error)

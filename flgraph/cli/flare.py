@@ -182,7 +182,8 @@ def configuration(args: Sequence[str], report: Callable[[str], None] = print) ->
     Raises:
         InputError: an argument cannot be used, or names data or an engine.
     """
-    from flgraph.cli.fit import FederatedCLI, with_packaged_configs
+    from flgraph.cli.arguments import with_packaged_configs
+    from flgraph.cli.fit import FederatedCLI
 
     for field, instead in _ELSEWHERE.items():
         named = [arg for arg in args if arg.partition("=")[0] == f"--{field}" or arg.startswith(f"--{field}.")]

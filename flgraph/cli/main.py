@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from typing import NoReturn
 
+from flgraph import __version__
 from flgraph.cli.exits import ENDINGS, ending_of, exit_with
+from flgraph.errors import InputError
 
-OTHERS = ("data", "flare", "ledger", "new", "report", "reproduce")
-"""Commands with parsers of their own: they take no model and no data, and need not wait seconds for Lightning."""
+TRAINING = {
+    "fit": "train a federation",
+    "validate": "measure a checkpoint on validation data",
+    "test": "measure a checkpoint on test data",
+    "predict": "write what models say of every graph, node or link",
+}
+"""Commands of one parser, that of :mod:`flgraph.cli.fit`, which needs seconds for torch and Lightning."""
+OTHERS = {
+    "new": "write a small project that runs, with tables to be replaced",
+    "data": "say what is in own files, before anything trains",
+    "report": "compare runs on one page, as figures and tables",
+    "reproduce": "run a paper's table",
+    "ledger": "show and check what crossed in a run",
+    "flare": "run a federation between organisations",
+}
+"""Commands with parsers of their own: they take no model and no data."""
+
+SPINS = "3000"
+"""How often a waiting thread of GNU's OpenMP, which PyTorch's wheels for Linux have, looks whether there is work before
+it sleeps: some 50 microseconds, as long as an operation waits for the next. OpenMP's own choice is a hundred times as
+many, with which a step takes many times as long where another process wants the processor, too
+(``benchmarks/shared_machine.py``)."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -18,10 +44,82 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: the command line; that of the process when ``None``.
     """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when PyTorch is imported, which comes later
     given = list(sys.argv[1:] if args is None else args)
     sys.argv = [sys.argv[0]]  # LightningCLI warns of arguments given twice
-    command = given.pop(0) if given and given[0] in OTHERS else "fit"
+    _see_current_folder()
     try:
-        import_module(f"flgraph.cli.{command}").main(given)
+        _run(given)
     except ENDINGS as error:
         exit_with(*ending_of(error))
+
+
+def _run(given: list[str]) -> None:
+    match given:
+        case ["--version", *_]:
+            _show(f"flgraph {__version__}")
+        case ["-h" | "--help", *_]:
+            _show(_overview())
+        case [command, *rest] if command in OTHERS:
+            import_module(f"flgraph.cli.{command}").main(rest)
+        case [command, *rest] if command in TRAINING:
+            _train(command, rest)
+        case _:
+            from flgraph.cli.parser import suggestion
+
+            names = [*TRAINING, *OTHERS]
+            got = f"{given[0][:60]!r}{suggestion(given[0], names)}" if given else "none"
+            raise InputError("command", f"one of {', '.join(names)}", got)
+
+
+def _train(command: str, args: list[str]) -> None:
+    from flgraph.cli.arguments import with_default_data, with_packaged_configs
+    from flgraph.cli.help import help_of
+    from flgraph.cli.typos import check
+
+    if (text := help_of(command, args)) is not None:
+        _show(text)
+    check(command, with_default_data(with_packaged_configs([command, *args]))[1:])
+    with _no_garbage():
+        fit = import_module("flgraph.cli.fit")
+    fit.main([command, *args])
+
+
+def _show(text: str) -> NoReturn:
+    """Ends as parsers do that were asked for help."""
+    print(text)
+    raise SystemExit(0)
+
+
+def _overview() -> str:
+    """Help for all commands."""
+    lines = [
+        "usage: flgraph COMMAND ...",
+        "",
+        "Federated learning on graphs, with PyTorch Lightning and PyTorch Geometric.",
+    ]
+    for title, commands in (("training", TRAINING), ("around it", OTHERS)):
+        lines += ["", f"{title}:", *(f"    {name:<10} {what}" for name, what in commands.items())]
+    example = "flgraph fit -c configs/data/chem.yaml -c configs/method/fedstar.yaml"
+    return "\n".join(
+        [*lines, "", "flgraph COMMAND --help says more; flgraph --version which one this is.", f"    {example}"]
+    )
+
+
+def _see_current_folder() -> None:
+    """Lets classes of the current folder be named, as under ``python -m``; what is installed comes first."""
+    here = os.getcwd()
+    if not sys.flags.safe_path and not {"", here} & set(sys.path):
+        sys.path.append(here)
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Keeps the collector of garbage out of the way of imports, which make a million objects that all stay."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
@@ -50,6 +52,13 @@ _SENTENCES = [
 _WORDS = [(r"<class '([\w.]+)'>", r"of type \1"), (r"typing\.Literal\[(.*?)\]", r"one of \1")]
 
 
+def suggestion(name: str, names: Iterable[str], form: str = "{}") -> str:
+    """``(did you mean ...?)`` with a blank before it; nothing where no name is close, or begins alike."""
+    candidates = list(names)
+    close = get_close_matches(name, candidates, 1) or [other for other in candidates if other[:3] == name[:3]]
+    return f" (did you mean {form.format(close[0])}?)" if len(close) == 1 else ""
+
+
 class UsageError(InputError):
     """What a parser says in words of its own, such as ``unrecognized arguments: --x``."""
 
@@ -93,6 +102,8 @@ class Refusing:
         """
         if not getattr(self, "exit_on_error", True):  # the parser of one class's arguments
             super().error(message, ex)  # type: ignore[misc]
+        if found := re.match("unrecognized arguments: (--[^ =]+)", message):
+            message += suggestion(found[1], self._option_string_actions)  # type: ignore[attr-defined]
         raise translated(message)
 
     def _add_signature_parameter(self, *args: Any, **kwargs: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from torch_geometric.data import HeteroData
 
-from flgraph.data.checks import require
+from flgraph.data.checks import require, unused_fields
 from flgraph.data.columns import Coding, Column
 from flgraph.data.hetero.container import HeteroGraph
-from flgraph.data.hetero.sources import HeteroTables, read_hetero_source, unused_of
+from flgraph.data.hetero.sources import HeteroTables, read_hetero_source
 from flgraph.data.own import Declared, edge_counts, left_out
 from flgraph.data.sources import SPLITS, Source, load_pt, read_source
 from flgraph.data.tables import tables_in
@@ -39,7 +40,9 @@ def check_files(paths: Sequence[str], task: Task | None = None) -> Iterator[str]
     kind = kinds.pop()
     if kind == "hetero":
         for name, path in zip(names, paths, strict=True):
-            source = read_hetero_source(path, name, None, False, None)
+            with warnings.catch_warnings():  # what is left out has a line of its own
+                warnings.simplefilter("ignore")
+                source = read_hetero_source(path, name, None, False, None)
             yield from _of_tables(name, source) if isinstance(source, HeteroTables) else _of_graph(name, source, path)
         return
     sources = {name: read_source(path, name, many=kind == "graphs") for name, path in zip(names, paths, strict=True)}
@@ -154,7 +157,7 @@ def _of_graph(name: str, graph: HeteroGraph, path: str) -> Iterator[str]:
         yield _line("node type", f"{kind}: {count} nodes, {width} features")
     for kinds, edges in graph.edges.items():
         yield _line("relation", f"{'-'.join(kinds)}: {edges.size(1)} edges")
-    unused = unused_of(load_pt(Path(path))) if path.endswith(".pt") else []
+    unused = unused_fields(load_pt(Path(path))) if path.endswith(".pt") else []
     yield _line("left out", ", ".join(unused) if unused else "nothing")
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
 
@@ -46,6 +47,25 @@ def edges_of(edge_index: Tensor, field: str) -> Tensor:
     whole = not (edge_index.numel() and edge_index.is_floating_point())
     expect(whole, field, "node numbers of an integer type", edge_index.dtype)
     return edge_index.long()
+
+
+def warn_of_unused(fields: Iterable[str], name: str) -> None:
+    """Says in a sentence what data holds that nothing here makes use of; no word where there is nothing."""
+    found = list(dict.fromkeys(fields))
+    if found:
+        shown = ", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "")
+        rank_zero_warn(f"Not used of the data of `{name}`: {shown}.")
+
+
+def unused_fields(data: Any) -> list[str]:
+    """What a heterogeneous graph of PyG's holds that :meth:`HeteroGraph.from_pyg` makes no use of."""
+    read = {f"{split}_{how}" for split in ("train", "val", "test") for how in ("mask", "idx", "y")}
+    read |= {"x", "y", "edge_index", "num_nodes"}
+    return [f"{key} of {_type_name(store._key)}" for store in data.stores for key in store if key not in read]
+
+
+def _type_name(kind: Any) -> str:
+    return "-".join(kind) if isinstance(kind, tuple) else str(kind or "the graph")
 
 
 def require(condition: bool, field: str, expected: str, got: str) -> None:

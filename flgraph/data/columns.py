@@ -61,19 +61,29 @@ class Column:
         given = [None if _is_missing(value) else value for value in values]
         there = [value for value in given if value is not None]
         if all(isinstance(value, bool | int | float | np.number | np.bool_) for value in there):
-            return cls(_floats(given, where), NUMBER, where)
+            return cls.of_numbers(_floats(given), where)
         texts = [str(value).strip() for value in there]
         if all(_NUMBER.fullmatch(text) for text in texts):
-            return cls(_floats(given, where), NUMBER, where)
+            return cls.of_numbers(_floats(given), where)
         if all(text.lower() in _LOGICAL for text in texts):
-            return cls(
-                _floats([None if v is None else _LOGICAL[str(v).strip().lower()] for v in given], where), NUMBER, where
-            )
+            logical = [None if value is None else _LOGICAL[str(value).strip().lower()] for value in given]
+            return cls.of_numbers(_floats(logical), where)
         kind = (
             YEARS if all(isinstance(v, date) or _TIME.fullmatch(t) for v, t in zip(there, texts, strict=True)) else TEXT
         )
         plain = [None if value is None else _text(value) for value in given]
         return cls(np.array(plain, dtype=object), kind, where)
+
+    @classmethod
+    def of_numbers(cls, values: np.ndarray, where: str) -> Column:
+        """Numbers ``[n]`` float64, NaN where one is missing.
+
+        Raises:
+            InputError: one is infinite.
+        """
+        infinite = np.isinf(values)
+        require(not infinite.any(), where, "finite", f"infinity in row {first_row(infinite)}")
+        return cls(values, NUMBER, where)
 
     @property
     def missing(self) -> np.ndarray:
@@ -105,15 +115,22 @@ class Column:
         return found / (365.25 * 86400)
 
 
+def first_row(found: np.ndarray) -> int:
+    """The number of the first row, counted from 1, where something was found ``[n]``; 0 where nothing was."""
+    return int(found.argmax()) + 1 if found.any() else 0
+
+
 def _is_missing(value: Any) -> bool:
-    return value is None or value != value or (isinstance(value, str) and not value.strip())
+    return (
+        value is None
+        or type(value).__name__ in ("NAType", "NaTType")
+        or value != value
+        or (isinstance(value, str) and not value.strip())
+    )
 
 
-def _floats(values: Sequence[Any], where: str) -> np.ndarray:
-    found = np.array([np.nan if value is None else float(value) for value in values], dtype=np.float64)
-    infinite = np.flatnonzero(np.isinf(found))
-    require(infinite.size == 0, where, "finite", f"infinity in row {infinite[0] + 1 if infinite.size else 0}")
-    return found
+def _floats(values: Iterable[Any]) -> np.ndarray:
+    return np.array([np.nan if value is None else float(value) for value in values], dtype=np.float64)
 
 
 def _text(value: Any) -> str:
@@ -178,7 +195,7 @@ class Coding:
     def _encoded(self, column: Column, kind: Kind) -> np.ndarray:
         gone = column.missing
         if self.missing == "refuse" and gone.any():
-            got = f"{int(gone.sum())} that are missing, the first in row {int(gone.argmax()) + 1}"
+            got = f"{int(gone.sum())} that are missing, the first in row {first_row(gone)}"
             raise InputError(column.where, "without gaps, unless `data.missing` is zero or mean,", got)
         if isinstance(kind, tuple):
             place = {name: code for code, name in enumerate(kind)}

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from flgraph.data.cache import content_key
@@ -161,10 +160,3 @@ def left_out(source: Source, undirected: bool, columns: Mapping[str, Any]) -> li
     found = [f"{counts[key]} {text}" for key, text in words.items() if counts[key]]
     undeclared = [name for name in source.columns if name not in columns]
     return [*found, *source.unused, *(f"column {name}" for name in undeclared)]
-
-
-def warn_of(client: str, unused: Sequence[str]) -> None:
-    """Says what is not used of a client's data."""
-    if unused:
-        shown = ", ".join(unused[:8]) + (f" and {len(unused) - 8} more" if len(unused) > 8 else "")
-        rank_zero_warn(f"Not used of the data of client `{client}`: {shown}.")

@@ -17,7 +17,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from flgraph.data.checks import edges_of, expect_joined, require
-from flgraph.data.columns import Column
+from flgraph.data.columns import Column, first_row
 from flgraph.data.tables import find_table
 from flgraph.errors import InputError, expect
 
@@ -169,13 +169,9 @@ def _of_folder(path: Path, many: bool) -> Source:
     ]
     edge_index = torch.from_numpy(np.stack(ends)).long()
     if of is not None:
-        across = np.flatnonzero(of[ends[0]] != of[ends[1]])
-        require(
-            across.size == 0,
-            edges.where("target"),
-            "a node of the graph of its source",
-            f"one of another in row {across[0] + 1 if across.size else 0}",
-        )
+        across = of[ends[0]] != of[ends[1]]
+        wanted, got = "a node of the graph of its source", f"one of another in row {first_row(across)}"
+        require(not across.any(), edges.where("target"), wanted, got)
     told = graphs if graphs is not None else nodes
     split = told.texts("split", empty=True) if "split" in told.names else None
     unused = [f"{edges.file.name}: {name}" for name in edges.names if name not in ("source", "target", "graph")]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 from flgraph.errors import InputError, expect
@@ -96,6 +95,8 @@ def _divide(
         return (index, index[:0]) if held == 0 else (index[:0], index)
     _, counts = np.unique(labels[index], return_counts=True)
     possible = counts.min() >= 2 and min(kept, held) >= counts.size
+    from sklearn.model_selection import train_test_split  # takes a second to import
+
     one, other = train_test_split(
         index,
         train_size=kept,

@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flgraph.data.checks import require
-from flgraph.data.columns import Column
+from flgraph.data.columns import Column, first_row
 from flgraph.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,8 +45,17 @@ class Table:
 
     def column(self, name: str) -> Column:
         """A column's values, with what they are."""
+        import pandas as pd
+
         self._require(name)
-        return Column.of(self.frame[name].tolist(), self.where(name))
+        series = self.frame[name]
+        if pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_bool_dtype(series):
+            return Column.of_numbers(series.to_numpy(dtype=np.float64, na_value=np.nan), self.where(name))
+        if pd.api.types.is_string_dtype(series):
+            numbers = pd.to_numeric(series, errors="coerce")  # many times faster than looking at each
+            if numbers.isna().equals(series.isna()) and not numbers.isna().all():
+                return Column.of_numbers(numbers.to_numpy(dtype=np.float64), self.where(name))
+        return Column.of(series.tolist(), self.where(name))
 
     def texts(self, name: str, empty: bool = False) -> list[str | None]:
         """A column's values as they are written.
@@ -59,15 +68,12 @@ class Table:
             InputError: there is no such column, or values are missing.
         """
         self._require(name)
-        column = Column.of(self.frame[name].tolist(), self.where(name))
-        gone = column.missing
-        first = int(gone.argmax()) + 1 if gone.any() else 0
-        require(empty or not first, self.where(name), "values in all rows", f"none in row {first}")
-        values = [None if lost else value for value, lost in zip(self.frame[name].tolist(), gone, strict=True)]
         # A text stays as it is ("007" is not 7); numbers of a Parquet file become text without a point.
-        return [
-            value.strip() if isinstance(value, str) else None if value is None else _whole(value) for value in values
-        ]
+        given = self.frame[name].to_numpy(dtype=object).tolist()
+        values = [value.strip() or None if isinstance(value, str) else _whole(value) for value in given]
+        first = 0 if empty or None not in values else values.index(None) + 1
+        require(not first, self.where(name), "values in all rows", f"none in row {first}")
+        return values
 
     def keys(self, values: Sequence[str | None]) -> Index:
         """An index of names that occur once.
@@ -79,7 +85,7 @@ class Table:
 
         index = Index(values, dtype=object)
         twice = index.duplicated()
-        got = f"{int(twice.sum())} that occur again, the first in row {int(twice.argmax()) + 1}"
+        got = f"{int(twice.sum())} that occur again, the first in row {first_row(twice)}"
         require(not twice.any(), self.where("id"), "different names", got)
         return index
 
@@ -100,7 +106,7 @@ class Table:
             names = [f"{group}\0{own}" for group, own in zip(other.texts(within), names, strict=True)]
         found: np.ndarray = keys.get_indexer(names)
         lost = found < 0
-        got = f"{int(lost.sum())} that are not there, the first in row {int(lost.argmax()) + 1}"
+        got = f"{int(lost.sum())} that are not there, the first in row {first_row(lost)}"
         require(not lost.any(), other.where(name), f"names of {self.file.name}", got)
         return found
 
@@ -154,10 +160,14 @@ def read_table(file: Path) -> Table:
     except Exception as error:  # what pandas says of a file repeats parts of it
         kind = "text in UTF-8" if isinstance(error, UnicodeDecodeError) else f"a table in {file.suffix[1:].upper()}"
         raise InputError(str(file), kind, "one that cannot be read") from None
+    semicolons = len(frame.columns) == 1 and ";" in str(frame.columns[0])
+    require(not semicolons, str(file), "a table with commas between its columns", "one with semicolons")
     twice = frame.columns.duplicated()
     require(not twice.any(), str(file), "a table with different names of columns", "two of one name")
     return Table(file, frame)
 
 
-def _whole(value: object) -> str:
+def _whole(value: Any) -> str | None:
+    if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
+        return None
     return str(int(value)) if isinstance(value, float | np.floating) and float(value).is_integer() else str(value)

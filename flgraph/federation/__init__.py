@@ -9,11 +9,12 @@ from flgraph.federation.engines import Engine, ProcessGroup, Sequential
 from flgraph.federation.messages import Predictions, Request, Turn
 from flgraph.federation.payload import Payload
 from flgraph.federation.policy import Policy
+from flgraph.federation.privacy import Privacy
 from flgraph.federation.robust import GeometricMedian, Krum, Median, TrimmedMean
 from flgraph.federation.routes import Route, RouteKind, collected, personal, shared
 from flgraph.federation.server import Tolerance
 from flgraph.federation.trainer import FederatedTrainer
-from flgraph.federation.transforms import Clip, HalfPrecision, Quantise, TopK, Transform
+from flgraph.federation.transforms import Clip, GaussianNoise, HalfPrecision, Quantise, TopK, Transform
 
 __all__ = [
     "Aggregator",
@@ -25,6 +26,7 @@ __all__ = [
     "EngineError",
     "FederatedCallback",
     "FederatedTrainer",
+    "GaussianNoise",
     "GeometricMedian",
     "HalfPrecision",
     "Krum",
@@ -33,6 +35,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "Predictions",
+    "Privacy",
     "ProcessGroup",
     "Quantise",
     "Request",

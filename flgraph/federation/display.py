@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from flgraph.federation.callback import FederatedCallback, Run
-from flgraph.runs.history import Metrics, mean_metrics
+from flgraph.runs.history import EPSILON, Metrics, mean_metrics
 
 
 class RoundProgress(FederatedCallback):
@@ -55,6 +55,7 @@ class RoundProgress(FederatedCallback):
         mean, unmonitored = trainer.record.mean, f"train/{trainer.monitor.rpartition('/')[2]}"
         shown = next((name for name in (trainer.monitor, unmonitored) if name in mean), None)
         metric = "" if shown is None else f"{shown} {mean[shown]:.4f}"
+        metric += "".join(f"  epsilon {spent:.3g}" for name, spent in trainer.record.server.items() if name == EPSILON)
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], completed=trainer.current_round, metric=metric)
             return
@@ -199,6 +200,13 @@ def routes_markdown(rows: Iterable[tuple[str, str, str]]) -> str:
     """The same for TensorBoard."""
     lines = [("name", "shape", "route"), ("---",) * 3, *(tuple(cell or "–" for cell in row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def ignore_deprecations() -> None:
+    """Leaves out, in this process, that libraries use what other libraries are about to drop: no user can mend that."""
+    libraries = "torch|torch_geometric|torchmetrics|pytorch_lightning|lightning_fabric|lightning_utilities|jsonargparse"
+    for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+        warnings.filterwarnings("ignore", category=category, module=rf"({libraries}|tensorboard|sklearn)(\.|$)")
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from flgraph.federation.engines import Engine
 from flgraph.federation.lightning import WHERE
 from flgraph.federation.messages import Predictions, Request
 from flgraph.federation.policy import Policy
+from flgraph.federation.privacy import Privacy, PrivacyBudget, account_of
 from flgraph.federation.routes import describe_routes
 from flgraph.federation.run_log import RunLog
 from flgraph.federation.server import Server, Tolerance
@@ -51,6 +52,7 @@ class FederatedLoop(pl.Trainer):
     client_fraction: float
     personal: list[str]
     transforms: list[Transform]
+    privacy: Privacy
     evaluate_every: int
     monitor: str
     monitor_mode: Literal["max", "min"]
@@ -84,6 +86,7 @@ class FederatedLoop(pl.Trainer):
     _settings: dict[str, Any]
     _defaults: dict[str, Any]
     _writing: ExitStack  # has the lock of the run folder
+    _budget: list[PrivacyBudget]  # ends the run before it costs too much
     _ended: bool  # whether the last round was done as such
 
     # -------------------------------------------------------------------------------------------------- for callbacks
@@ -162,6 +165,8 @@ class FederatedLoop(pl.Trainer):
             ledger=Ledger() if self.writes else None,
         )
         server.aggregator.template = model
+        server.account = account_of(self.transforms, self.privacy, server.aggregator, names, self.engine.trusted)
+        self._budget = [] if server.account is None else [PrivacyBudget(server.account)]
         if checkpoint is None or manifest is None:
             self.run_dir = runs
         else:
@@ -269,6 +274,7 @@ class FederatedLoop(pl.Trainer):
             "dropped": server.dropped,
             "setup_bytes": {"up": server.setup_record.bytes_up, "down": server.setup_record.bytes_down},
             "aggregator": server.aggregator.summary(),
+            **({} if server.account is None else {"privacy": server.account.summary()}),
             "parameters": {name: client["parameters"] for name, client in about.items()},
             "data": self._settings["data"],
             **({"partition": datamodule.statistics} if hasattr(datamodule, "statistics") else {}),
@@ -378,7 +384,7 @@ class FederatedLoop(pl.Trainer):
         return CheckpointStore(self.run_dir / "checkpoints", self.keep_checkpoints, self.checkpoint_key)
 
     def _call(self, hook: str, *args: Any) -> None:
-        for callback in self.round_callbacks:
+        for callback in (*self._budget, *self.round_callbacks):
             getattr(callback, hook)(self, *args)
 
 

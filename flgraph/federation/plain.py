@@ -157,14 +157,14 @@ def federated(datamodule: Any) -> FederatedData:
             if not isinstance(name, str):
                 raise InputError("datamodule", "LightningDataModules by names", f"one by {type(name).__name__}")
             if not isinstance(module, pl.LightningDataModule):
-                raise InputError(f"datamodule[{name!r}]", "a LightningDataModule", _called(module))
+                raise InputError(f"datamodule[{name!r}]", "a LightningDataModule", what_is(module))
         return PlainFederation(dict(datamodule))
     if all(hasattr(datamodule, part) for part in _PARTS) and not isinstance(datamodule, type):
         given: FederatedData = datamodule
         return given
     one = isinstance(datamodule, pl.LightningDataModule)
     names = "one per client, {'north': datamodule, ...}," if one else "a federated datamodule or {'north': datamodule}"
-    raise InputError("datamodule", names, _called(datamodule))
+    raise InputError("datamodule", names, what_is(datamodule))
 
 
 def check_model(model: Any) -> Model:
@@ -176,12 +176,12 @@ def check_model(model: Any) -> Model:
     lightning = isinstance(model, pl.LightningModule)
     called = callable(model) and not isinstance(model, (type, torch.nn.Module))
     if not lightning and not called:
-        raise InputError("model", "a LightningModule, or a function from a client's data to one,", _called(model))
+        raise InputError("model", "a LightningModule, or a function from a client's data to one,", what_is(model))
     given: Model = model
     return given
 
 
-def _called(thing: Any) -> str:
+def what_is(thing: Any) -> str:
     """What something is, with its package where it is Lightning's other one."""
     if isinstance(thing, type):
         return f"the class {thing.__name__}, which is not called yet"

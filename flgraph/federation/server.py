@@ -19,6 +19,7 @@ from flgraph.federation.door import ServerDoor, note_message
 from flgraph.federation.engines import Engine
 from flgraph.federation.messages import Request, Turn
 from flgraph.federation.payload import Payload, pack, unpack
+from flgraph.federation.privacy import Account
 from flgraph.federation.routes import agree
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.transforms import Draw, Pipeline, Transform, draw_key
@@ -94,6 +95,8 @@ class Server:
         self._sent: dict[str, Payload] = {}  # what is about to be sent
         self.transforms = Pipeline(copy.deepcopy(list(transforms)), aggregator)
         self.door = ServerDoor(aggregator, self.personal, self.transforms)
+        self.account: Account | None = None
+        """What the run has cost its clients, where their uploads get noise."""
         self.version = 0  # how often the aggregator changed what it has to give
         self.installed: dict[str, int] = {}  # which version each client has
         self.setup_record = RoundRecord(0)
@@ -238,6 +241,8 @@ class Server:
             name: Turn(number, Request.EXCHANGE, exchange, self._download(name, number, exchange, record))
             for name in clients
         }
+        if self.account is not None:
+            self.account.count(turns, len(self._drawn(number)) if number else len(self.clients))
         uploads = self._ask(
             turns,
             record,
@@ -354,6 +359,7 @@ class Server:
         setup = {"bytes_up": self.setup_record.bytes_up, "bytes_down": self.setup_record.bytes_down}
         loop = {"version": self.version, "installed": self.installed, "setup": setup, **further}
         loop |= {"strikes": self.strikes, "excluded": sorted(self.excluded), "door": self.door.state()}
+        loop |= {} if self.account is None else {"privacy": self.account.state()}
         algorithm = {"shared": self.aggregator.shared, "state": self.aggregator.server_state()}
         return pack({"loop": loop, "owners": {"groups": groups, "of": numbers}, "algorithm": algorithm}).to_bytes()
 
@@ -365,6 +371,8 @@ class Server:
         self.strikes = dict(loop["strikes"])
         self.exclude(loop["excluded"])
         self.door.load_state(loop["door"])
+        if self.account is not None:
+            self.account.load_state(loop["privacy"])
         groups, numbers = state["owners"]["groups"], state["owners"]["of"]
         self.aggregator.owners = {name: groups[number] for name, number in numbers.items()}
         order = {name: position for position, name in enumerate(numbers)}

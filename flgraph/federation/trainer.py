@@ -23,13 +23,14 @@ from flgraph.federation.engines import Engine, ProcessGroup, Sequential
 from flgraph.federation.engines.distributed.environment import ProcessEnvironment
 from flgraph.federation.lightning import refused_by_lightning
 from flgraph.federation.lightning_callbacks import check_callbacks
-from flgraph.federation.plain import check_model, federated
+from flgraph.federation.plain import check_model, federated, what_is
 from flgraph.federation.policy import Policy
+from flgraph.federation.privacy import Privacy
 from flgraph.federation.server import Server, Tolerance
 from flgraph.federation.signals import stop_on_signals
 from flgraph.federation.template import Model
 from flgraph.federation.trained import TrainedLoop
-from flgraph.federation.transforms import Transform, check_order
+from flgraph.federation.transforms import GaussianNoise, Transform, check_order
 from flgraph.runs.files import write_text
 from flgraph.runs.history import History, Metrics, RoundRecord
 from flgraph.runs.results import Results
@@ -54,6 +55,7 @@ class FederatedTrainer(TrainedLoop):
         personal: patterns of tensors that never leave a client, whatever the algorithm's routes say:
             ``["*norm*"]`` makes FedBN (Li et al., ICLR 2021) of FedAvg.
         transforms: what happens to clients' uploads behind the algorithm, in this order: clipping, noise, compression.
+        privacy: what the run may cost a client, where ``transforms`` have :class:`GaussianNoise`.
         monitor: metric whose mean over clients decides the best round.
         monitor_mode: whether more of it is better.
         policy: what may leave a client; all that the algorithm's routes name when ``None``. A site has its own.
@@ -69,19 +71,22 @@ class FederatedTrainer(TrainedLoop):
         checkpoint_every: rounds between checkpoints; the last round and the best so far always have one.
         keep_checkpoints: how many of the newest checkpoints stay; the best validation round's stays as well.
         enable_progress_bar: whether to show progress, the routing table and the final table.
-        accelerator: see :class:`pytorch_lightning.Trainer`, as for all that follow; they hold per client.
-        devices: see there.
-        strategy: see there. One of several processes, such as ``"ddp"``, needs torchrun, which starts them, and the
-            sequential engine: every process then runs the whole federation, and each client's Trainer spans them all.
-        precision: see there. Aggregation is done in float64 whatever the precision.
-        gradient_clip_val: see there.
-        gradient_clip_algorithm: see there.
-        accumulate_grad_batches: see there.
-        deterministic: see there.
-        limit_train_batches: see there.
-        limit_val_batches: see there.
-        limit_test_batches: see there.
-        detect_anomaly: see there.
+        accelerator: hardware of every client's Trainer, such as ``cpu`` or ``gpu``; this and all that follow are fields
+            of :class:`pytorch_lightning.Trainer`, and hold per client.
+        devices: which device, or how many.
+        strategy: how a client's Trainer computes. One of several processes, such as ``"ddp"``, needs torchrun, which
+            starts them, and the sequential engine: every process then runs the whole federation, and each client's
+            Trainer spans them all.
+        precision: numbers that models compute with, such as ``32-true`` or ``bf16-mixed``. Aggregation is done in
+            float64 whatever the precision.
+        gradient_clip_val: largest gradient; gradients are not clipped when ``None``.
+        gradient_clip_algorithm: ``norm`` or ``value``.
+        accumulate_grad_batches: batches per step of the optimizer.
+        deterministic: whether only deterministic operations may be used; ``warn`` says where they are not.
+        limit_train_batches: training batches per epoch, a number or a share; all when ``None``.
+        limit_val_batches: the same for validation.
+        limit_test_batches: the same for tests.
+        detect_anomaly: whether to look for gradients that are not numbers, which is slow.
 
     Raises:
         InputError: a value is out of range.
@@ -97,6 +102,7 @@ class FederatedTrainer(TrainedLoop):
         evaluate_every: int = 1,
         personal: Sequence[str] = (),
         transforms: Sequence[Transform] = (),
+        privacy: Privacy | None = None,
         monitor: str = "val/accuracy",
         monitor_mode: Literal["max", "min"] = "max",
         policy: Policy | None = None,
@@ -129,7 +135,8 @@ class FederatedTrainer(TrainedLoop):
         expect(0 < client_fraction <= 1, "trainer.client_fraction", "above 0 and at most 1", client_fraction)
         expect(monitor_mode in ("max", "min"), "trainer.monitor_mode", "max or min", monitor_mode)
         expect(name is None or is_file_name(name), "trainer.name", "the name of a folder, without /", name)
-        expect(isinstance(aggregator, Aggregator), "trainer.aggregator", "an Aggregator", type(aggregator).__name__)
+        if not isinstance(aggregator, Aggregator):
+            raise InputError("trainer.aggregator", "an Aggregator", what_is(aggregator))
         check_callbacks(callbacks)
         self.engine = engine or Sequential()
         lightning: dict[str, Any] = {
@@ -156,7 +163,9 @@ class FederatedTrainer(TrainedLoop):
         self.rounds, self.local_epochs, self.client_fraction = rounds, local_epochs, client_fraction
         self.evaluate_every, self.personal = evaluate_every, list(personal)
         check_order(transforms)
-        self.transforms = list(transforms)
+        self.transforms, self.privacy, self._budget = list(transforms), privacy or Privacy(), []
+        noisy = privacy is None or any(isinstance(own, GaussianNoise) for own in transforms)
+        expect(noisy, "trainer.privacy", "null without GaussianNoise in `trainer.transforms`", privacy)
         self.monitor, self.monitor_mode = monitor, monitor_mode
         self.policy, self.tolerance = policy, tolerance or Tolerance()
         self.seed, self.name, self.max_logged_clients = seed, name, max_logged_clients

@@ -23,12 +23,14 @@ _ROOT_KEY = "root_pri_key"
 CLASSES = ["flgraph.flare.controller.FederationController", "flgraph.flare.executor.SiteExecutor"]
 
 _SITE = """\
-# The data of this organisation, as in any configuration of `flgraph fit`.
+# The data of this organisation, as in any configuration of `flgraph fit`: its own files, a folder of tables or a file
+# (docs/data.md). Classes and columns are those that all partners have agreed on.
 data:
-  class_path: flgraph.data.TUFederation
+  class_path: flgraph.data.NodeClients
   init_args:
-    datasets: [MUTAG]
-    root: /path/to/data
+    graphs: {SITE: /path/to/folder}
+    classes: [one, other]
+    columns: {age: number}
 # Which of its clients are here; all of them if empty.
 clients: []
 # What may leave, whatever a server or a job asks. These are the defaults; docs/security.md explains all fields, and
@@ -87,7 +89,7 @@ def provision(sites: Sequence[str], server: str, port: int, out: Path, data: Pat
             if name != "admin":
                 _restrict(out / name)
         for site in sites:
-            content = given[site].read_bytes() if site in given else _SITE.encode()
+            content = given[site].read_bytes() if site in given else _SITE.replace("SITE", site).encode()
             (out / site / "local" / FILE).write_bytes(content)
         _put_away_keys(out / "authority" / "flgraph" / "state" / "cert.json")
     except BaseException:  # a part of it would be in the way of the next attempt

@@ -78,6 +78,11 @@ def cost_columns(part: Comparison) -> list[Column]:
         values = [(method.parameters(which), math.nan) for method in part.methods]
         if any(math.isfinite(count) for count, _ in values):
             columns.append(add(key, head, "mean over clients", values, lambda mean, _: (f"{mean:,.0f}", "")))
+    spent = [[mapping(run.results.get("privacy")).get("epsilon") for run in method.all] for method in part.methods]
+    told = [max((float(own) for own in runs if isinstance(own, int | float)), default=math.nan) for runs in spent]
+    if any(map(math.isfinite, told)):
+        values, why = [(epsilon, math.nan) for epsilon in told], "the largest of its runs; delta in results.json"
+        columns.append(add("epsilon", "epsilon", why, values, lambda epsilon, _: (f"{epsilon:.3g}", "")))
     for what in ("up", "down"):
         values = [m.per_round(what) for m in part.methods]
         columns.append(add(f"bytes_{what}", f"kB {what} / round", "all clients together", values, _kilobytes))

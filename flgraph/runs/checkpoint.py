@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flgraph.errors import InputError
 from flgraph.runs.files import digest, flush_folder, write_bytes
 from flgraph.runs.keys import canonical, is_signed, signature
@@ -304,6 +302,8 @@ def state_bytes(state: Mapping[str, Any]) -> bytes:
 
 
 def _buffer(state: Mapping[str, Any]) -> memoryview:
+    import torch  # takes longer than all that those do who only look at folders
+
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getbuffer()
@@ -317,6 +317,8 @@ def readable(values: Mapping[str, Any]) -> dict[str, Any]:
 def _is_readable(value: Any) -> bool:
     if value is None or type(value) in (bool, int, float, str):
         return True
+    import torch
+
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
@@ -341,6 +343,8 @@ def load_bytes(data: bytes, what: str) -> dict[str, Any]:
 
 
 def _load(source: Path | io.BytesIO, field: str, expected: str) -> dict[str, Any]:
+    import torch
+
     try:
         state: dict[str, Any] = torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a broken file

@@ -20,6 +20,9 @@ SAMPLES = "samples"
 """``GROUP/samples``, such as ``val/samples``: on how many samples a client measured the other metrics of the group."""
 
 
+EPSILON = "privacy/epsilon"
+"""Under which name a round says what it and all before it have cost a client."""
+
 TOTALS = ("seconds", "bytes_up", "bytes_down", "metric_bytes")
 """Fields of a round that are summed up."""
 

@@ -164,6 +164,11 @@ def test_first_together_then_alone(clients: WholeGraphFederation, federate: Fede
     assert torch.equal(every[0].module.knowledge.soft, expected)
 
 
+def test_rounds_alone_that_never_come_are_told(clients: WholeGraphFederation, federate: Federate) -> None:
+    with pytest.warns(UserWarning, match="after round 2; a run of 2 has none, and is FedAvg"):
+        federate(AdaFGL(federated_rounds=2), rounds=2).fit(Model(hidden_channels=4), clients)
+
+
 def test_who_is_alone_is_sent_nothing() -> None:
     server = AdaFGL(federated_rounds=1)
     server.owners = dict.fromkeys("AB", ("w",))

@@ -220,10 +220,10 @@ def test_configs_are_found_beside_or_in_the_package() -> None:
     ("options", "told"),
     [
         (["--trainer.round", "3"], "unrecognized arguments: --trainer.round 3"),
-        (["--trainer.roundz=3"], "unrecognized arguments: --trainer.roundz=3"),
+        (["--trainer.roundz=3"], "unrecognized arguments: --trainer.roundz 3 (did you mean --trainer.rounds?)"),
         (["--trainer.fast_dev_run", "true"], "unrecognized arguments: --trainer.fast_dev_run true"),
         (["--ckpt", "last"], "unrecognized arguments: --ckpt last"),
-        (["--model.hiden", "3"], "Expected `model` to be given only fields of flgraph.models.GNN but got `hiden`."),
+        (["--model.hiden", "3"], "Expected `model` to be given only fields of flgraph.models.GNN but got `hiden` (did"),
         (["--data.batchsize", "3"], "Expected `data` to be given only fields of flgraph.data.TUFederation"),
         (
             ["--trainer.aggregator.mu", "3"],
@@ -250,11 +250,17 @@ def test_refused_options(call: Call, small: list[str], tmp_path: Path, options: 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("trainer:\n  rouns: 3\n", "does not accept option 'trainer.rouns'"),
-        ("trainers:\n  rounds: 3\n", "does not accept option 'trainers"),
+        (
+            "trainer:\n  rouns: 3\n",
+            "to be fields that there are but got `rouns` (did you mean `rounds`?).",
+        ),
+        (
+            "trainers:\n  rounds: 3\n",
+            "model, data, ckpt_path but got `trainers` (did you mean `trainer`?).",
+        ),
         (
             "model:\n  class_path: flgraph.models.GNN\n  init_args:\n    hiden_channels: 3\n",
-            "Expected `model` to be given only fields of flgraph.models.GNN but got `hiden_channels`.",
+            "to be given only fields of flgraph.models.GNN but got `hiden_channels` (did you mean `hidden_channels`?).",
         ),
         (
             "model:\n  class_path: flgraph.models.GIN\n",
@@ -269,9 +275,8 @@ def test_refused_options(call: Call, small: list[str], tmp_path: Path, options: 
             "flgraph.models.GNN does not correspond to a subclass of Aggregator",
         ),
         (
-            "model:\n  class_path: flgraph.models.nodes.fedego.EgoHead\n",
-            "Expected `model.hidden_channels` to be given, as flgraph.models.nodes.fedego.EgoHead needs it, "
-            "but got none.",
+            "model:\n  class_path: tests.cli.own.Needing\n",
+            "Expected `model.width` to be given, as tests.cli.own.Needing needs it, but got none.",
         ),
         ("trainer: {rounds: 3\n", "to be a YAML file but got one that cannot be read (see line 2)."),
         ("only words\n", "to be a YAML mapping with sections such as `model` and `trainer` but got something else."),
@@ -300,19 +305,17 @@ def test_refused_files(call: Call, small: list[str], tmp_path: Path, content: st
 def test_missing_file(call: Call, small: list[str], tmp_path: Path, order: str) -> None:
     given = ["-c", str(tmp_path / "nowhere.yaml")]
     args = [*FEDPER, *given, *small] if order == "before" else [*FEDPER, *small, *given]
-    assert call("fit", *args).sentence == (
-        f"""Parser key "config": File does not exist: '{tmp_path / "nowhere.yaml"}'"""
-    )
+    assert call("fit", *args).sentence == (f"Expected `-c` to be a file but got '{tmp_path / 'nowhere.yaml'}'.")
 
 
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        ([], 'expected "subcommand" to be one of {fit,validate,test,predict'),
-        (["fitt"], "invalid choice: 'fitt'"),
-        (["fit"], "required: fit.trainer.aggregator, fit.data, fit.model"),
-        (["fit", *FEDPER], "required: fit.data"),
-        (["test", "-c", "configs/data/chem.yaml"], "required: test.trainer.aggregator, test.model"),
+        ([], "Expected `command` to be one of fit, validate, test, predict, "),
+        (["fitt"], "but got 'fitt' (did you mean fit?)."),
+        (["fit"], "Expected `model`, `data`, `trainer.aggregator` to be given by -c files"),
+        (["fit", *FEDPER], "or your own) or --NAME CLASS, but got no data for flgraph fit."),
+        (["test", "-c", "configs/data/chem.yaml"], "but got no model and no trainer.aggregator for flgraph test."),
     ],
     ids=["nothing", "subcommand", "all", "data", "method"],
 )

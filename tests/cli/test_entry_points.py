@@ -64,7 +64,7 @@ def test_console_script_runs(process: Flgraph, tmp_path: Path) -> None:
     done = process(sys.executable, "-P", "-c", code, *options)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == "flgraph: error: unrecognized arguments: --trainer.round 3\n"
+    assert done.stderr == "flgraph: error: unrecognized arguments: --trainer.round 3 (did you mean --trainer.rounds?)\n"
     assert list(tmp_path.iterdir()) == []
 
 

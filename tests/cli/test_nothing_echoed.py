@@ -58,5 +58,7 @@ def test_a_file_of_data_in_the_wrong_argument(call: Call, args: tuple[str, ...])
 def test_long_values_are_cut(call: Call) -> None:
     sentence = call("fit", *FEDAVG, *NODES, "--data.num_clients", "x" * 1000).sentence
     assert sentence == f"Expected `data.num_clients` to be of type int but got {'x' * 60}...."
-    sentence = call("fit", *FEDAVG, "--data", "NodeFederation", "--data.dataset", "x" * 1000).sentence
+    sentence = call(
+        "fit", "-c", "configs/method/fedego.yaml", "--data", "NodeFederation", "--data.dataset", "x" * 1000
+    ).sentence
     assert sentence.endswith(f"but got '{'x' * 59}....")

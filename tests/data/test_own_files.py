@@ -117,13 +117,13 @@ def test_what_is_not_used_is_said(tmp_path: Path) -> None:
     edges = [("source", "target", "weight"), ("000", "001", 2), ("001", "000", 2), ("002", "002", 1), ("003", "004", 1)]
     ring(tmp_path, edges=[*edges, ("003", "004", 1)])
     data = NodeClients({"north": str(tmp_path)}, columns={"years": "number"})
-    said = "north`: 1 edges from a node to itself, 2 repeated edges, edges.csv: weight, column branch."
+    said = "`north`: 1 edges from a node to itself, 2 repeated edges, edges.csv: weight, column branch."
     with pytest.warns(UserWarning, match=said):
         data.setup()
     assert data.client("north").graph.edge_index.size(1) == 4
     pyg = Data(x=torch.rand(4, 1), edge_index=torch.tensor([[0], [1]]), y=torch.tensor([0, 1, 0, 1]))
     pyg.edge_attr = torch.rand(1, 2)
-    with pytest.warns(UserWarning, match="Not used of the data of client `a`: edge_attr of a"):
+    with pytest.warns(UserWarning, match="Not used of the data of `a`: edge_attr of a"):
         NodeClients({"a": pyg}, fractions=[0.5, 0.25, 0.25]).setup()
 
 
@@ -229,6 +229,18 @@ def test_refused_tables(tmp_path: Path, changes: dict[str, Any], options: dict[s
         made(NodeClients({"north": tmp_path}, **options))
     assert MARKER not in str(caught.value)
     assert caught.value.__suppress_context__ or caught.value.__context__ is None  # a traceback would repeat values
+
+
+def test_tables_with_semicolons(tmp_path: Path) -> None:
+    ring(tmp_path)
+    (tmp_path / "nodes.csv").write_text(f"id;label;age\n1;{MARKER};3\n")
+    with pytest.raises(InputError, match="a table with commas between its columns but got one with semicolons"):
+        read_source(tmp_path, "north")
+
+
+def test_a_graph_without_edges(tmp_path: Path) -> None:
+    ring(tmp_path, edges=[("source", "target")])
+    assert made(NodeClients({"a": tmp_path})).client("a").graph.edge_index.shape == (2, 0)
 
 
 def test_files_that_are_no_data(tmp_path: Path) -> None:
@@ -346,7 +358,7 @@ def test_tables_of_types(tmp_path: Path) -> None:
     assert "author" not in graph.x
     assert data.statistics["clients"]["east"]["nodes"] == 32
     links = HeteroClients({"north": tmp_path / "north"}, task="links", links={"num_negatives": 2})
-    with pytest.warns(UserWarning, match="Not used of the data of client `north`: label of author"):
+    with pytest.warns(UserWarning, match="Not used of the data of `north`: label of author"):
         links.setup()
     assert links.client("north").num_train_samples > 0
 
@@ -362,7 +374,7 @@ def test_pyg_of_types(tmp_path: Path) -> None:
     assert clients.client("file").graph.content == clients.client("object").graph.content
     assert clients.client("file").num_train_samples == 7
     data["author", "writes", "paper"].edge_weight = torch.rand(12)
-    with pytest.warns(UserWarning, match="edge_weight of"):
+    with pytest.warns(UserWarning, match="`object`: edge_weight of author-writes-paper"):
         HeteroClients({"object": data}).setup()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -136,7 +137,9 @@ def test_asked_to_stop(
         run.pause(chance.uniform(0, 0.1))
         run.signal(signum)
         assert run.wait() == code
-        assert run.stderr.read_text() == ("flgraph: error: interrupted.\n" if code == 130 else "")
+        how, line = run.stderr.read_text().splitlines()
+        assert how == f"flgraph: error: {'interrupted' if code == 130 else 'stopped'}; continue with:"
+        assert line == shlex.join(["flgraph", *fit, "--ckpt_path", str(folder)])
         assert lines(folder / "history.jsonl") < ROUNDS
         assert not (folder / "results.json").exists()
         assert_whole(folder)

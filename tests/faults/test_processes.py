@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -96,14 +97,16 @@ def test_killed_then_hung_then_finished_in_one_process(
 
 
 def test_asked_to_stop(start: Start, fit: list[str], tmp_path: Path) -> None:
-    """All processes end, without a word but for an interruption from the keyboard."""
+    """All processes end, and say which command line goes on."""
     folder = tmp_path / "runs" / "run" / "version_0"
     run = start(*fit, *on_processes(2))
-    begun(run, folder, 1)
+    begun(run, folder, 2)
     other = process(run.pid, 1)
     run.signal(signal.SIGINT)
     assert run.wait() == 130
-    assert told(run) == "interrupted."
+    how, line = run.stderr.read_text().splitlines()
+    assert how == "flgraph: error: interrupted; continue with:"
+    assert line == shlex.join(["flgraph", *fit, *on_processes(2), "--ckpt_path", str(folder)])
     assert not Path(f"/proc/{other}").exists()
     assert not (folder / "results.json").exists()
 

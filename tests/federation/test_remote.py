@@ -14,9 +14,19 @@ import torch
 
 from flgraph.callbacks import EarlyStopping, FedAvg, FedPer
 from flgraph.errors import InputError
-from flgraph.federation import ClientError, EngineError, FederatedTrainer, Tolerance
+from flgraph.federation import (
+    ClientError,
+    Clip,
+    EngineError,
+    FederatedTrainer,
+    GaussianNoise,
+    Quantise,
+    Tolerance,
+    TopK,
+)
 from flgraph.federation.engines.host import Message, SiteHost, turns_of
 from flgraph.federation.engines.remote import Remote
+from flgraph.federation.privacy import spent
 from flgraph.flare.gather import gather
 from flgraph.runs.checkpoint import CheckpointStore, load_file
 from flgraph.runs.keys import derive_key
@@ -73,7 +83,7 @@ def remote(
         module, data = toy_module(dropout=0.5), toy_federation(6, 8, 9)
         hosts = {}
         for site, names in (("one", ["A", "B"]), ("two", ["C"])):
-            there = federate(aggregator, enable_checkpointing=False)
+            there = federate(aggregator, enable_checkpointing=False, transforms=kwargs.get("transforms", ()))
             clients, run = there.host(module, data, names), kwargs.get("name", f"{aggregator.name}-{data.name}")
             hosts[site] = SiteHost(clients, tmp_path / folder / site, run, SECRETS[site], accept_states=accept_states)
         office = Office(hosts)
@@ -125,6 +135,56 @@ def test_sites_compute_what_one_process_does(
     assert history(trainer) == history(whole)
     for name, client in whole.engine.clients.items():
         assert_same(weights(office)[name], client.state())
+
+
+def smaller() -> list[Any]:
+    """Transforms, one of which remembers what it did not send."""
+    return [Clip(0.5), TopK(0.4), Quantise(4)]
+
+
+def test_transforms_at_sites_are_those_of_one_process(
+    remote: Callable[..., Any], federate: Any, assert_same: Callable[..., None]
+) -> None:
+    trainer, office, fitted = remote(FedAvg(), rounds=3, transforms=smaller())
+    trainer.fit(*fitted)
+    whole = federate(FedAvg(), rounds=3, transforms=smaller())
+    whole.fit(*fitted)
+    assert history(trainer) == history(whole)
+    for name, client in whole.engine.clients.items():
+        assert_same(weights(office)[name], client.state())
+
+
+@pytest.mark.parametrize("fate", ["lose", "answer late"])
+def test_an_upload_that_was_lost_does_not_shift_what_transforms_remember(
+    remote: Callable[..., Any], fate: str, assert_same: Callable[..., None]
+) -> None:
+    runs = []
+    for number, what in enumerate(("lose", fate)):
+        trainer, office, fitted = remote(FedAvg(), rounds=4, folder=f"sites-{number}", transforms=smaller())
+        office.rule = lambda site, message, what=what: what if site == "two" and round_of(message) == 2 else "deliver"
+        trainer.fit(*fitted)
+        runs.append((trainer, office))
+    (one, first), (other, second) = runs
+    assert not any(line["dropped"] for line in history(other))
+    assert history(one) == history(other)
+    assert_same(weights(first), weights(second))
+
+
+def test_noise_at_sites_is_new_whenever_a_round_is_done_again_and_counts_again(
+    remote: Callable[..., Any], federate: Any
+) -> None:
+    noise = GaussianNoise(norm=1.0, multiplier=10.0)
+    kept = {"transforms": [noise], "name": "run", "keep_checkpoints": 5}
+    trainer, _, fitted = remote(FedAvg("uniform"), rounds=2, **kept)
+    results = trainer.fit(*fitted)
+    assert results["privacy"]["epsilon"] == spent(10.0, 3, ((3, 2),), 1e-5)
+    assert results["privacy"]["noise_drawn"] == "from the operating system"
+    before = {name: tensor.clone() for name, tensor in trainer.server.aggregator.shared.items()}
+    again = federate(FedAvg("uniform"), rounds=2, engine=trainer.engine, **kept)
+    again.checkpoint_key = trainer.checkpoint_key
+    results = again.fit(*fitted, ckpt_path=str(trainer.run_dir / "checkpoints" / "round-00001"))
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in again.server.aggregator.shared.items())
+    assert results["privacy"]["epsilon"] == spent(10.0, 3, ((3, 3),), 1e-5)
 
 
 @pytest.mark.parametrize("fate", ["lose", "answer late"])

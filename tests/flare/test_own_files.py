@@ -90,7 +90,9 @@ def test_three_sites_in_at_most_eight_commands(
 
 
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("task", ["nodes", "graphs", "hetero"])
 def test_sites_have_the_bits_of_one_process(
+    task: str,
     in_memory: Any,
     measured: Callable[[Path], dict[str, Any]],
     as_sites_tell: Callable[..., Any],
@@ -101,8 +103,9 @@ def test_sites_have_the_bits_of_one_process(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     project = tmp_path / "project"
-    create(project, "nodes")
-    mark(project)
+    create(project, task)
+    if task == "nodes":
+        mark(project)
     monkeypatch.chdir(project)
     run = ("-c", "federation.yaml", "--trainer.rounds", "2")
     main(["fit", *run, "--trainer.name", "one"])
@@ -119,7 +122,7 @@ def test_sites_have_the_bits_of_one_process(
     there = measured(gather("first", kits, tmp_path / "gathered"))
     assert_same(there, {**expected, "results": as_sites_tell(expected["results"], kits)})
     main(["predict", *run, "--trainer.name", "one"])
-    assert with_marker(tmp_path) == tables(project)
+    assert with_marker(tmp_path) == (tables(project) if task == "nodes" else set())
     said = "".join(capfd.readouterr()) + caplog.text
     assert MARKER not in said
     assert ODD not in said

@@ -24,7 +24,8 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.nn import functional as F
 
-from flgraph.cli.fit import FederatedCLI, with_default_data, with_packaged_configs
+from flgraph.cli.arguments import with_default_data, with_packaged_configs
+from flgraph.cli.fit import FederatedCLI
 from flgraph.federation.lightning import flushing_denormals
 
 DIGESTS = Path(__file__).parent / "digests.json"

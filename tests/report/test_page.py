@@ -331,3 +331,15 @@ def test_charts_tell_rounds_and_can_be_saved(study: Path, report: Any) -> None:
     text = re.search(r'<template data-name="A, B csv">(.*?)</template>', page, re.DOTALL)
     assert text is not None
     assert text[1].startswith("data,method,metric,unit")
+
+
+def test_what_privacy_cost_is_a_column_where_a_run_counted_it(make_run: Any, report: Any, tmp_path: Path) -> None:
+    rounds = [{"A": 0.5, "B": 0.5}]
+    make_run("FedAvg-seed1", rounds)
+    assert "delta in results.json" not in report(tmp_path / "runs")
+    for seed, epsilon in ((2, 3.25), (3, 4.125)):
+        file = make_run(f"FedProx-seed{seed}", rounds, aggregator="FedProx", seed=seed) / "results.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "privacy": {"epsilon": epsilon}}))
+    shown = report(tmp_path / "runs")
+    assert "the largest of its runs; delta in results.json" in shown
+    assert "4.12" in shown

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flgraph.data.checks import require, sorted_edges
+from flgraph.data.checks import require, sorted_edges, warn_of_unused
 from flgraph.data.columns import Coding, Missing
 from flgraph.data.graphs.container import FlatGraphs
 from flgraph.data.graphs.datamodule import GraphFederation
 from flgraph.data.nodes.clients import check_clients
-from flgraph.data.own import Declared, Splits, features_of, labels_of, left_out, splits_of, warn_of
+from flgraph.data.own import Declared, Splits, features_of, labels_of, left_out, splits_of
 from flgraph.data.sources import Source, read_source
 from flgraph.nn.sparse.adjacency import offsets
 
@@ -81,7 +81,7 @@ class GraphClients(GraphFederation):
             yield name, self.embed(self._flat(name, source, coding)), len(coding.classes)
 
     def _flat(self, name: str, source: Source, coding: Coding) -> FlatGraphs:
-        warn_of(name, left_out(source, self.undirected, coding.columns))
+        warn_of_unused(left_out(source, self.undirected, coding.columns), name)
         assert source.graph_of is not None
         y = labels_of(source, coding)
         bare = int((y < 0).sum())

@@ -20,6 +20,7 @@ from flgraph.data.checks import (
     is_symmetric,
     require,
     tensor_of,
+    warn_of_unused,
 )
 from flgraph.data.graphs.lazy import put_off
 from flgraph.data.graphs.twins import Twins, edge_index_of
@@ -100,13 +101,18 @@ class FlatGraphs:
     def from_pyg(cls, dataset: Iterable[Data], name: str = "graphs") -> FlatGraphs:
         """Flattens any iterable of :class:`torch_geometric.data.Data` with ``x``, ``edge_index`` and a scalar ``y``.
 
-        Edges are sorted by (source, target); repeated edges are kept, as PyG keeps them.
+        Edges are sorted by (source, target); repeated edges are kept, as PyG keeps them. Other fields, such as
+        ``edge_attr``, are not used; a warning names them.
 
         Raises:
             InputError: a graph lacks ``x``, ``edge_index`` or ``y``, or holds values that cannot be used.
         """
         graphs = list(dataset)
         require(len(graphs) > 0, name, "one graph or more", "none")
+        read = {"x", "y", "edge_index", "num_nodes", "name"}
+        warn_of_unused(
+            (key for graph in graphs if hasattr(graph, "to_dict") for key in graph.to_dict() if key not in read), name
+        )
         columns: list[tuple[Tensor, Tensor, Tensor]] = []
         for number, graph in enumerate(graphs):
             try:

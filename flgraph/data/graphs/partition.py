@@ -7,7 +7,6 @@ import math
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 from torch import Tensor
 
 from flgraph.errors import InputError, expect
@@ -202,6 +201,8 @@ def _rounded(table: NDArray[np.float64]) -> Counts:
     # Each cell is rounded up or not, up rather where more is missing; corners of this polytope are whole numbers.
     rows, columns = np.kron(np.eye(n), np.ones(classes)), np.tile(np.eye(classes), n)
     sums = np.rint(np.concatenate([rest.sum(1), rest.sum(0)]))
+    from scipy.optimize import linprog  # takes a second to import
+
     done = linprog(-rest.ravel(), A_eq=np.vstack([rows, columns]), b_eq=sums, bounds=(0, 1), method="highs-ds")
     assert done.status == 0, done.message
     return (low + np.rint(done.x).reshape(table.shape)).astype(np.int64)

@@ -72,6 +72,7 @@ def _download(name: str, folders: list[Path]) -> Path:
                 reason = error
             break
     wanted = f"a folder with {name}.zip (from {url}) or {name}/raw/{name}_A.txt and its companions"
+    wanted += ", by the variable FLGRAPH_DATA if not given,"
     raise InputError("root", wanted, f"{folders[0]}, which has neither, and the download failed ({reason})")
 
 

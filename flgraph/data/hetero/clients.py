@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
+from flgraph.data.checks import warn_of_unused
 from flgraph.data.columns import Coding, Missing, declared_columns, derived_classes, derived_columns
 from flgraph.data.federation import Federation
 from flgraph.data.hetero.container import HeteroGraph
 from flgraph.data.hetero.datamodule import HeteroClientData, HeteroTask, check_task, client_data
 from flgraph.data.hetero.schema import canonical, with_reverse
-from flgraph.data.hetero.sources import HeteroTables, read_hetero_source, unused_of
+from flgraph.data.hetero.sources import HeteroTables, read_hetero_source
 from flgraph.data.nodes.clients import check_clients
-from flgraph.data.own import Declared, split_rows, warn_of
+from flgraph.data.own import Declared, split_rows
 from flgraph.data.statistics import hetero_statistics
 from flgraph.errors import expect
 
@@ -105,7 +106,6 @@ class HeteroClients(Federation[HeteroClientData]):
                 made[name] = self._graph(name, source, targets[name], coding, classes)
             else:
                 made[name] = source if self.task == "links" else self._with_classes(name, source, classes)
-                warn_of(name, unused_of(self.graphs[name]))
         own = {"settings": self.declared.settings} if tables else {"settings": None}
         self._clients = {
             name: client_data(self.task, canonical(graph), self.tie_names, links=self.links, **own)
@@ -146,7 +146,7 @@ class HeteroClients(Federation[HeteroClientData]):
             if column not in coding[kind].columns
         ]
         others = [f"label of {kind}" for kind in source.labels if kind != target or self.task == "links"]
-        warn_of(name, [*source.unused, *undeclared, *others])
+        warn_of_unused([*source.unused, *undeclared, *others], name)
         y, splits = torch.full((source.num_nodes[target],), -1), None
         if self.task == "nodes":
             where = f"label of {target} in {source.name}"

@@ -22,6 +22,8 @@ from flgraph.data.checks import (
     expect_tensor,
     require,
     tensor_of,
+    unused_fields,
+    warn_of_unused,
 )
 from flgraph.data.splits import check_splits
 from flgraph.errors import expect
@@ -161,6 +163,7 @@ class HeteroGraph:
             InputError: ``data`` lacks a field or holds values that cannot be used.
         """
         types, kinds = data.metadata()
+        warn_of_unused(unused_fields(data), name)
         unlabelled = target is None
         target = types[0] if target is None else target
         expect(target in types, "target", f"one of {', '.join(map(str, types))}", target)

@@ -16,12 +16,10 @@ from flgraph.data.columns import Coding, Column
 from flgraph.data.hetero.container import EdgeType, HeteroGraph
 from flgraph.data.hetero.readers import read_npz
 from flgraph.data.own import Splits
-from flgraph.data.sources import SPLITS, checked_split, load_pt
+from flgraph.data.sources import checked_split, load_pt
 from flgraph.data.tables import Table, read_table, tables_in
 from flgraph.errors import expect
 
-_READ = {"x", "y", "edge_index", "num_nodes", "train_y", "test_y"}
-_READ |= {f"{split}_{how}" for split in SPLITS for how in ("mask", "idx")}
 _NOT_FEATURES = ("id", "label", "split")
 
 
@@ -118,12 +116,6 @@ def read_hetero_source(
     expect(isinstance(given, HeteroGraph), f"data.graphs.{name}", wanted, type(given).__name__)
     graph: HeteroGraph = given
     return graph
-
-
-def unused_of(given: Any) -> list[str]:
-    """What a ``HeteroData`` holds that nothing here makes use of."""
-    stores = given.stores if isinstance(given, HeteroData) else []
-    return [f"{key} of {store._key}" for store in stores for key in store if key not in _READ]
 
 
 def _of_folder(path: Path) -> HeteroTables:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flgraph.data.checks import require, sorted_edges
+from flgraph.data.checks import require, sorted_edges, warn_of_unused
 from flgraph.data.columns import Coding, Missing
 from flgraph.data.federation import Federation
 from flgraph.data.nodes.container import NodeGraph, sparse_rows
 from flgraph.data.nodes.datamodule import NodeDataModule
 from flgraph.data.nodes.whole_graph import WholeGraphDataModule
-from flgraph.data.own import Declared, features_of, labels_of, left_out, splits_of, warn_of
+from flgraph.data.own import Declared, features_of, labels_of, left_out, splits_of
 from flgraph.data.sources import Source, read_source
 from flgraph.errors import expect
 
@@ -104,7 +104,7 @@ class NodeClients(Federation[NodeDataModule]):
         self._clients = {name: self._make(name, source, coding) for name, source in sources.items()}
 
     def _make(self, name: str, source: Source, coding: Coding) -> NodeDataModule:
-        warn_of(name, left_out(source, self.undirected, coding.columns))
+        warn_of_unused(left_out(source, self.undirected, coding.columns), name)
         y = labels_of(source, coding)
         splits = splits_of(source, y, self.fractions, self.split_seed, name)
         graph = NodeGraph(

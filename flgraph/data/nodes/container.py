@@ -22,11 +22,15 @@ from flgraph.data.checks import (
     require,
     sorted_edges,
     tensor_of,
+    warn_of_unused,
 )
 from flgraph.errors import expect
 from flgraph.nn.batches import WholeGraph
 from flgraph.nn.sparse.adjacency import Adjacency, lasting, offsets
 from flgraph.nn.sparse.csr import csr, take_rows
+
+_READ = {"x", "y", "edge_index", "num_nodes", "num_classes", "name"}
+"""Fields of PyG's graphs that :meth:`NodeGraph.from_pyg` knows."""
 
 
 class NodeGraph:
@@ -78,6 +82,7 @@ class NodeGraph:
         """From any :class:`~torch_geometric.data.Data` with ``x``, ``edge_index`` and one class per node in ``y``.
 
         Self-loops and repeated edges are left out. Dense features that are zero in three of four places become sparse.
+        Other fields, such as masks and ``edge_attr``, are not used; a warning names them.
 
         Args:
             data: the graph; ``x`` may be dense or any sparse tensor.
@@ -93,6 +98,7 @@ class NodeGraph:
         x, y, edge_index = (tensor_of(data, field, name) for field in ("x", "y", "edge_index"))
         expect(not x.is_complex(), f"{name}.x", "of real numbers", x.dtype)
         expect(num_classes is None or num_classes >= 1, "num_classes", "1 or more, or None", num_classes)
+        warn_of_unused((key for key in data.to_dict() if key not in _READ), name)
         y = y[:, 0] if y.dim() == 2 and y.size(1) == 1 else y
         fits = list(y.shape) == [x.size(0)]
         expect(fits, f"{name}.y", f"of shape [{x.size(0)}], one class per node,", list(y.shape))

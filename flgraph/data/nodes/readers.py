@@ -154,6 +154,7 @@ def _download(name: str, source: _Source, folders: list[Path]) -> Path:
                 os.replace(Path(folder) / source.raw / file, target / file)
     except Exception as error:  # what PyG's downloads raise depends on the protocol and on its libraries
         wanted = f"a folder with {source.files[0]}{' and its companions' * (len(source.files) > 1)} for {name}"
+        wanted += ", by the variable FLGRAPH_DATA if not given,"
         got = f"{folders[0]}, which has none, and the download failed ({first_line(error)})"
         raise InputError("root", wanted, got) from error
     return target

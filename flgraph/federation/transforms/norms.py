@@ -12,7 +12,7 @@ from torch import Tensor
 from flgraph.errors import expect
 from flgraph.federation.transforms.base import Draw, Transform, Update
 
-_ROUNDING = 1 + 1e-6
+ROUNDING = 1 + 1e-6
 """A clipped update is a little longer than its bound once its weights are float32 again."""
 
 
@@ -44,7 +44,7 @@ class Clip(Transform):
         return self._clipped(update)
 
     def receive(self, update: Update, draw: Draw, count: int) -> Update:
-        return self._clipped(update, _ROUNDING)
+        return self._clipped(update, ROUNDING)
 
     def _clipped(self, update: Update, slack: float = 1.0) -> Update:
         if self.per == "client":
@@ -65,7 +65,9 @@ def clipped(update: Update, norm: float, slack: float = 1.0) -> Update:
 def norm_of(tensors: Sequence[Tensor]) -> float:
     """The length of all floating-point numbers together, each of them float64."""
     # Not by torch, whose sums differ in their last bits with the number of threads.
-    return math.sqrt(sum(float(np.square(tensor.numpy()).sum()) for tensor in tensors if tensor.is_floating_point()))
+    with np.errstate(over="ignore"):
+        squares = [float(np.square(tensor.numpy()).sum()) for tensor in tensors if tensor.is_floating_point()]
+    return math.sqrt(sum(squares))
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:

@@ -15,7 +15,6 @@ from flgraph.errors import InputError, expect
 from flgraph.models.base import FurtherLoss, SizedModule, expect_sizes
 from flgraph.models.classifier import labels_of
 from flgraph.models.graphs import inputs
-from flgraph.models.unsupervised.clustering import clustering_metrics, probe_accuracy
 from flgraph.nn import WeightedAdjacency, at_least_float32, graph_pool
 
 EmbeddingName = Literal["raw", "unit", "log"]
@@ -131,7 +130,7 @@ class GraphEmbedding(SizedModule, ABC):
 
     # ---------------------------------------------------------------------------------------------------- metrics
     def epoch_metrics(self, stage: str, parts: list[Any]) -> dict[str, Tensor | float]:
-        """Mean losses over graphs; in a test :func:`clustering_metrics` of all embeddings."""
+        """Mean losses over graphs; in a test how their clusters agree with labels."""
         if stage in ("train", "val"):
             counts, first = [count for count, _ in parts], parts[0][1]
             weights = torch.tensor(counts, dtype=torch.float32, device=first["loss"].device)
@@ -140,6 +139,8 @@ class GraphEmbedding(SizedModule, ABC):
         embeddings, labels = (torch.cat(part) for part in zip(*parts, strict=True))
         finite = bool(torch.isfinite(embeddings).all())
         expect(finite, "embeddings", "finite (a smaller `model.lr` may help)", "NaN or infinity")
+        from flgraph.models.unsupervised.clustering import clustering_metrics, probe_accuracy  # slow to import
+
         metrics = clustering_metrics(embeddings, labels, self.num_classes, self.cluster_seed, self.cluster_restarts)
         probe = {"probe": probe_accuracy(embeddings, labels, self.cluster_seed)} if self.probe else {}
         return {**metrics, **probe}

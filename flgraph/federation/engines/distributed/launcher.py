@@ -61,8 +61,9 @@ def launch(command: Sequence[str], processes: int | None) -> int:
         except ChildFailedError as error:
             return _explain(Path(folder), {rank: failure.exitcode for rank, failure in error.failures.items()})
         except SignalException as error:
-            if error.sigval == signal.SIGINT:
-                print("flgraph: error: interrupted.", file=sys.stderr)
+            words = _words(Path(folder))
+            if words or error.sigval == signal.SIGINT:
+                print(f"flgraph: error: {words.get(0, (0, 'interrupted.'))[1]}", file=sys.stderr)
             return 128 + error.sigval
 
 
@@ -145,13 +146,18 @@ def _config(processes: int, folder: str) -> LaunchConfig:
     )
 
 
+def _words(folder: Path) -> dict[int, tuple[int, str]]:
+    """Of each process that left a sentence: its exit code, and the sentence."""
+    texts = {int(file.stem): file.read_text().partition(" ") for file in folder.glob("*.txt") if file.stem.isdigit()}
+    return {rank: (int(code), sentence) for rank, (code, _, sentence) in texts.items()}
+
+
 def _explain(folder: Path, codes: Mapping[int, int]) -> int:
     """Prints one sentence: process 0's, or another one's, or how one ended that left none."""
-    words = {int(file.stem): file.read_text() for file in folder.glob("*.txt") if file.stem.isdigit()}
-    if words:
-        number, _, sentence = words[min(words)].partition(" ")
+    if words := _words(folder):
+        number, sentence = words[min(words)]
         print(f"flgraph: error: {sentence}", file=sys.stderr)
-        return int(number)
+        return number
     # Those that were ended because another one was gone have SIGTERM's code.
     rank, code = min(codes.items(), key=lambda item: (item[1] in (-signal.SIGTERM, 128 + signal.SIGTERM), item[0]))
     if code < 0:

@@ -1,0 +1,259 @@
+"""How much of a client can be told from what it uploads, counted over a run."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flgraph.errors import InputError, expect
+from flgraph.federation.aggregation import WeightedMean
+from flgraph.federation.aggregator import Aggregator
+from flgraph.federation.callback import FederatedCallback, Run
+from flgraph.federation.transforms import GaussianNoise, Transform
+from flgraph.runs.history import EPSILON
+from flgraph.runs.ledger import LEDGER
+from flgraph.runs.ledger_reader import read_ledger
+
+_EXACT_BELOW = 50.0
+"""Of an epsilon: distributions of larger privacy losses take long, and promise nothing."""
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What a run may cost a client, where its transforms have :class:`GaussianNoise`.
+
+    Args:
+        delta: of (epsilon, delta)-differential privacy; below one over the number of clients.
+        max_epsilon: the run ends before a round that would cost more; no limit when ``None``.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    delta: float = 1e-5
+    max_epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.delta, int | float) and not isinstance(self.delta, bool)
+        expect(number and 0 < self.delta < 1, "trainer.privacy.delta", "above 0 and below 1", self.delta)
+        most = self.max_epsilon
+        fits = most is None or (isinstance(most, int | float) and 0 < most < math.inf)
+        expect(fits, "trainer.privacy.max_epsilon", "a finite number above 0, or null", most)
+
+
+class Account:
+    """What a run has cost its clients: kept by the server, in its checkpoints.
+
+    The guarantee is of a client: whoever sees all that it uploaded (or, with noise at the server, all that the server
+    sent out) cannot tell its data from any others (neighbours are federations that differ in one client's data).
+    Replacing an update of a length up to ``norm`` by another one changes a sum by up to twice that.
+
+    With noise at the client each upload counts for the client that sent it, and the dearest client is told. With noise
+    at the server each exchange counts for all; where clients are drawn for each round, for as much as a draw without
+    replacement costs (Wang et al., AISTATS 2019), but only in a simulation: at sites everybody knows the run's seed,
+    and so who was drawn.
+
+    Args:
+        privacy: the limits.
+        noise: the run's.
+        aggregator: the server half.
+        clients: of the federation.
+        trusted: whether all is a simulation.
+
+    Raises:
+        InputError: the noise hides nothing in this algorithm, or a limit is set where nothing can be claimed.
+    """
+
+    def __init__(
+        self, privacy: Privacy, noise: GaussianNoise, aggregator: Aggregator, clients: Sequence[str], trusted: bool
+    ) -> None:
+        self.privacy, self.noise, self.clients, self.trusted = privacy, noise, list(clients), trusted
+        self.uploads: Counter[str] = Counter()
+        """Client to how many uploads it was asked for."""
+        self.sums: Counter[str] = Counter()
+        """Number of clients that were drawn for an exchange, as text, to how many of these there were."""
+        self.aggregator = aggregator
+        wanted = "client with this algorithm, whose server does not take a plain mean that counts all alike"
+        expect(noise.at == "client" or _takes_plain_mean(aggregator), "GaussianNoise.at", wanted, noise.at)
+        few = privacy.delta < 1 / len(clients)
+        expect(few, "trainer.privacy.delta", f"below 1 / {len(clients)}, one over the number of clients", privacy.delta)
+        limited = privacy.max_epsilon is not None
+        if limited and self.uncovered:
+            field, wanted = "trainer.privacy.max_epsilon", "null where uploads hold more than noise hides"
+            raise InputError(field, wanted, f"{privacy.max_epsilon} with {', '.join(self.uncovered)}")
+
+    @property
+    def uncovered(self) -> list[str]:
+        """What of uploads leaves without noise; nothing is claimed then."""
+        return [*self.noise.leave, *self.aggregator.upload_scalars]
+
+    def count(self, clients: Collection[str], drawn: int, times: int = 1) -> None:
+        """Counts an exchange.
+
+        Args:
+            clients: that are asked.
+            drawn: how many were drawn for it.
+            times: how often.
+        """
+        for client in clients:
+            self.uploads[client] += times
+        self.sums[str(drawn)] += times
+
+    def epsilon(self, further: int = 0) -> float:
+        """What was spent, and what so many further exchanges would cost.
+
+        Raises:
+            InputError: the accountant is not installed.
+        """
+        if self._sampled:
+            sums = self.sums + Counter({self._usual: further})
+            events = tuple(sorted((int(drawn), times) for drawn, times in sums.items() if times))
+        else:  # of the client that was asked most, as if it were asked again
+            events = ((len(self.clients), max(self.uploads.values(), default=0) + further),)
+        return spent(self.noise.multiplier, len(self.clients), events, self.privacy.delta)
+
+    @property
+    def _sampled(self) -> bool:
+        """Whether it counts that not all clients are drawn."""
+        return self.noise.at == "server" and self.trusted and any(int(n) < len(self.clients) for n in self.sums)
+
+    @property
+    def _usual(self) -> str:
+        return self.sums.most_common(1)[0][0] if self.sums else str(len(self.clients))
+
+    def summary(self) -> dict[str, Any]:
+        """For ``results.json``."""
+        told: dict[str, Any] = {
+            "unit": "client",
+            "noise_at": self.noise.at,
+            "clip": self.noise.norm,
+            "noise_multiplier": self.noise.multiplier,
+            "delta": self.privacy.delta,
+            "neighbours": "federations in which one client has other data",
+            "noise_drawn": "from the run's seed: this is a simulation, and hides nothing from who knows the seed"
+            if self.trusted
+            else "from the operating system",
+            "outside_of_the_guarantee": [*self.uncovered, "metrics of evaluations", "who took part"],
+        }
+        if self.uncovered:
+            return {**told, "epsilon": None, "claim": f"none: {', '.join(self.uncovered)} leave without noise"}
+        epsilon = self.epsilon()
+        whom = "the server and everybody else" if self.noise.at == "client" else "everybody but the server"
+        claim = f"({epsilon:.3g}, {self.privacy.delta:g})-differential privacy of each client's uploads towards {whom}"
+        if self._sampled:
+            claim += ", as long as nobody else learns who took part when"
+        return {**told, "epsilon": epsilon, "claim": claim}
+
+    def recount(self, ledger: Path, after: int) -> None:
+        """Counts uploads of rounds that a run has lost, and does again: their noise is another one at sites.
+
+        Args:
+            ledger: of the run.
+            after: the last round that is not lost.
+        """
+        if self.trusted or not ledger.is_file():
+            return
+        for line in read_ledger(ledger):
+            if line.direction == "up" and line.request == "exchange" and line.round > after:
+                self.uploads[line.client] += 1
+
+    def state(self) -> dict[str, Any]:
+        """For checkpoints."""
+        return {"uploads": dict(self.uploads), "sums": dict(self.sums)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Puts back what :meth:`state` returned."""
+        self.uploads, self.sums = Counter(state["uploads"]), Counter(state["sums"])
+
+
+def account_of(
+    transforms: Sequence[Transform], privacy: Privacy, aggregator: Aggregator, clients: Sequence[str], trusted: bool
+) -> Account | None:
+    """The account of a run with noise; see :class:`Account`."""
+    noise = next((own for own in transforms if isinstance(own, GaussianNoise)), None)
+    return None if noise is None else Account(privacy, noise, aggregator, clients, trusted)
+
+
+class PrivacyBudget(FederatedCallback):
+    """Tells what was spent after every round, and ends the run before it is more than may be.
+
+    Args:
+        account: the run's.
+    """
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+
+    def on_federation_start(self, trainer: Run) -> None:
+        if trainer.run_dir is not None:
+            self.account.recount(trainer.run_dir / LEDGER, trainer.current_round)
+        most = self.account.privacy.max_epsilon
+        if most is not None and trainer.current_round < trainer.rounds:
+            cost = self.account.epsilon(self._further(trainer))
+            wanted = f"{cost:.4g} or more, which round {trainer.current_round + 1} costs,"
+            expect(cost <= most, "trainer.privacy.max_epsilon", wanted, most)
+
+    def on_round_end(self, trainer: Run) -> None:
+        if self.account.uncovered:
+            return
+        trainer.record.server[EPSILON] = self.account.epsilon()
+        most = self.account.privacy.max_epsilon
+        if most is not None and self.account.epsilon(self._further(trainer)) > most:
+            trainer.should_stop = True
+
+    def on_federation_end(self, trainer: Run) -> None:
+        trainer.console.print(f"privacy: {self.account.summary()['claim']}", soft_wrap=True, markup=False)
+
+    def _further(self, trainer: Run) -> int:
+        return len(self.account.aggregator.exchanges(trainer.current_round + 1))
+
+
+@lru_cache(maxsize=4096)
+def spent(multiplier: float, clients: int, events: tuple[tuple[int, int], ...], delta: float) -> float:
+    """Epsilon of Gaussian mechanisms one after another, one client's data being exchanged for others.
+
+    The smaller of two bounds: by Renyi divergences, and where all clients take part, by privacy loss distributions.
+
+    Args:
+        multiplier: standard deviation of the noise in units of the norm of one client's part of a sum.
+        clients: of the federation.
+        events: how many of them are drawn without replacement, and how often that was done.
+        delta: see :class:`Privacy`.
+
+    Raises:
+        InputError: the accountant is not installed.
+    """
+    try:
+        import dp_accounting
+        from dp_accounting import pld, rdp
+    except ImportError as error:
+        wanted = "without GaussianNoise where `dp-accounting` is not installed (`pip install 'flgraph[privacy]'`)"
+        raise InputError("trainer.transforms", wanted, "one with it") from error
+    if not sum(times for _, times in events):
+        return 0.0
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    # Renyi divergences are told in units of the sensitivity, which is two norms; privacy losses in units of one.
+    gaussian = dp_accounting.GaussianDpEvent(multiplier / 2)
+    renyi = rdp.RdpAccountant(neighboring_relation=relation)
+    for drawn, times in events:
+        sampled = dp_accounting.SampledWithoutReplacementDpEvent(clients, drawn, gaussian)
+        renyi.compose(gaussian if drawn == clients else sampled, times)
+    bound = float(renyi.get_epsilon(delta))
+    if any(drawn != clients for drawn, _ in events) or bound > _EXACT_BELOW:
+        return bound
+    losses = pld.PLDAccountant(relation, value_discretization_interval=1e-3)
+    losses.compose(dp_accounting.GaussianDpEvent(multiplier), sum(times for _, times in events))
+    return min(bound, float(losses.get_epsilon(delta)))
+
+
+def _takes_plain_mean(aggregator: Aggregator) -> bool:
+    """Whether all that becomes of uploads is their mean, in which all count alike."""
+    kind = type(aggregator)
+    plain = kind.aggregate is Aggregator.aggregate and kind.download is Aggregator.download
+    alike = len(set(aggregator.client_weights({}).values())) <= 1 and "num_samples" not in aggregator.upload_scalars
+    return plain and alike and type(aggregator.combine) is WeightedMean

@@ -1,0 +1,196 @@
+"""Mistakes that everybody makes once: a sentence that helps, exit code 2, and no wait for torch where it can be."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+import flgraph
+import flgraph.callbacks
+import flgraph.data
+import flgraph.models
+from flgraph.callbacks import FedAvg
+from flgraph.cli import main as cli
+from flgraph.cli import typos
+from flgraph.cli.outline import exported, outline
+from flgraph.data import GraphFederation
+from flgraph.errors import InputError
+from flgraph.federation import FederatedTrainer
+from flgraph.models import GNN
+
+Call = Callable[..., Any]  # see conftest.py
+METHOD = ("-c", "configs/method/fedavg.yaml")
+CHEM = ("-c", "configs/data/chem.yaml")
+
+AT_ONCE = {
+    "no command": ([], "`command` to be one of fit, validate, test, predict, new,"),
+    "command": (["trian"], "but got 'trian'"),
+    "no data": (["fit", *METHOD], "Expected `data` to be given by -c files (configs/data/chem.yaml,"),
+    "file": (["fit", *METHOD, "-c", "configs/data/chme.yaml"], "(did you mean configs/data/chem.yaml?)"),
+    "option": (["fit", *METHOD, *CHEM, "--round", "3"], "unrecognized arguments: --round 3"),
+    "trainer's field": (["fit", *METHOD, *CHEM, "--trainer.epochs", "3"], "(did you mean --trainer.local_epochs?)"),
+    "model's field": (["fit", *METHOD, *CHEM, "--model.hidden", "3"], "(did you mean `hidden_channels`?)"),
+    "data's field": (["fit", *METHOD, *CHEM, "--data.batchsize", "3"], "(did you mean `batch_size`?)"),
+    "method": (["fit", *METHOD, *CHEM, "--trainer.aggregator", "FedAgv"], "'FedAgv' (did you mean FedAvg?)"),
+    "model": (["fit", *METHOD, *CHEM, "--model", "flgraph.models.GMN"], "(did you mean GNN?)"),
+    "number": (["fit", *METHOD, *CHEM, "--trainer.rounds", "ten"], "`trainer.rounds` to be of type int but got ten."),
+    "list": (["fit", *METHOD, "--data.datasets", "MUTAG"], "`data.datasets` to be of type list but got MUTAG."),
+    "choice": (["fit", *METHOD, *CHEM, "--model.conv", "gat"], "`model.conv` to be one of 'gcn', 'gin', 'sage'"),
+    "graphs for a graph": (
+        ["fit", "-c", "configs/method/fedego.yaml", *CHEM],
+        "one large graph (configs/data/cora.yaml), as FedEgo needs, but got many graphs (TUFederation): try ",
+    ),
+    "a graph for graphs": (
+        ["fit", "-c", "configs/method/fedstar.yaml", "-c", "configs/data/cora.yaml"],
+        "many graphs (configs/data/chem.yaml), as FedStar needs, but got one large graph (NodeFederation): try ",
+    ),
+    "types": (
+        ["fit", "-c", "configs/method/fedhgn.yaml", *CHEM],
+        "a graph with types of nodes and edges (configs/data/aifb.yaml), as RGCN needs, but got many graphs",
+    ),
+    "option of a report": (["report", "runs", "--ouy", "x.html"], "--ouy x.html (did you mean --out?)"),
+    "no run": (["ledger", "nowhere"], "nowhere"),
+}
+LATER = {
+    "zero": (["fit", *METHOD, "--data.datasets", "[ALPHA]", "--trainer.rounds", "0"], "a whole number of 1 or more"),
+    "no checkpoint": (
+        ["test", *METHOD, "--data.datasets", "[ALPHA]"],
+        "Expected `ckpt_path` to be the last checkpoint",
+    ),
+    "no data set": (
+        ["fit", *METHOD, "--data.datasets", "[ALPAH]"],
+        "by the variable FLGRAPH_DATA if not given, but got",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", [*AT_ONCE, *LATER])
+def test_mistakes(call: Call, tu_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
+    monkeypatch.setenv("FLGRAPH_DATA", str(tu_root))
+    monkeypatch.chdir(tmp_path)
+    args, told = {**AT_ONCE, **LATER}[mistake]
+    sentence = call(*args).sentence
+    assert told in sentence
+    assert len(sentence) < 330
+    assert not (tmp_path / "runs").exists()
+
+
+def test_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> None:
+    """And so is all help; a process takes a tenth of the time."""
+    code = (
+        "import io, sys, contextlib\n"
+        "from flgraph.cli.main import main\n"
+        "for line in sys.argv[1:]:\n"
+        "    err = io.StringIO()\n"
+        "    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):\n"
+        "        try:\n"
+        "            main(line.split())\n"
+        "            code = 0\n"
+        "        except SystemExit as exit:\n"
+        "            code = exit.code or 0\n"
+        "    asked = line.endswith(('--help', '--version', '.help', 'FedProx'))\n"
+        "    assert code == (0 if asked else 2), (line, code)\n"
+        "    assert not {'torch', 'matplotlib', 'sklearn'} & set(sys.modules), line\n"
+    )
+    lines = [" ".join(args) for args, _ in AT_ONCE.values() if args]
+    commands = (*cli.TRAINING, *cli.OTHERS)
+    lines += ["--help", "--version", *(f"{command} --help" for command in commands)]
+    lines += ["fit --model.help", "fit --trainer.aggregator.help FedProx"]
+    folder = Path(flgraph.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *lines],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def own_graphs(graph_list: Callable[..., Any]) -> GraphFederation:
+    return GraphFederation({"one": graph_list(12), "two": graph_list(12)}, structure="none")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        (
+            lambda data: FederatedTrainer(FedAvg),
+            "an Aggregator but got the class FedAvg, which is not called yet.",
+        ),
+        (lambda data: FederatedTrainer("FedAvg"), "`trainer.aggregator` to be an Aggregator but got str."),
+        (lambda data: FederatedTrainer(FedAvg(), callbacks=[ModelCheckpoint()]), "`checkpoint_every`"),
+        (lambda data: FederatedTrainer(FedAvg()).fit(data, GNN()), "`model` to be a LightningModule, or a function"),
+        (lambda data: FederatedTrainer(FedAvg()).fit(GNN, data), "but got the class GNN, which is not called yet."),
+        (lambda data: FederatedTrainer(FedAvg()).fit(GNN(), [data]), "`datamodule` to be a federated datamodule or {"),
+        (lambda data: FederatedTrainer(FedAvg()).test(), "`model` to be given with a datamodule, or fit before"),
+        (lambda data: FederatedTrainer(FedAvg(), monitor_mode="up"), "`trainer.monitor_mode` to be max or min"),
+    ],
+)
+def test_mistakes_in_python(
+    graph_list: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mistake: Callable[[Any], Any],
+    told: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as refused:
+        mistake(own_graphs(graph_list))
+    assert told in str(refused.value)
+
+
+# ------------------------------------------------------------------------------------------- what is read from source
+@pytest.mark.parametrize("module", [flgraph.models, flgraph.callbacks, flgraph.data])
+def test_outlines_have_the_fields_of_the_classes(module: Any) -> None:
+    """Read from the source, they are those that the parser finds by importing the class."""
+    found = 0
+    for name in exported(module.__name__):
+        known, cls = outline(f"{module.__name__}.{name}"), getattr(module, name)
+        assert known is not None
+        assert known.path == f"{cls.__module__}.{cls.__qualname__}"
+        parameters = inspect.signature(cls).parameters.values()
+        for parameter in parameters:
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                field = known.fields.get(parameter.name)
+                if field is None:  # of a base class from elsewhere
+                    assert not known.complete
+                    continue
+                assert (field.default is None) == (parameter.default is parameter.empty)
+                found += 1
+    assert found > 30
+
+
+def test_the_trainers_fields() -> None:
+    known = set(inspect.signature(FederatedTrainer).parameters)
+    assert set(typos.trainer_fields()) == known - {"seed"}
+
+
+@pytest.mark.parametrize(
+    "method", sorted(Path(flgraph.__file__).parent.glob("configs/method/*.yaml")), ids=lambda p: p.stem
+)
+def test_no_configuration_of_the_package_is_refused(method: Path) -> None:
+    model = yaml.safe_load(method.read_text())["model"]["class_path"]
+    folder = outline(model).path.split(".")[2]  # type: ignore[union-attr]
+    data = {"graphs": "chem", "nodes": "cora", "hetero": "aifb", "unsupervised": "proteins"}[folder]
+    typos.check("fit", ["-c", str(method.parents[1] / "data" / f"{data}.yaml"), "-c", str(method)])
+
+
+def test_classes_of_the_current_folder(
+    call: Call, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under ``python -m``."""
+    (tmp_path / "wide.py").write_text("from flgraph.models import GNN\n\n\nclass Wide(GNN):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    done = call("fit", *METHOD, *small, "--model", "wide.Wide", "--trainer.rounds", "1")
+    assert done.code == 0, done
+    assert str(tmp_path) == sys.path[-1]
