@@ -76,7 +76,7 @@ def test_a_leaderboard_by_hand(out: Path, capsys: pytest.CaptureFixture[str]) ->
     cli.main(["reproduce", "--leaderboard", "--out", str(out)])
     assert capsys.readouterr().out == f"wrote {out / 'README.md'}\nwrote {out / 'leaderboard.svg'}\n"
     text = (out / "README.md").read_text()
-    assert "| TINY | FedStar 70.0 (1) | Local 55.0 ± 7.1 (2) | – | 55.0 ± 7.1 | – |\n" in text  # no variant, though it is best
+    assert "| TINY | FedStar 70.0 (1) | Local 55.0 ± 7.1 (2) | – | 55.0 ± 7.1 | – |\n" in text  # no variant
     assert "| method | TINY |\n|---|---|\n| Local | 55.0 ± 7.1 (2) |\n| FedStar | 70.0 (1) |\n" in text
     assert "| FedStar (wide) | **80.0 ± 2.0 (2)** |\n" in text
     assert "| Local | 2 / 1.5 |\n| FedStar | 4 / 1.5 |\n| FedStar (wide) | 0.5 / – |\n" in text
