@@ -88,7 +88,10 @@ def _train(command: str, args: list[str]) -> None:
 
 def _show(text: str) -> NoReturn:
     """Ends as parsers do that were asked for help."""
-    print(text)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # as `flgraph --help | head` closes it; Python would try again when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(0)
 
 
