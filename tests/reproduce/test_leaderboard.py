@@ -144,9 +144,9 @@ def test_an_unknown_paper_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     assert "Expected `--missing` to be one of fclg, fedego, fedhgn, fedstar" in capsys.readouterr().err
 
 
-def test_every_paper_is_in_the_picture() -> None:
-    studies = papers_studies()
-    assert {study.paper_name for study in studies} == {study.paper_name for study in studies if study.leaderboard}
+def test_every_paper_with_methods_is_in_the_picture() -> None:
+    pictured = {study.paper_name for study in papers_studies() if study.leaderboard}
+    assert pictured == {"fclg", "fedego", "fedhgn", "fedstar", "openfgl"}
 
 
 def test_the_leaderboard_that_is_committed_is_what_the_records_give() -> None:
