@@ -89,35 +89,35 @@ class MeasuredEngine(Sequential):
     def __init__(self) -> None:
         super().__init__()
         self.before = self.after = 0
-        self.seconds = 0.0
+        self.seconds = self.cpu_seconds = 0.0
 
-    def setup(self, build: Callable[[str], Client], names: Sequence[str]) -> None:
+    def setup(self, build: Callable[[str], Client], names: Sequence[str], release: Any = None) -> None:
         settle()
-        self.before, began = rss(), time.perf_counter()
-        super().setup(build, names)
-        self.seconds = time.perf_counter() - began
+        self.before, began, cpu = rss(), time.perf_counter(), time.process_time()
+        super().setup(build, names, release)
+        self.seconds, self.cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
         gc.collect()
         self.after = rss()
 
 
 class Watch(FederatedCallback):
-    """Wall-clock seconds of every round, from hook to hook, and memory after the start and after two rounds."""
+    """Wall-clock and processor seconds of every round, from hook to hook, and memory at the start and after two."""
 
     def __init__(self) -> None:
         self.started = self.after_two = self.settled = 0
-        self.evaluated: list[float] = []
-        self.trained: list[float] = []
-        self._began = 0.0
+        self.evaluated: list[tuple[float, float]] = []
+        self.trained: list[tuple[float, float]] = []
+        self._began = 0.0, 0.0
 
     def on_federation_start(self, trainer: FederatedTrainer) -> None:
         gc.collect()
         self.started = rss()
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
-        self._began = time.perf_counter()
+        self._began = time.perf_counter(), time.process_time()
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
-        seconds = time.perf_counter() - self._began
+        seconds = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
         if trainer.current_round > 1:  # the first allocates optimizer states and whatever is made once
             (self.evaluated if trainer.record.metrics else self.trained).append(seconds)
         if trainer.current_round == 2:
@@ -161,13 +161,17 @@ def run(clients: int, graphs: int, rounds: int, seed: int) -> list[str]:
             (watch.settled, engine.before),
         )
     )
-    trained, evaluated = statistics.median(watch.trained or [float("nan")]), statistics.median(watch.evaluated)
+    nothing = [(float("nan"), float("nan"))]
+    trained, evaluated = (
+        [statistics.median(column) for column in zip(*(rounds or nothing), strict=True)]
+        for rounds in (watch.trained, watch.evaluated)
+    )
     return [
         f"{clients} clients of {graphs} graphs ({torch.get_num_threads()} threads)",
         f"data made and split             {data_seconds:8.2f} s",
-        f"clients constructed             {engine.seconds:8.2f} s = {1e3 * engine.seconds / clients:.2f} ms each",
-        f"round without evaluation        {trained:8.2f} s = {1e3 * trained / clients:.2f} ms a client",
-        f"round with evaluation           {evaluated:8.2f} s = {1e3 * evaluated / clients:.2f} ms a client",
+        f"clients constructed             {_times(engine.seconds, engine.cpu_seconds, clients)} each",
+        f"round without evaluation        {_times(*trained, clients)} a client",
+        f"round with evaluation           {_times(*evaluated, clients)} a client",
         f"memory per client, constructed  {built:8.1f} KiB",
         f"memory per client, first upload {started:8.1f} KiB",
         f"memory per client, two rounds   {later:8.1f} KiB",
@@ -178,6 +182,10 @@ def run(clients: int, graphs: int, rounds: int, seed: int) -> list[str]:
     ]
 
 
+def _times(wall: float, cpu: float, clients: int) -> str:
+    return f"{wall:8.2f} s, processors {cpu:8.2f} s = {1e3 * cpu / clients:.2f} ms"
+
+
 def parts(count: int, seed: int) -> list[str]:
     """Memory of what a client is made of, each part made ``count`` times on its own."""
     federation = federation_of(1, 20, seed)
@@ -185,7 +193,6 @@ def parts(count: int, seed: int) -> list[str]:
     data = federation.client(federation.clients[0])
     template = models.FedStar()
     state = client_module(template, data, seed, "c").state_dict()
-    head = models.FedStar(**{**template.hparams, **data.model_args})
     aggregator = callbacks.FedStar()
 
     def client() -> Client:
@@ -194,7 +201,6 @@ def parts(count: int, seed: int) -> list[str]:
     makers: dict[str, Callable[[], Any]] = {
         "client, all of it": client,
         "  model": lambda: client_module(template, data, seed, "c"),
-        "    of it metrics": lambda: [head._new_metrics(prefix) for prefix in ("train/", "val/", "test/")],
         "  Lightning's Trainer": lambda: pl.Trainer(**TRAINER, max_epochs=0, num_sanity_val_steps=0, **QUIET),
         "  routing table": lambda: RoutingTable(
             aggregator.routes(), state, extra=aggregator.extra_tensors, scalars=aggregator.upload_scalars

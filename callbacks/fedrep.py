@@ -49,14 +49,14 @@ class FedRep(FedAvg):
     def _only(self, module: torch.nn.Module, head: bool) -> Iterator[None]:
         """Within, nothing else is trained."""
         rest = [
-            parameter
+            name
             for name, parameter in module.named_parameters()
             if parameter.requires_grad and any(fnmatchcase(name, pattern) for pattern in self.head) != head
         ]
-        for parameter in rest:
-            parameter.requires_grad_(False)
+        for name in rest:
+            module.get_parameter(name).requires_grad_(False)
         try:
             yield
         finally:
-            for parameter in rest:
-                parameter.requires_grad_(True)
+            for name in rest:  # by name: a module that moves to another device may have new ones
+                module.get_parameter(name).requires_grad_(True)

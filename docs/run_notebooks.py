@@ -20,9 +20,11 @@ def executed(notebook: Path, folder: Path) -> nbformat.NotebookNode:
         notebook: the file.
         folder: where it runs, and leaves its files.
     """
-    os.environ["PYTHONWARNINGS"] = "ignore"  # of other libraries, in the notebook's process
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # where `flgraph` is
     content = nbformat.read(notebook, as_version=4)
-    NotebookClient(content, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+    where = {"metadata": {"path": str(folder)}}
+    client = NotebookClient(content, kernel_name="python3", timeout=600, resources=where, coalesce_streams=True)
+    client.execute(env={**os.environ, "PATH": path, "PYTHONWARNINGS": "ignore", "COLUMNS": "100"})
     content.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},

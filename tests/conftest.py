@@ -40,6 +40,7 @@ PASSING = {
     "PL_GLOBAL_SEED",  # pytorch_lightning.seed_everything
     "PL_SEED_WORKERS",
     "TF_CPP_MIN_LOG_LEVEL",  # tensorboard
+    "GOMP_SPINCOUNT",  # flgraph.cli.main
     "KMP_INIT_AT_FORK",  # torch
     "KMP_DUPLICATE_LIB_OK",
 }

@@ -31,6 +31,12 @@ OTHERS = {
 }
 """Commands with parsers of their own: they take no model and no data."""
 
+SPINS = "1000"
+"""How often a waiting thread of GNU's OpenMP, which PyTorch's wheels for Linux have, looks whether there is work before
+it sleeps: what OpenMP itself takes where there are more threads than processors. Otherwise it takes three hundred times
+as many, and a step takes many times as long where other processes want the processors, too, of which it knows nothing
+(``benchmarks/shared_machine.py``)."""
+
 
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point of ``flgraph`` and ``python -m flgraph``; its exit codes are 0 and those of :mod:`flgraph.cli.exits`.
@@ -38,6 +44,8 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: the command line; that of the process when ``None``.
     """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when PyTorch is imported, which comes later
     given = list(sys.argv[1:] if args is None else args)
     sys.argv = [sys.argv[0]]  # LightningCLI warns of arguments given twice
     _see_current_folder()
@@ -80,7 +88,10 @@ def _train(command: str, args: list[str]) -> None:
 
 def _show(text: str) -> NoReturn:
     """Ends as parsers do that were asked for help."""
-    print(text)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # as `flgraph --help | head` closes it; Python would try again when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(0)
 
 

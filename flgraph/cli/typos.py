@@ -110,7 +110,9 @@ def _check_option(name: str, value: str | None, seen: _Seen) -> None:
     if top not in _TOP:
         given = f"--{name}" + ("" if value is None else f" {value[:60]}")
         raise UsageError("", "", f"unrecognized arguments: {given}{suggestion(name, _all_names(), '--{}')}")
-    if top == "trainer" and parts:
+    if top == "trainer" and not parts:  # all of its fields at once
+        seen.runs = False
+    elif top == "trainer":
         if parts[0] not in trainer_fields() and parts[0] != "help":
             given = f"--{name}" + ("" if value is None else f" {value[:60]}")
             close = suggestion(parts[0], trainer_fields(), "--trainer.{}")
@@ -242,15 +244,15 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _check_file(value: str, seen: _Seen) -> None:
-    file = Path(value)
-    if not file.is_file():
-        if "\n" in value or ":" in value:  # YAML itself
-            return
+    inline = "\n" in value or ":" in value  # YAML itself
+    if not inline and not Path(value).is_file():
         raise InputError("-c", "a file", f"'{value}'{suggestion(value, _packaged())}")
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), _LOADER)
+        content = yaml.load(value if inline else Path(value).read_text(encoding="utf-8"), _LOADER)
     except (OSError, ValueError, yaml.YAMLError):
-        return  # the parser says what is wrong with it
+        seen.runs = False  # the parser says what is wrong with it
+        return
+    value = "-c" if inline else value
     if not isinstance(content, dict):
         return
     for section, fields in content.items():

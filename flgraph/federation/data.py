@@ -53,7 +53,8 @@ class FederatedData(Protocol):
     One may also have ``statistics``, plain values about the partition that go into ``results.json`` as
     ``partition``; ``figures()``, tag to matplotlib figure, which TensorBoard shows; ``partition_file()``, the content
     of the run's ``partition.npz``; and ``release(name)``, which lets go of the data of a client that has moved to
-    another process. Where there are several processes, each asks for the data of its own clients only.
+    another process. Where there are several processes, each asks for the data of its own clients only, but for the
+    ``partition_file()`` of the one that leads, which may load the others' for a moment.
     """
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
-from torchmetrics.functional.classification import multiclass_accuracy, multiclass_f1_score
 
 from flgraph.errors import InputError, expect
 from flgraph.models.base import FurtherLoss, SizedModule, expect_sizes
+from flgraph.models.metrics import check_metrics, class_metrics
 from flgraph.nn import at_least_float32
 from flgraph.nn.batches import EgoBatch, HeteroBatch, WholeGraph
 
@@ -32,26 +32,41 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
 
     Sizes of -1 are given by the data, see :class:`~flgraph.models.base.SizedModule`.
 
-    Logs ``loss``, ``accuracy`` (which is micro F1) and ``f1`` (macro) of each epoch under ``train/``, ``val/`` and
-    ``test/``; of a second test loader, or of one that says so (:meth:`test_stage`), under ``global_test/``. Evaluations
-    have ``samples``, too, the number of graphs or nodes that they are of.
+    Logs ``loss`` and ``metrics``, by default ``accuracy`` (which is micro F1) and ``f1`` (macro), of each epoch under
+    ``train/``, ``val/`` and ``test/``; of a second test loader, or of one that says so (:meth:`test_stage`), under
+    ``global_test/``. Evaluations have ``samples``, too, the number of graphs or nodes that they are of.
 
     Args:
         num_classes: number of classes; -1: given by the data.
+        metrics: names of what is logged beside the loss, see :mod:`flgraph.models.metrics`.
+        class_weights: how much each class counts in the loss, a number above 0 for each; all alike when ``None``.
         kwargs: see :class:`~flgraph.models.base.SizedModule`.
 
     Raises:
         InputError: a hyper-parameter or a batch cannot be used.
     """
 
+    class_weights: Tensor | None
     further_loss: FurtherLoss | None = None
     """Added to the loss in training, where somebody sets it; no part of the model's state, nor of what is logged. It
     gets the batch and its :meth:`rows`, of float32 at least."""
 
-    def __init__(self, num_classes: int, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        metrics: Sequence[str] = ("accuracy", "f1"),
+        class_weights: Sequence[float] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         expect_sizes(num_classes=num_classes)
-        self.num_classes = num_classes
+        check_metrics(metrics)
+        self.num_classes, self.metrics = num_classes, list(metrics)
+        if class_weights is not None:
+            _check_weights(class_weights, num_classes)
+        # No part of the model's state: it is given whenever a model is made.
+        weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        self.register_buffer("class_weights", weights, persistent=False)
 
     # -------------------------------------------------------------------------------------- what a subclass must say
     @abstractmethod
@@ -140,7 +155,8 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
 
     def _score(self, logits: Tensor, labels: Tensor, stage: str) -> Tensor:
         """The mean cross-entropy, and what the epoch's metrics need of it."""
-        loss = F.cross_entropy(logits, labels)
+        weights = None if self.class_weights is None else self.class_weights.to(logits)
+        loss = F.cross_entropy(logits, labels, weights)
         # An update of the metrics costs as much as a layer of a small model, so there is one per epoch, not per step.
         self.collect(stage, (loss.detach(), logits.detach(), labels))
         return loss
@@ -158,21 +174,21 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
         return labels.view(-1).long()
 
     def epoch_metrics(self, stage: str, parts: list[tuple[Tensor, Tensor, Tensor]]) -> dict[str, Tensor]:
-        """``loss``, ``accuracy`` and ``f1``, and the ``samples`` of an evaluation."""
+        """``loss`` and the metrics, and the ``samples`` of an evaluation."""
         losses, logits, labels = zip(*parts, strict=True)
         target = torch.cat(labels)
-        # A class each: the metrics would otherwise find it themselves, every one of them.
-        predicted = torch.cat(logits).float().argmax(dim=1)
         counts = [part.numel() for part in labels]
         # Summed once per sample: weights would be rounded otherwise.
         total = torch.stack(losses).float().repeat_interleave(torch.tensor(counts, device=target.device)).sum()
-        kwargs: dict[str, Any] = {"num_classes": self.num_classes, "validate_args": False}
-        values = {
-            "accuracy": multiclass_accuracy(predicted, target, average="micro", **kwargs),
-            "f1": multiclass_f1_score(predicted, target, average="macro", **kwargs),
-            "loss": total / sum(counts),
-        }
+        values = {**class_metrics(self.metrics, torch.cat(logits).float(), target), "loss": total / sum(counts)}
         return values if stage == "train" else {**values, "samples": torch.tensor(float(sum(counts)))}
+
+
+def _check_weights(weights: Sequence[float], num_classes: int) -> None:
+    fits = num_classes in (-1, len(weights))
+    expect(fits, "model.class_weights", f"{num_classes} numbers, one for each class,", f"{len(weights)} numbers")
+    valid = all(0 < weight < float("inf") for weight in weights)  # of weights of 0 there is no mean
+    expect(valid, "model.class_weights", "finite numbers above 0", list(weights))
 
 
 _EVALUATION = [

@@ -27,10 +27,14 @@ def tanh(x: Tensor) -> Tensor:
     return y
 
 
+_MINUS_ONE = torch.tensor(-1.0)
+
+
 class _Tanh(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = torch.mul(x, 2).sigmoid_().mul_(2).sub_(1)
+        y = torch.mul(x, 2).sigmoid_()
+        torch.add(_MINUS_ONE, y, alpha=2, out=y)
         ctx.save_for_backward(y)
         return y
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import flgraph.models
+from flgraph.configs import find_config
 from flgraph.models import GraphEmbedding
 from flgraph.reproduce import load_study
 
@@ -40,7 +41,9 @@ def test_there_are_configs() -> None:
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {*OF_NODES, *OF_HETERO, *OF_EMBEDDINGS}))
 def test_every_method_runs(done: Call, small: list[str], tmp_path: Path, method: str) -> None:
-    done("fit", "-c", f"configs/method/{method}.yaml", *small, "--trainer.rounds", "1")
+    # All of its clients must have the same classes.
+    shards = ("--data.datasets", "[ALPHA]", "--data.shards", "2") if method == "fedproto" else ()
+    done("fit", "-c", f"configs/method/{method}.yaml", *small, *shards, "--trainer.rounds", "1")
     (run,) = (tmp_path / "runs").glob("*/version_0")
     assert (run / "results.json").is_file()
 
@@ -139,7 +142,10 @@ def test_what_only_studies_configure_runs(
 
 @pytest.mark.parametrize("data", DATA)
 def test_every_data_config_parses(done: Call, data: str) -> None:
-    out = done("fit", *FEDPER, "-c", f"configs/data/{data}.yaml", "--print_config").out
+    kind = yaml.safe_load(find_config(f"configs/data/{data}.yaml").read_text())["data"]["class_path"]
+    method = {"flgraph.data.NodeFederation": "fedego", "flgraph.data.HeteroFederation": "fedhgn"}.get(kind, "fedper")
+    given = ("-c", f"configs/data/{data}.yaml", "-c", f"configs/method/{method}.yaml")
+    out = done("fit", *given, "--print_config").out
     shown = yaml.safe_load(out)["data"]
     if "dataset" in shown["init_args"]:
         assert shown["init_args"]["dataset"].lower() == data

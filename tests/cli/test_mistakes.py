@@ -184,6 +184,22 @@ def test_no_configuration_of_the_package_is_refused(method: Path) -> None:
     typos.check("fit", ["-c", str(method.parents[1] / "data" / f"{data}.yaml"), "-c", str(method)])
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["-c", "{model: GNN, data: TUFederation, trainer: {aggregator: FedAvg}}"],
+        [*METHOD, *CHEM, "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.patience", "3"],
+        [*METHOD, *CHEM, "--trainer.callbacks", '[{"class_path": "own.Callback"}]', "--model", "Mine"],
+        [*METHOD, *CHEM, "--trainer.precision", "bf16-mixed", "--trainer.limit_train_batches", "0.5"],
+        [*METHOD, *CHEM, "--trainer.aggregator.init_args.weighting=uniform", "--model.lr", "1e-3"],
+        [*CHEM, "--model", "GNN", "--trainer", "{rounds: 3, aggregator: FedAvg}"],
+        ["--print_config", "--data", "own.Data"],
+    ],
+)
+def test_what_the_parser_takes_is_not_refused_before(args: list[str]) -> None:
+    typos.check("fit", args)
+
+
 def test_classes_of_the_current_folder(
     call: Call, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,8 @@
 
 A comment in the line before a block, which readers do not see, says what else to do with it:
 
-- ``<!-- run -->``: the commands are run, a round of each ``fit``. Without it they are parsed: options, classes, files.
+- ``<!-- run -->``: commands of ``flgraph`` and ``cd`` are run, a round of each ``fit``. Without it they are parsed:
+  options, classes, files.
 - ``<!-- not run: WHY -->``: Python is compiled only, commands of the shell are not looked at. Those of ``flgraph`` are
   parsed all the same.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import textwrap
@@ -70,6 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("examples", "configs"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # else the command line sets a variable for its process
     return tmp_path
 
 
@@ -142,6 +145,8 @@ def check_command(words: list[str], block: Block) -> None:
         check_flgraph(words[words.index("flgraph") + 1 :], block.run)
     elif block.left_out:
         return
+    elif words[0] == "cd" and block.run:
+        os.chdir(words[1])
     elif words[0] == "make":
         verbs = re.findall(r"(?m)^([a-z]+):.*## ", (ROOT / "Makefile").read_text())
         assert {word for word in words[1:] if "=" not in word} <= set(verbs)

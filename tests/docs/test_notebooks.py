@@ -13,8 +13,7 @@ TUTORIALS = sorted((DOCS / "tutorials").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)
-def test_it_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONWARNINGS", "ignore")
+def test_it_runs(notebook: Path, tmp_path: Path) -> None:
     run = runpy.run_path(str(DOCS / "run_notebooks.py"))["executed"]
     shown = [kinds(cell) for cell in run(notebook, tmp_path).cells]
     committed = [kinds(cell) for cell in nbformat.read(notebook, as_version=4).cells]

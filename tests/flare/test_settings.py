@@ -315,7 +315,6 @@ def test_names_that_the_parser_settled_are_looked_at_again(foreign: Path, monkey
             "--trainer.callbacks+=flgraph.callbacks.EarlyStopping",
             "--trainer.name=os.path",
         ],
-        ["-c", "configs/method/fedavg.yaml", f"--trainer.callbacks+={LIGHTNING}.BackboneFinetuning"],
         ["-c", "configs/method/fedavg.yaml", f"--trainer.callbacks+={LIGHTNING}.LambdaCallback"],
         [
             *("-c", "configs/method/fedavg.yaml", f"--trainer.callbacks+={LIGHTNING}.GradientAccumulationScheduler"),
@@ -324,11 +323,18 @@ def test_names_that_the_parser_settled_are_looked_at_again(foreign: Path, monkey
     ],
 )
 def test_what_submit_writes_is_allowed(args: list[str]) -> None:
-    """Patterns of parameters are text, names in a graph are, and a default function is the class's own."""
+    """Patterns of parameters are text, and so are names in a graph."""
     content = yaml.safe_load(configuration(args, lambda line: None))
     refuse_foreign_classes(content, ALLOWED)
     with pytest.raises(InputError, match=r"`class_path` to be among those that this site allows, none\.\*,"):
         refuse_foreign_classes(content, ("none.*",))
+
+
+def test_a_default_function_is_the_classs_own() -> None:
+    content = yaml.safe_load(configuration(["-c", "configs/method/fedavg.yaml"], lambda line: None))
+    arguments = {"lambda_func": f"{LIGHTNING}.finetuning.multiplicative"}
+    content["trainer"]["callbacks"] = [{"class_path": f"{LIGHTNING}.BackboneFinetuning", "init_args": arguments}]
+    refuse_foreign_classes(content, ALLOWED)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 METHODS = [
     *("fedavg", "fedstar", "gcflplus", "fedego", "graphfl", "fedprox_adaptive", "dfedgnn", "fedgcn"),
     *("fedsageplus", "fedhgn", "fedhgn_gat", "fclg", "infograph", "mvgrl"),
+    *("scaffold", "ditto", "moon", "fedproto", "fedrep", "apfl"),
 ]
 
 

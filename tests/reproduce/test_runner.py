@@ -60,7 +60,7 @@ def test_finished_runs_need_not_keep_checkpoints(tiny_study: Callable[..., Study
     run_study(study, tmp_path, jobs=1, report=lambda line: None, keep_checkpoints=False)
     assert (kept / "checkpoints").is_dir()
     left = {path.name for path in dropped.iterdir() if not path.name.startswith(".")}
-    assert left == {"config.yaml", "history.jsonl", "ledger.jsonl", "results.json"}
+    assert left == {"config.yaml", "history.jsonl", "ledger.jsonl", "partition.npz", "results.json"}
     assert [len(results) for results in finished(study, tmp_path).values()] == [2]
 
 

@@ -46,6 +46,15 @@ def louvain(
     Raises:
         InputError: a number is out of range, there are fewer communities than clients, or a client would have no
             training node.
+
+    Example:
+        >>> import networkx as nx
+        >>> from torch_geometric.utils import from_networkx
+        >>> data = from_networkx(nx.karate_club_graph())
+        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
+        >>> graph = NodeGraph.from_pyg(data)
+        >>> [len(client.nodes) for client in louvain(graph, num_clients=2).clients]
+        [17, 17]
     """
 
     def cut(pool: NodeGraph) -> list[Tensor]:
@@ -75,6 +84,15 @@ def louvain_balanced(
 
     Raises:
         InputError: a number is out of range, or a client would have no training node.
+
+    Example:
+        >>> import networkx as nx
+        >>> from torch_geometric.utils import from_networkx
+        >>> data = from_networkx(nx.karate_club_graph())
+        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
+        >>> graph = NodeGraph.from_pyg(data)
+        >>> [len(client.nodes) for client in louvain_balanced(graph, num_clients=2).clients]
+        [17, 17]
     """
 
     def cut(pool: NodeGraph) -> list[Tensor]:
@@ -106,6 +124,15 @@ def louvain_plus(
     Raises:
         InputError: a number is out of range, there are fewer communities, or fewer unlike ones, than clients, or a
             client would have no training node.
+
+    Example:
+        >>> import networkx as nx
+        >>> from torch_geometric.utils import from_networkx
+        >>> data = from_networkx(nx.karate_club_graph())
+        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
+        >>> graph = NodeGraph.from_pyg(data)
+        >>> [len(client.nodes) for client in louvain_plus(graph, num_clients=2).clients]
+        [18, 16]
     """
 
     def cut(pool: NodeGraph) -> list[Tensor]:
@@ -134,6 +161,15 @@ def metis(
 
     Raises:
         InputError: ``pymetis`` is missing, a number is out of range, or a client would have no training node.
+
+    Example:
+        >>> import networkx as nx
+        >>> from torch_geometric.utils import from_networkx
+        >>> data = from_networkx(nx.karate_club_graph())
+        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
+        >>> graph = NodeGraph.from_pyg(data)
+        >>> [len(client.nodes) for client in metis(graph, num_clients=2).clients]
+        [17, 17]
     """
     _expect_metis()
     return disjoint(graph, num_clients, global_fraction, fractions, seed, lambda pool: _cut(pool, num_clients, seed))
@@ -160,6 +196,15 @@ def metis_plus(
     Raises:
         InputError: ``pymetis`` is missing, a number is out of range, there are fewer unlike parts than clients, or a
             client would have no training node.
+
+    Example:
+        >>> import networkx as nx
+        >>> from torch_geometric.utils import from_networkx
+        >>> data = from_networkx(nx.karate_club_graph())
+        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
+        >>> graph = NodeGraph.from_pyg(data)
+        >>> [len(client.nodes) for client in metis_plus(graph, num_clients=2).clients]
+        [17, 17]
     """
     _expect_metis()
 
