@@ -152,7 +152,7 @@ def test_a_full_disk_is_said_and_costs_one_line(tmp_path: Path) -> None:
     )
     file = tmp_path / LEDGER
     done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
-    assert done.stdout == f"Expected `{file}` to be writable but got No space left on device.\n"
+    assert done.stdout == f"Expected `{file}` to be writable but got File too large.\n"
     assert [line.event for line in read_ledger(file)] == ["first", "repaired", "third"]
 
 
