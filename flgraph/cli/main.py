@@ -31,10 +31,10 @@ OTHERS = {
 }
 """Commands with parsers of their own: they take no model and no data."""
 
-SPINS = "3000"
+SPINS = "1000"
 """How often a waiting thread of GNU's OpenMP, which PyTorch's wheels for Linux have, looks whether there is work before
-it sleeps: some 50 microseconds, as long as an operation waits for the next. OpenMP's own choice is a hundred times as
-many, with which a step takes many times as long where another process wants the processor, too
+it sleeps: what OpenMP itself takes where there are more threads than processors. Otherwise it takes three hundred times
+as many, and a step takes many times as long where other processes want the processors, too, of which it knows nothing
 (``benchmarks/shared_machine.py``)."""
 
 

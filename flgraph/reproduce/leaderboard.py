@@ -101,7 +101,8 @@ def _choices(study: Study, records: Records) -> Iterator[str]:
         best = here[ranked[0]]
         level = ", ".join(name for name in ranked[1:] if best.mean - here[name].mean <= best.std)
         beside = [next((_number(here[name]) for name in names if name in here), "–") for names in (ALONE, TOGETHER)]
-        cells = [setting, *(f"{name} {_number(here[name])}" for name in ranked[:2]), level or "–", *beside]
+        first = [f"{name} {_number(here[name])} ({here[name].seeds})" for name in ranked[:2]]
+        cells = [setting, *first, level or "–", *beside]
         yield f"| {' | '.join(cells)} |"
 
 

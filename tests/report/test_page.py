@@ -194,8 +194,8 @@ def test_runs_without_a_round_are_told(study: Path, make_run: Any, report: Any) 
 # -------------------------------------------------------------------------------------------------------------- errors
 def test_refuses_places_without_runs(refused: Any, tmp_path: Path) -> None:
     assert refused("report.x").startswith("Expected `RUN` to be a run folder or a folder above run folders but got")
-    told = f"Expected `RUN` to be a folder with results.json or history.jsonl in it or below but got '{tmp_path}'."
-    assert refused(tmp_path) == told
+    told = "Expected `RUN` to be a folder with results.json or history.jsonl in it or below but got '"
+    assert refused(tmp_path).startswith(told)
     assert refused() == "the following arguments are required: runs"
 
 

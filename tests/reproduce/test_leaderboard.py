@@ -76,7 +76,7 @@ def test_a_leaderboard_by_hand(out: Path, capsys: pytest.CaptureFixture[str]) ->
     cli.main(["reproduce", "--leaderboard", "--out", str(out)])
     assert capsys.readouterr().out == f"wrote {out / 'README.md'}\nwrote {out / 'leaderboard.svg'}\n"
     text = (out / "README.md").read_text()
-    assert "| TINY | FedStar 70.0 | Local 55.0 ± 7.1 | – | 55.0 ± 7.1 | – |\n" in text  # no variant, though it is best
+    assert "| TINY | FedStar 70.0 (1) | Local 55.0 ± 7.1 (2) | – | 55.0 ± 7.1 | – |\n" in text  # no variant
     assert "| method | TINY |\n|---|---|\n| Local | 55.0 ± 7.1 (2) |\n| FedStar | 70.0 (1) |\n" in text
     assert "| FedStar (wide) | **80.0 ± 2.0 (2)** |\n" in text
     assert "| Local | 2 / 1.5 |\n| FedStar | 4 / 1.5 |\n| FedStar (wide) | 0.5 / – |\n" in text
@@ -144,9 +144,9 @@ def test_an_unknown_paper_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     assert "Expected `--missing` to be one of fclg, fedego, fedhgn, fedstar" in capsys.readouterr().err
 
 
-def test_every_paper_is_in_the_picture() -> None:
-    studies = papers_studies()
-    assert {study.paper_name for study in studies} == {study.paper_name for study in studies if study.leaderboard}
+def test_every_paper_with_methods_is_in_the_picture() -> None:
+    pictured = {study.paper_name for study in papers_studies() if study.leaderboard}
+    assert pictured == {"fclg", "fedego", "fedhgn", "fedstar", "openfgl"}
 
 
 def test_the_leaderboard_that_is_committed_is_what_the_records_give() -> None:

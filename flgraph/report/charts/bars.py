@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_BARS = 110
 """So many bars lie side by side on a whole page before clients go into a second row, and fewer where it is narrower."""
 
-MAX_DOTS = 600
+MAX_DOTS = 240
 """More dots than these have no hover text each."""
 
 _WHOLE = 11.4  # inches
