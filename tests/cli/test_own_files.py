@@ -120,6 +120,7 @@ def change(project: Path, file: str, old: str, new: str) -> None:
             "one of the 1 classes of `data.classes` but got another",
         ),
         (["--data.graphs", GRAPHS, "--data.classes", "[fine, yes]"], "names, in quotes where YAML has its own"),
+        (["--data.graphs", GRAPHS, "--data.classes", '["no", "yes"]'], "one of the 2 classes of `data.classes`"),
         (["--data.graphs", GRAPHS, "--data.columns", "{age: number}"], "with the column `age`, as `data.columns` says"),
         (
             ["--data.graphs", GRAPHS, "--data.columns", "{years: float}"],
