@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
@@ -54,14 +54,14 @@ class FedProto(AddsLoss):
         min_samples: of a class in a client, for its prototype to be sent. That of a single record is the record's
             representation; with 1, as in the paper, sites refuse the algorithm unless their policy names it.
         weighting: ``"samples"`` weighs clients by their records of the class, ``"uniform"`` alike (the published code);
-            the numbers then do not leave them.
+            the numbers then do not leave them. A site's policy rounds each of them.
         inference: who classifies: the model's ``head``, or the nearest of the ``prototypes`` that the client was sent,
             as in the paper; the client's checkpoint used elsewhere has its head only.
         kwargs: see :class:`~flgraph.federation.Aggregator`.
     """
 
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"prototypes/*": "data"}
-    upload_scalars = ("num_classes", "columns")
+    upload_scalars: Sequence[str] = ("num_samples", "num_classes", "columns")
     common_scalars = ("num_classes", "columns")
     server_attributes = ("_prototypes", "_found")
     client_attributes = ("_received",)
@@ -80,6 +80,8 @@ class FedProto(AddsLoss):
         expect(weighting in ("samples", "uniform"), "aggregator.weighting", "samples or uniform", weighting)
         expect(inference in get_args(Inference), "aggregator.inference", "head or prototypes", inference)
         self.lam, self.min_samples, self.weighting, self.inference = lam, min_samples, weighting, inference
+        if weighting == "uniform":
+            self.upload_scalars = self.common_scalars
         # The server half's, [C, D], and of which classes some client has told.
         self._prototypes, self._found = torch.zeros(0, 0), torch.zeros(0, dtype=torch.bool)
         self._received: dict[str, Tensor] = {}  # the client half's
@@ -104,7 +106,7 @@ class FedProto(AddsLoss):
         """A row for each class, and how many records it is of."""
         field = f"upload` of client `{client}"
         least, most = (self._prototypes.shape,) * 2 if self._found.numel() else ((1, 1), (_MOST, _MOST))
-        sizes = zip(self.upload_scalars, least, most, strict=True)
+        sizes = zip(self.common_scalars, least, most, strict=True)
         shape = [expect_count(upload, name, low, high, field) for name, low, high in sizes]
         sent = upload.group("prototypes")
         expect_group(sent, {"mean": shape, "count": shape[:1]}, field)
@@ -167,8 +169,11 @@ class FedProto(AddsLoss):
         sums, counts = class_sums(client)
         counts = torch.where(counts >= self.min_samples, counts, 0)
         mean = torch.where(counts.unsqueeze(1) > 0, sums / counts.clamp(min=1).unsqueeze(1), 0)
-        told = counts if self.weighting == "samples" else counts.clamp(max=1)
-        scalars = dict(zip(self.upload_scalars, mean.shape, strict=True))
+        if self.weighting == "samples":
+            told = torch.tensor([client.door.count(int(count)) if count else 0 for count in counts.tolist()])
+        else:
+            told = counts.clamp(max=1)
+        scalars = {**self.sample_count(client), **dict(zip(self.common_scalars, mean.shape, strict=True))}
         return Payload({"prototypes": {"mean": mean.float(), "count": told.float()}}, scalars)
 
     # ------------------------------------------------------------------------------------------------- inference

@@ -150,11 +150,16 @@ def read_partition(path: str, unit: Unit, root: str | Path | None = None) -> Sav
     while f"{unit}_{len(clients)}" in content:
         clients.append(_client(content, unit, len(clients), path))
     expect(len(clients) > 0, f"partition {path}", f"one with `{unit}_0`, those of the first client,", "none")
-    names = [str(name) for name in content.pop("names", [])] or [f"client-{i + 1}" for i in range(len(clients))]
+    named = content.pop("names", [])
+    listed = isinstance(named, list | np.ndarray) and all(isinstance(name, str | int | np.integer) for name in named)
+    expect(listed, f"partition {path}", "`names` as a list of texts", type(named).__name__)
+    names = [str(name) for name in named] or [f"client-{i + 1}" for i in range(len(clients))]
     wanted = f"{len(clients)} different names, one for each client"
     expect(len(set(names)) == len(names) == len(clients), f"partition {path}", wanted, len(set(names)))
     rest = _numbers(content, "global_test", path).sort().values
     total = content.pop(f"num_{unit}", None)
+    whole = total is None or (np.ndim(total) == 0 and np.issubdtype(np.asarray(total).dtype, np.integer))
+    expect(whole, f"partition {path}", f"`num_{unit}` as a whole number", type(total).__name__)
     expect(not content, f"partition {path}", "one with fields that are known", next(iter(content), None))
     parts = [client[unit] for client in clients]
     apart = not torch.isin(rest, torch.cat(parts)).any()

@@ -11,6 +11,7 @@ from flgraph.errors import FAILED, POLICY, REFUSED
 from flgraph.federation.client import Client
 from flgraph.federation.policy import NUM_SAMPLES, Policy
 from flgraph.federation.routes import RouteKind
+from flgraph.federation.transforms import Transform
 from flgraph.flare.run import clients_of
 from flgraph.flare.settings import read_settings
 
@@ -52,6 +53,9 @@ def _leaves(client: Client, policy: Policy, sent: str, trainer: Mapping[str, Any
     yield f"{sent} in each exchange ({exchanges}): {len(forms)} tensors of the model, as trained on the data"
     yield from (f"  {name}, {form}" for name, form in forms.items())
     yield from (f"  and {pattern}, which is {_KINDS[kind]}" for pattern, kind in routing.extra.items())
+    yield from (f"  changed before by {_settings_of(transform)}" for transform in client.transforms.transforms)
+    if client.transforms:
+        yield "  That is the job's choice: no policy asks for it."
     for name in job.scalars:
         known = name == NUM_SAMPLES and policy.num_samples is not None
         yield f"  and {name}" + (f", {policy.count(job.num_samples)}" if known else "")
@@ -72,6 +76,12 @@ def _leaves(client: Client, policy: Policy, sent: str, trainer: Mapping[str, Any
         yield f"  withheld, though the algorithm reports them: {', '.join(withheld)}"
     yield f"{sent} where something fails: one word, {POLICY}, {REFUSED} or {FAILED}; the site's log has the text"
     yield f"stays: {len(routing.rows) - len(forms)} other tensors of the model, all data, all predictions"
+
+
+def _settings_of(transform: Transform) -> str:
+    """Its class and arguments, among which is what it leaves as it is."""
+    given = {name: value for name, value in vars(transform).items() if not name.startswith("_")}
+    return f"{type(transform).__name__} ({', '.join(f'{name}: {value}' for name, value in given.items())})"
 
 
 def _rounding(digits: int | None) -> str:

@@ -20,6 +20,8 @@ from flgraph.runs.files import private_folder, write_bytes
 ADMIN = "admin@flgraph.org"
 PASSPHRASE = "FLGRAPH_AUTHORITY_PASSPHRASE"
 _ROOT_KEY = "root_pri_key"
+_NO_MODULES = "/local/custom"
+"""Where FLARE's script lets Python look in any case."""
 CLASSES = ["flgraph.flare.controller.FederationController", "flgraph.flare.executor.SiteExecutor"]
 
 _SITE = """\
@@ -110,11 +112,14 @@ def start(kit: Path) -> int:
     for left in ("pid.fl", "daemon_pid.fl", "shutdown.fl", "restart.fl"):
         (kit / left).unlink(missing_ok=True)
     _keep_jobs_in(kit)
+    # Modules of the folder that this was called in are nobody's part in a job. FLARE's script adds to PYTHONPATH, of
+    # which an empty part would be that folder.
+    modules = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "").strip(os.pathsep) or _NO_MODULES}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     with open(kit / "flgraph.log", "a") as log:
         process = subprocess.Popen(
             ["bash", str(script)],
-            env={**os.environ, "PATH": path},
+            env={**os.environ, **modules, "PATH": path},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,

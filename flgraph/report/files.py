@@ -72,13 +72,24 @@ def write_csv(comparisons: Sequence[Comparison], place: Path) -> list[Path]:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Rows as text; what a row lacks, or is not a number, stays empty."""
+    """Rows as text; what a row lacks, or is not a number, stays empty.
+
+    Names that spreadsheets would take for formulas, as sites may have sent them, begin with an apostrophe.
+    """
     stream = io.StringIO(newline="")
-    writer = csv.DictWriter(stream, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
-    writer.writeheader()
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(map(_harmless, names))
     for row in rows:
-        writer.writerow({key: "" if isinstance(one, float) and math.isnan(one) else one for key, one in row.items()})
+        writer.writerow(_harmless(row.get(name, "")) for name in names)
     return stream.getvalue()
+
+
+def _harmless(one: Any) -> Any:
+    if isinstance(one, float) and math.isnan(one):
+        return ""
+    formula = isinstance(one, str) and one.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{one}" if formula else one
 
 
 def method_rows(comparisons: Sequence[Comparison]) -> Iterator[Row]:

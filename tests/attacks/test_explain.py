@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,19 @@ def test_refusals(explain: Callable[..., str], policy: dict[str, Any], sentence:
     assert "Client trees: REFUSED, so that nothing would leave." in text
     assert f"  refused: Expected {sentence}" in text
     assert "would be sent, were it not refused: in each exchange (train): 8 tensors" in text
+
+
+def test_transforms_and_what_they_leave(explain: Callable[..., str]) -> None:
+    arguments = {"norm": 1, "multiplier": 2, "leave": ["structure.*"]}
+    noise = [{"class_path": "flgraph.federation.GaussianNoise", "init_args": arguments}]
+    text = explain("--trainer.transforms", json.dumps(noise), policy={"tensors": ["structure.*"]})
+    assert "changed before by GaussianNoise (leave: ['structure.*'], norm: 1.0, multiplier: 2.0, at: client)" in text
+    assert "no policy asks for it" in text
+    assert "REFUSED" not in text
+    codes = '{"class_path": "flgraph.federation.Quantise"}'
+    text = explain("--trainer.transforms", f"[{codes}]", policy={"tensors": ["structure.*"]})
+    assert "refused: Expected `transforms/*` to be of tensors that the policy lets out (structure.*)" in text
+    assert "    and transforms/*, which is" in text
 
 
 def test_what_an_algorithm_reveals(explain: Callable[..., str]) -> None:

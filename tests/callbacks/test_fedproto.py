@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from flgraph.callbacks import FedProto, Local
 from flgraph.errors import InputError
-from flgraph.federation import FederatedTrainer, Payload
+from flgraph.federation import FederatedTrainer, Payload, Policy, PolicyError
 from flgraph.models import GNN
 
 Federate = Callable[..., FederatedTrainer]
@@ -100,6 +100,19 @@ def test_few_records_of_a_class_are_not_told(
         assert not any(tensor.any() for tensor in sent.tensors.values())
     assert FedProto(min_samples=1).reveals.startswith("The server gets the representation of a record")
     assert not FedProto().reveals
+
+
+def test_numbers_of_records_are_what_the_policy_makes_of_them(
+    federate: Federate, graph_federation: Callable[..., Any], recorder: Any
+) -> None:
+    federate(FedProto(), rounds=1, engine=recorder, policy=Policy(num_samples=10)).fit(net(), graph_federation())
+    for _, sent in recorder.uploads():
+        assert set(sent.tensors["prototypes/count"].tolist()) <= {0, 10, 20}
+        assert sent.scalars["num_samples"] % 10 == 0
+    with pytest.raises(PolicyError, match="without `num_samples`"):
+        federate(FedProto(), rounds=1, policy=Policy(num_samples=None), name="b").fit(net(), graph_federation())
+    uniform = FedProto(weighting="uniform")
+    federate(uniform, rounds=1, policy=Policy(num_samples=None), name="c").fit(net(), graph_federation())
 
 
 def test_prototypes_may_classify(federate: Federate, graph_federation: Callable[..., Any]) -> None:

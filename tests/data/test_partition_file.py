@@ -206,6 +206,10 @@ def test_keys_that_cannot_be_used(content: dict[str, Any], said: str, tmp_path: 
         ({"num_nodes": 11}, "a partition of 10 nodes, as Row has, but got 11"),
         ({"global_test": [0, 1]}, "`global_test` holds no client's nodes"),
         ({"names": ["a"]}, "2 different names"),
+        ({"names": 5}, "`names` as a list of texts but got 'int'"),
+        ({"names": [{"a": 1}, "b"]}, "`names` as a list of texts"),
+        ({"num_nodes": [10]}, "`num_nodes` as a whole number"),
+        ({"num_nodes": "ten"}, "`num_nodes` as a whole number"),
         ({"nodes_3": [1]}, "fields that are known"),
     ],
 )

@@ -174,6 +174,18 @@ BAD: list[tuple[tuple[Any, ...], Any, str]] = [
 ]
 
 
+@pytest.mark.parametrize("form", ["3 save", f"{10**15}x{10**15} float32", "9999999x99999 float32"])
+@pytest.mark.parametrize(
+    "transform", [TopK(0.5, leave=["rows/*"]), Quantise(8, leave=["rows/*"]), HalfPrecision(leave=["rows/*"])]
+)
+def test_forms_that_clients_made_up_cost_nothing(transform: Transform, form: str) -> None:
+    """Of tensors that it alone has; gradients are relative to zeros of their forms."""
+    made = Pipeline([transform], Half())
+    wire = Payload({"gradient/x": torch.ones(3), "transforms/index": torch.zeros(3, dtype=torch.int32)})
+    with pytest.raises(InputError, match=r"^Expected `upload`"):
+        made.decode(wire, Payload(), {"x": form}, False, "upload")
+
+
 @pytest.mark.parametrize(("transforms", "change", "sentence"), BAD)
 def test_what_cannot_be_decoded_is_refused(transforms: Any, change: Any, sentence: str) -> None:
     upload = {name: UPLOAD[name] for name in ("w", "b", "steps")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -482,3 +483,32 @@ def test_folders_are_seen_from_the_kit(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "flgraph.yaml").write_text("folder: states")
     assert read_settings(tmp_path).folder == str(tmp_path / "states")
+
+
+@pytest.mark.parametrize("given", [None, "own"])
+def test_a_kit_takes_no_module_of_the_folder_it_is_started_in(
+    given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLARE's script adds to PYTHONPATH and runs modules of its own by ``python3 -m``."""
+    from flgraph.flare import kits
+
+    kit, here = tmp_path / "kit", tmp_path / "here"
+    for folder in (kit / "startup", kit / "local", here):
+        folder.mkdir(parents=True)
+    (kit / "local" / "resources.json").write_text("{}")
+    script = f'export PYTHONPATH=/local/custom:$PYTHONPATH\npython3 -m json --help > "{kit}/said" 2>&1\n'
+    show = f'python3 -m site > "{kit}/paths"\n'
+    (kit / "startup" / "sub_start.sh").write_text(script + show)
+    (here / "json.py").write_text("print('mine')")
+    (here / "site.py").write_text("print('mine')")
+    monkeypatch.chdir(here)
+    if given is None:
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / given))
+    monkeypatch.setattr(signal, "signal", lambda *args: None)
+    assert kits.start(kit) == 0
+    paths = (kit / "paths").read_text()
+    assert "mine" not in paths + (kit / "said").read_text()
+    assert repr(str(here)) not in paths
+    assert (repr(str(tmp_path / "own")) in paths) == (given is not None)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flgraph.cli import main as cli
-from flgraph.report.files import latex_text
+from flgraph.report.files import latex_text, to_csv
 
 
 def call(*args: object) -> None:
@@ -118,6 +118,14 @@ def assert_balanced(text: str) -> None:
     rows = [re.sub(r"\\&", "", line) for line in text.splitlines() if line.endswith(r"\\")]
     assert len({row.count("&") for row in rows}) == 1
     assert not set("&%#_~^") & set(re.sub(r"\\[&%#_]| & |^% needs.*$", "", text, flags=re.MULTILINE))
+
+
+def test_names_from_sites_are_no_formulas() -> None:
+    rows = [{"client": '=HYPERLINK("http://a.example")', "@SUM(1)": -0.5, "more": "-2+3"}, {"client": "fine"}]
+    header, first, second = csv.reader(to_csv(rows).splitlines())
+    assert header == ["client", "'@SUM(1)", "more"]
+    assert first == ['\'=HYPERLINK("http://a.example")', "-0.5", "'-2+3"]
+    assert second == ["fine", "", ""]
 
 
 def test_escapes() -> None:

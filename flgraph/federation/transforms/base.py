@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,6 +26,10 @@ Update = Mapping[str, Tensor]
 
 GROUP = "transforms"
 """The group of what transforms add to an upload."""
+
+
+_MOST = 2**40
+"""Numbers of a tensor."""
 
 
 class Draw:
@@ -340,4 +345,7 @@ def _zeros(name: str, forms: Mapping[str, str]) -> Tensor | None:
         return None
     shape, dtype = form.split()
     sizes = [] if shape == "scalar" else [int(size) for size in shape.split("x")]
-    return torch.zeros(sizes, dtype=getattr(torch, dtype, torch.float32))
+    known = getattr(torch, dtype, None)
+    if not isinstance(known, torch.dtype) or math.prod(sizes) > _MOST:  # what clients told of themselves
+        return None
+    return torch.zeros((), dtype=known).expand(sizes)  # of no size before as many numbers came
