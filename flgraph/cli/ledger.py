@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flgraph.cli.parser import CommandParser
-from flgraph.errors import expect
+from flgraph.errors import InputError
 from flgraph.runs.ledger import LEDGER, NOTHING
 from flgraph.runs.ledger_reader import Comparison, Line, Total, compare, printable, read_ledger, totals
 
@@ -76,7 +76,7 @@ def _compare(server: Sequence[Line], path: Path, console: Console) -> bool:
         console.print(f"{printable(file)}: {told.same} messages are the same at both sides; {_chain(site)}")
         for line in _differences(told):
             console.print(f"  {printable(line)}")
-    expect(bool(found), "--site", "a ledger with messages of this run", printable(path))
+    _require(bool(found), "--site", "a ledger with messages of this run", path)
     return agrees
 
 
@@ -138,8 +138,8 @@ def _ledger_of(path: Path) -> Path:
     if not path.is_dir():
         return path
     found = [path / LEDGER] if (path / LEDGER).is_file() else sorted(path.rglob(LEDGER))
-    got = ", ".join(printable(file.parent) for file in found[:4]) or "a folder without one"
-    expect(len(found) == 1, "RUN", f"a ledger, or a folder with one {LEDGER} in it or below", got)
+    several = [file.parent for file in found[:4]]
+    _require(len(found) == 1, "RUN", f"a ledger, or a folder with one {LEDGER} in it or below", *several or [path])
     return found[0]
 
 
@@ -147,5 +147,11 @@ def _ledgers_at(path: Path) -> list[Path]:
     """A ledger, those in a folder, or those of a kit."""
     kit = path / "flgraph" / "ledger"
     files = sorted((kit if kit.is_dir() else path).glob("*.jsonl")) if path.is_dir() else [path]
-    expect(bool(files), "--site", "a ledger, a folder with some, or the kit of a site", printable(path))
+    _require(bool(files), "--site", "a ledger, a folder with some, or the kit of a site", path)
     return files
+
+
+def _require(condition: bool, field: str, expected: str, *paths: Path) -> None:
+    """Raises :class:`InputError` unless ``condition`` holds, with whole paths."""
+    if not condition:
+        raise InputError(field, expected, f"'{', '.join(map(printable, paths))}'")

@@ -302,9 +302,9 @@ def test_graphs_that_cannot_be_used(federate: Federate) -> None:
         InputError, match=r"`odd.edge_types` to be \(source type, name, target type\), three strings, but"
     ):
         odd(edges={("a", 7, "b"): torch.tensor([[0], [0]])})
-    with pytest.raises(InputError, match=r"`data.graphs` to be at least one client's but got none"):
+    with pytest.raises(InputError, match=r"`data.graphs` to be the data of at least one client but got none"):
         HeteroClients({})
-    with pytest.raises(InputError, match=r"`num_classes` to be 2 in client `y`, as in the first but got 3"):
+    with pytest.raises(InputError, match=r"`num_classes` to be 3 in client `x`, as in the others but got 2"):
         HeteroClients({"x": odd(), "y": odd(num_classes=3)})
     with pytest.raises(InputError, match=r"`aggregator.alignment` to be a finite number, 0 or more but got nan"):
         FedHGN(alignment=float("nan"))

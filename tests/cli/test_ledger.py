@@ -116,7 +116,7 @@ def test_what_cannot_be_used(call: Call, run: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     wanted = f"Expected `RUN` to be a ledger, or a folder with one {LEDGER} in it or below but got "
-    assert call("ledger", str(empty)).sentence == f"{wanted}'a folder without one'."
+    assert call("ledger", str(empty)).sentence == f"{wanted}'{empty}'."
     write(tmp_path / "runs" / "second" / LEDGER, message(1))
     assert call("ledger", str(tmp_path / "runs")).sentence == f"{wanted}'{run}, {tmp_path}/runs/second'."
     site = call("ledger", str(run), "--site", str(empty)).sentence

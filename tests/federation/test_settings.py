@@ -52,7 +52,8 @@ def make(data: Any) -> Any: ...
 
 
 def test_algorithms_are_described_by_all_arguments() -> None:
-    usual = {"base": ("convs.*",), "weighting": "samples", "optimizer_state": "keep", "combine": None}
+    arguments = {"base": ("convs.*",), "weighting": "samples"}
+    usual = {**arguments, "optimizer_state": "keep", "combine": None, "evaluated_model": None}
     assert describe(FedPer()) == ({"class": "FedPer", **usual}, usual)
     told, defaults = describe(FedPer(["a.*"], optimizer_state="reset"))
     assert told == {"class": "FedPer", **usual, "base": ["a.*"], "optimizer_state": "reset"}

@@ -104,7 +104,8 @@ def label_skew(
         InputError: a number is out of range, or a client would have no edge, too few nodes or too few labels.
 
     Example:
-        >>>         >>> from torch_geometric.utils import from_networkx
+        >>> import networkx as nx
+        >>> from torch_geometric.utils import from_networkx
         >>> data = from_networkx(nx.karate_club_graph())
         >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
         >>> graph = NodeGraph.from_pyg(data)
@@ -230,7 +231,8 @@ def dirichlet(
         InputError: a number is out of range, or some client would have no nodes for a split, in 1000 draws.
 
     Example:
-        >>>         >>> from torch_geometric.utils import from_networkx
+        >>> import networkx as nx
+        >>> from torch_geometric.utils import from_networkx
         >>> data = from_networkx(nx.karate_club_graph())
         >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
         >>> graph = NodeGraph.from_pyg(data)
