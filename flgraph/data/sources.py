@@ -203,6 +203,7 @@ def checked_split(split: Sequence[str | None], where: str) -> Sequence[str | Non
 
 # ----------------------------------------------------------------------------------------------------- PyG and arrays
 def _of_pyg(data: Data, name: str, many: bool) -> Source:
+    expect("_store" in vars(data), name, "a PyG graph", "one without content")  # as a file may hold it
     edge_index = data.get("edge_index")
     expect(isinstance(edge_index, Tensor), f"edge_index of {name}", "a tensor", type(edge_index).__name__)
     x, y = data.get("x"), data.get("y")
@@ -216,6 +217,10 @@ def _of_pyg(data: Data, name: str, many: bool) -> Source:
     ignored = {f"{split}_mask" for split in SPLITS} if many else set()
     unused = [f"{key} of {name}" for key in data.to_dict() if key not in _KNOWN - ignored]
     least = data.get("num_classes")
+    try:
+        least_classes = 0 if least is None else int(least)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"num_classes of {name}", "a whole number", type(least).__name__) from None
     return Source(
         name,
         int(count),
@@ -224,7 +229,7 @@ def _of_pyg(data: Data, name: str, many: bool) -> Source:
         _features(x, name),
         split=split,
         unused=unused,
-        least_classes=0 if least is None else int(least),
+        least_classes=least_classes,
     )
 
 

@@ -409,3 +409,35 @@ def test_types_apart_must_be_declared(tmp_path: Path) -> None:
     data.declared.apart = True
     data.setup()
     assert isinstance(data.client("north").graph, HeteroGraph)
+
+
+GRAPHML = """<?xml version="1.0"?><!DOCTYPE g [{declared}]>
+<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><key id="k" for="node" attr.name="label" attr.type="string"/>
+<graph edgedefault="undirected"><node id="a"><data key="k">{label}</data></node><node id="b"/></graph></graphml>"""
+
+
+@pytest.mark.parametrize("kind", ["bomb", "outside"])
+def test_graphml_neither_grows_nor_reads_other_files(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hidden")
+    grows = [f'<!ENTITY e{n} "{10 * (f"&e{n - 1};" if n else "a")}">' for n in range(10)]  # to 10 GB
+    outside = f'<!ENTITY e9 SYSTEM "file://{tmp_path}/secret">'
+    declared = "".join(grows) if kind == "bomb" else outside
+    file = tmp_path / "net.graphml"
+    file.write_text(GRAPHML.format(declared=declared, label="&e9;"))
+    with pytest.raises(InputError, match="a file in GraphML but got one that cannot"):
+        read_source(str(file), "a")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda data: vars(data).pop("_store"), "a PyG graph but got"),
+        (lambda data: data.update({"num_classes": "many"}), "`num_classes of .*` to be a whole number but got"),
+    ],
+)
+def test_damaged_graphs_in_files(change: Any, said: str, tmp_path: Path) -> None:
+    data = Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0, 1], [1, 0]]), y=torch.tensor([0, 1]))
+    change(data)
+    torch.save(data, tmp_path / "a.pt")
+    with pytest.raises(InputError, match=said):
+        read_source(str(tmp_path / "a.pt"), "a")
