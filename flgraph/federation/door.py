@@ -167,7 +167,12 @@ class ServerDoor:
         largest: dict[str, dict[str, float]] = {}
         for client, upload in uploads.items():
             weights = {name: tensor for name, tensor in upload.tensors.items() if self._extra(name) != "data"}
-            for name, value in largest_values(weights, client).items():
+            numbers = {
+                name: min(abs(value), 1e300)  # median makes floats of them
+                for name, value in upload.scalars.items()
+                if isinstance(value, int | float) and name != NUM_SAMPLES  # which is held against the start
+            }
+            for name, value in (largest_values(weights, client) | numbers).items():
                 largest.setdefault(name, {})[client] = value
         for name, of in largest.items():
             most = _OUTLIER * max(1.0, statistics.median(of.values()))

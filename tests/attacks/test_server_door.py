@@ -16,9 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flgraph.callbacks import EarlyStopping, FedAvg, FedPer
+from flgraph.callbacks import EarlyStopping, FedAvg, FedNova, FedPer
 from flgraph.errors import InputError
 from flgraph.federation import ClientError, FederatedTrainer, Payload, Request, Sequential, Tolerance, Turn
+from flgraph.federation.door import ServerDoor
 from flgraph.runs.history import read_records
 from flgraph.runs.ledger_reader import read_ledger
 
@@ -439,3 +440,13 @@ def test_who_was_left_out_before_round_1_stays_out(fit: Callable[..., Any], asse
     drawn = [record["clients"] for record in read_records(resumed.run_dir / "history.jsonl")]
     assert drawn == [record["clients"] for record in read_records(whole.run_dir / "history.jsonl")]
     assert resumed.server.dropped == {BAD: {"times": 1, "excluded": True}}
+
+
+def test_numbers_far_from_the_others() -> None:
+    """A million steps made FedNova go thousands of times as far as its clients did."""
+    sent = {"A": 3.0, "B": 4.0, "C": 1e6, "D": 10**400}
+    uploads = {client: Payload(scalars={"num_samples": 10, "steps": steps}) for client, steps in sent.items()}
+    refused = ServerDoor(FedNova()).compare(uploads)
+    assert refused.keys() == {"D"}
+    assert ServerDoor(FedNova()).compare({name: uploads[name] for name in "ABC"}).keys() == {"C"}
+    assert str(refused["D"]).startswith("Expected `upload` of client `D` to be of values up to")
