@@ -120,7 +120,7 @@ def test_clients_that_add_nothing_leave_the_server_where_it_is(name: str, makes:
                 kept.setdefault("relations", [tensor.clone() for tensor in weights(getattr(self, "_relations", {}))])
             return kind.aggregate(self, uploads, round, exchange)
 
-        aggregator.__class__ = type(kind.__name__, (kind,), {"start": start, "aggregate": aggregate})
+        aggregator.__class__ = type(f"Watched{kind.__name__}", (kind,), {"start": start, "aggregate": aggregate})
         return aggregator, model, data
 
     trainer = trained(watched, tmp_path, [Clip(0.0, leave=DATA.get(name, []))], rounds=2)

@@ -154,11 +154,12 @@ def _words(folder: Path) -> dict[int, tuple[int, str]]:
 
 def _explain(folder: Path, codes: Mapping[int, int]) -> int:
     """Prints one sentence: process 0's, or another one's, or how one ended that left none."""
-    if words := _words(folder):
+    # Those that were ended because another one was gone have SIGTERM's code, and tell of that only.
+    words = {rank: told for rank, told in _words(folder).items() if told[0] != 128 + signal.SIGTERM}
+    if words:
         number, sentence = words[min(words)]
         print(f"flgraph: error: {sentence}", file=sys.stderr)
         return number
-    # Those that were ended because another one was gone have SIGTERM's code.
     rank, code = min(codes.items(), key=lambda item: (item[1] in (-signal.SIGTERM, 128 + signal.SIGTERM), item[0]))
     if code < 0:
         how = f"was ended by {signal.Signals(-code).name}; continue with --ckpt_path last if there is a checkpoint"
