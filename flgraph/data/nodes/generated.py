@@ -59,7 +59,7 @@ def generate_nodes(
 
     Example:
         >>> graph = generate_nodes(0.3)
-        >>> graph.num_nodes, graph.num_classes, sorted(set(graph.keys["community"]))
+        >>> graph.num_nodes, graph.num_classes, sorted(set(graph.keys["community"].tolist()))
         (1200, 4, ['c1', 'c2', 'c3', 'c4', 'c5'])
     """
     expect(0 < homophily < 1, "data.dataset", "homophily-H with H above 0 and below 1", f"homophily-{homophily:g}")

@@ -139,9 +139,8 @@ def test_unknown_name() -> None:
         read_nodes("Nowhere")
     message = str(caught.value)
     assert message.startswith("Expected `data.dataset` to be one of Cora, CiteSeer, PubMed, DBLP, CoraFull, WikiCS, ")
-    assert message.endswith(
-        " a data set of PyG such as Amazon:Photo, or a file NAME.npz or NAME.pt, but got 'Nowhere'."
-    )
+    wanted = "a data set of PyG such as Amazon:Photo, homophily-H, or a file NAME.npz or NAME.pt,"
+    assert message.endswith(f" {wanted} but got 'Nowhere'.")
 
 
 # ------------------------------------------------------------------------------ raw files of those that are not at hand
