@@ -40,6 +40,9 @@ class Aggregator(FederatedCallback):
         evaluated_model: see the attribute; as the class has it when ``None``.
     """
 
+    network: ClassVar[str] = ""
+    """The class of :mod:`flgraph.models` whose tensors the routes name; empty where they fit any model."""
+
     upload_kind: UploadKind = "weights"
     """What uploaded tensors of the model are, and so what they are relative to."""
 
