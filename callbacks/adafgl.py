@@ -70,6 +70,9 @@ class AdaFGL(FedAvg):
         if exchange == "train":
             self.check_shared(client, upload)
 
+    def sums_suffice(self, round: int, exchange: str) -> bool:
+        return exchange == "train"
+
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         if exchange == "train":
             return super().aggregate(uploads, round, exchange)
