@@ -27,7 +27,7 @@ DATA = {
     "FedProto": ["prototypes/*"],
     "FedTAD": ["reliability/*"],
     "FedPUB": ["function/*"],
-    "FedSagePlus": ["input/*", "gradient/*", "generator.fgen.*"],
+    "FedSagePlus": ["generated/*", "gradient/*"],
 }
 """What of each algorithm's uploads is data, or weights that come back to nobody."""
 
