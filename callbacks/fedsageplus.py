@@ -65,6 +65,7 @@ class FedSagePlus(FedAvg):
         optimizer_state: see :class:`FedAvg`; ``"reset"`` also begins every step of the generators anew.
     """
 
+    network: ClassVar[str] = "NeighGenSAGE"
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"generated/*": "data", "gradient/*": "gradient"}
     upload_scalars = ("num_samples", "num_features")
     common_scalars = ("num_features",)
@@ -117,10 +118,17 @@ class FedSagePlus(FedAvg):
             _check_generated(upload.group("generated"), _FEATURES, features, field)
         return None
 
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
+    def sums_suffice(self, round: int, exchange: str) -> bool:
+        return round > 0
+
+    def take_mean(self, mean: Mapping[str, Tensor], round: int, exchange: str) -> Mapping[str, Tensor]:
         self._answers = {}
+        return mean
+
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         if round:
             return super().aggregate(uploads, round, exchange)
+        self._answers = {}
         if exchange.startswith("compare"):
             sums = {client: _summed(uploads, client) for client in uploads}
             self._answers = {
