@@ -33,6 +33,7 @@ class ClientHalf(AlgorithmHalf, Protocol):
 
     seed: int
     optimizer_state: Literal["keep", "reset"]
+    needs_classes: bool
     reported_scalars: Sequence[str]
 
     def routes(self) -> list[Route]:

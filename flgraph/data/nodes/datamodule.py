@@ -28,6 +28,10 @@ from flgraph.data.partition_file import SavedPartition, file_title, is_partition
 from flgraph.data.splits import check_splits, split_of
 from flgraph.data.statistics import partition_statistics
 from flgraph.errors import expect
+from flgraph.nn.tasks import Task, check_task
+
+BY_CLASS = ("label_skew", "dirichlet", "louvain_plus", "metis_plus")
+"""Partitions that need classes."""
 
 
 class NodeDataModule(pl.LightningDataModule):
@@ -76,8 +80,8 @@ class NodeDataModule(pl.LightningDataModule):
         check_splits(graph.num_nodes, "node", graph.name, train=train, val=val, test=test, query=query)
         require(train.numel() > 0, "data", f"at least one training node in `{graph.name}`", "none")
         if global_graph is not None:
-            sizes = [graph.num_features, graph.num_classes]
-            other = [global_graph.num_features, global_graph.num_classes]
+            sizes = [graph.num_features, graph.num_classes, graph.task]
+            other = [global_graph.num_features, global_graph.num_classes, global_graph.task]
             what = f"of as many features and classes as `{graph.name}`, {sizes},"
             expect(sizes == other, "global_graph", what, other)
         self.graph, self.train, self.val, self.test, self.global_graph = graph, train, val, test, global_graph
@@ -107,7 +111,8 @@ class NodeDataModule(pl.LightningDataModule):
     @property
     def model_args(self) -> dict[str, Any]:
         """Sizes that the data decides."""
-        return {"in_channels": self.graph.num_features, "num_classes": self.graph.num_classes}
+        task = {} if self.graph.task == "multiclass" else {"task": self.graph.task}
+        return {"in_channels": self.graph.num_features, "num_classes": self.graph.num_classes, **task}
 
     @property
     def epoch_share(self) -> float:
@@ -235,6 +240,8 @@ class NodeFederation(Federation[NodeDataModule]):
         cache_dir: where parsed data is kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
         name: how runs on this data are called; data set and partition when ``None``.
         client_names: what the clients are called; ``client-1``, ``client-2`` and so on when ``None``.
+        task: what a file's or PyG data set's ``y`` is: ``multiclass``, one class; ``multilabel``, 0 or 1 for each of
+            several labels; ``regression``, numbers. Any graph that is given brings its own.
 
     Attributes:
         statistics: what :func:`~flgraph.data.partition_statistics` returns; empty before ``setup``. Label counts of
@@ -278,7 +285,10 @@ class NodeFederation(Federation[NodeDataModule]):
         cache_dir: str | Path | None = None,
         name: str | None = None,
         client_names: Sequence[str] | None = None,
+        task: Task = "multiclass",
     ) -> None:
+        check_task(task, "data.task")
+        self.task = dataset.task if isinstance(dataset, NodeGraph) else task
         wanted = "the name of a data set or a NodeGraph, for example NodeGraph.from_pyg(data),"
         expect(isinstance(dataset, str | NodeGraph), "data.dataset", wanted, type(dataset).__name__)
         title = re.sub(r"[^\w.]+", "-", Path(dataset).stem) if isinstance(dataset, str) else dataset.name
@@ -331,7 +341,7 @@ class NodeFederation(Federation[NodeDataModule]):
 
     def figures(self) -> dict[str, Any]:
         """Tag to matplotlib figure of the partition, for TensorBoard; known after ``setup``."""
-        return {"partition/labels": label_figure(self.statistics)}
+        return {"partition/labels": label_figure(self.statistics)} if self.task == "multiclass" else {}
 
     def setup(self, stage: str | None = None) -> None:
         """Reads the graph and cuts it, once."""
@@ -362,7 +372,7 @@ class NodeFederation(Federation[NodeDataModule]):
     def read(self) -> NodeGraph:
         """The whole graph."""
         if isinstance(self.dataset, str):
-            return read_nodes(self.dataset, self.root, self.cache_dir, self.normalize)
+            return read_nodes(self.dataset, self.root, self.cache_dir, self.normalize, self.task)
         return self.dataset.normalized() if self.normalize else self.dataset
 
     def make_partition(self, graph: NodeGraph) -> NodePartition:
@@ -372,6 +382,8 @@ class NodeFederation(Federation[NodeDataModule]):
             arguments = self.partition_args
             owned = self._saved.split(graph.y, arguments["fractions"], arguments["seed"])
             return NodePartition([ClientNodes(**own) for own in owned], self._saved.global_test)
+        fits = graph.task == "multiclass" or self.partition not in BY_CLASS
+        expect(fits, "data.partition", f"one that needs no classes for {graph.task}, such as louvain,", self.partition)
         return self.partitioners[self.partition](graph, **self.partition_args)
 
     def client_args(self, graph: NodeGraph, partition: NodePartition, nodes: Tensor) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.files import FILES, names_pyg, read_node_file, read_pyg_nodes
 from flgraph.errors import InputError, expect, first_line
 from flgraph.nn.sparse.csr import csr
+from flgraph.nn.tasks import Task
 
 _READER_VERSION = 1
 """Part of the cache's key; raise it when the parsed tensors change."""
@@ -65,7 +66,11 @@ _SOURCES = {
 
 
 def read_nodes(
-    name: str, root: str | Path | None = None, cache_dir: str | Path | None = None, normalize: bool = False
+    name: str,
+    root: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    normalize: bool = False,
+    task: Task = "multiclass",
 ) -> NodeGraph:
     """Reads a graph for node classification, undirected, with the nodes, edges, features and labels of PyG's class.
 
@@ -93,6 +98,7 @@ def read_nodes(
         cache_dir: where parsed and downloaded files are kept, see :func:`flgraph.data.cache.cache_folder`.
         normalize: whether to divide each node's features by their sum. Bags of words are left as they are by default,
             since FedEgo's paper says nothing else.
+        task: what ``y`` is, see :meth:`NodeGraph.from_pyg`; the data sets of the table have classes.
 
     Raises:
         InputError: the data set is unknown, neither found nor obtainable, or a file is damaged.
@@ -110,13 +116,14 @@ def read_nodes(
     """
     known = {own.lower(): own for own in _SOURCES}
     if name.endswith(FILES):
-        graph = read_node_file(name)
+        graph = read_node_file(name, task)
     elif name.lower() in known:
+        expect(task == "multiclass", "data.task", f"multiclass for {name}", task)
         graph = _read_known(known[name.lower()], root, cache_dir)
     else:
         wanted = f"one of {', '.join(_SOURCES)}, a data set of PyG such as Amazon:Photo, or a file NAME.npz or NAME.pt,"
         expect(names_pyg(name), "data.dataset", wanted, name)
-        graph = read_pyg_nodes(name, root, cache_dir)
+        graph = read_pyg_nodes(name, root, cache_dir, task)
     return graph.normalized() if normalize else graph
 
 

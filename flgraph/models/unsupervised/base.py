@@ -121,7 +121,9 @@ class GraphEmbedding(SizedModule, ABC):
 
     def test_step(self, batch: Data, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
         """Collects the embeddings for the end of the epoch."""
-        labels = labels_of(batch).view(-1)
+        labels = labels_of(batch)
+        expect(not labels.is_floating_point(), "batch.y", "classes, which clusters are compared with,", labels.dtype)
+        labels = labels.view(-1)
         self.collect(self.test_stage(dataloader_idx), (at_least_float32(self(batch)), labels))
 
     def predict_step(self, batch: Data, batch_idx: int = 0) -> Tensor:
