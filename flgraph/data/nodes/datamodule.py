@@ -80,10 +80,11 @@ class NodeDataModule(pl.LightningDataModule):
         check_splits(graph.num_nodes, "node", graph.name, train=train, val=val, test=test, query=query)
         require(train.numel() > 0, "data", f"at least one training node in `{graph.name}`", "none")
         if global_graph is not None:
-            sizes = [graph.num_features, graph.num_classes, graph.task]
-            other = [global_graph.num_features, global_graph.num_classes, global_graph.task]
+            sizes = [graph.num_features, graph.num_classes]
+            other = [global_graph.num_features, global_graph.num_classes]
             what = f"of as many features and classes as `{graph.name}`, {sizes},"
             expect(sizes == other, "global_graph", what, other)
+            expect(graph.task == global_graph.task, "global_graph", f"for {graph.task}", global_graph.task)
         self.graph, self.train, self.val, self.test, self.global_graph = graph, train, val, test, global_graph
         self.query = query
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
