@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import subgraph
@@ -50,6 +53,7 @@ class NodeGraph:
             ``None``.
         undirected: whether every edge is there in both directions.
         validate: whether to check all of this.
+        keys: name to a text for each node ``[N]``, such as the hospital that it is of; partitions may go by them.
         task: what ``y`` is, see :data:`~flgraph.nn.tasks.Task`.
 
     Raises:
@@ -67,10 +71,11 @@ class NodeGraph:
         nodes: Tensor | None = None,
         undirected: bool = True,
         validate: bool = True,
+        keys: Mapping[str, NDArray[np.str_]] | None = None,
         task: Task = "multiclass",
     ) -> None:
         self.x, self.edge_index, self.y, self.name, self.undirected = x, edge_index, y, name, undirected
-        self.task = task
+        self.keys, self.task = dict(keys or {}), task
         if y.dim() == 2:
             num_classes = y.size(1)
         elif num_classes is None:
@@ -88,6 +93,7 @@ class NodeGraph:
         name: str = "graph",
         num_classes: int | None = None,
         undirected: bool = True,
+        key: str | None = None,
         task: Task = "multiclass",
     ) -> NodeGraph:
         """From any :class:`~torch_geometric.data.Data` with ``x``, ``edge_index`` and what each node is in ``y``.
@@ -101,6 +107,7 @@ class NodeGraph:
             num_classes: see the class.
             undirected: whether to add the reverse of every edge; otherwise edges keep their direction, and a node's
                 neighbours are those that send to it.
+            key: a further field, of a whole number or a text for each node, that is kept in ``keys``.
             task: what ``y`` is: a class ``[N]``; or several labels or numbers ``[N, T]``, NaN where one is not known.
 
         Raises:
@@ -110,12 +117,14 @@ class NodeGraph:
         x, y, edge_index = (tensor_of(data, field, name) for field in ("x", "y", "edge_index"))
         expect(not x.is_complex(), f"{name}.x", "of real numbers", x.dtype)
         expect(num_classes is None or num_classes >= 1, "num_classes", "1 or more, or None", num_classes)
-        warn_of_unused((key for key in data.to_dict() if key not in _READ), name)
-        y = targets_of(y, x.size(0), task, f"{name}.y")
+        warn_of_unused((field for field in data.to_dict() if field not in _READ and field != key), name)
+        n = x.size(0)
+        keys = {} if key is None else {key: key_of(data.get(key), n, f"{name}.{key}")}
+        y = targets_of(y, n, task, f"{name}.y")
         edge_index = edges_of(edge_index, f"{name}.edge_index")
-        expect_joined(edge_index, len(y), f"{name}.edge_index")
-        x, edges = sparse_rows(x.unsqueeze(1) if x.dim() == 1 else x), sorted_edges(edge_index, len(y), undirected)
-        return cls(x, edges, y, num_classes, name, undirected=undirected, task=task)
+        expect_joined(edge_index, n, f"{name}.edge_index")
+        x, edges = sparse_rows(x.unsqueeze(1) if x.dim() == 1 else x), sorted_edges(edge_index, n, undirected)
+        return cls(x, edges, y, num_classes, name, undirected=undirected, keys=keys, task=task)
 
     def _validate(self) -> None:
         name, n, edges = self.name, len(self.y), self.edge_index
@@ -227,10 +236,12 @@ class NodeGraph:
         edges, _ = subgraph(index, self.edge_index, relabel_nodes=True, num_nodes=self.num_nodes)
         if not bool((index.diff() > 0).all()):
             edges = edges[:, edge_keys(edges, index.numel()).argsort()]
-        return self._like(x=self.rows(index), edge_index=edges, y=self.y[index], name=name, nodes=self.nodes[index])
+        keys = {key: of_nodes[index.cpu().numpy()] for key, of_nodes in self.keys.items()}
+        own = {"x": self.rows(index), "y": self.y[index], "nodes": self.nodes[index]}
+        return self._like(edge_index=edges, name=name, keys=keys, **own)
 
     def _like(self, **changed: Any) -> NodeGraph:
-        fields = ("x", "edge_index", "y", "num_classes", "name", "nodes", "undirected", "task")
+        fields = ("x", "edge_index", "y", "num_classes", "name", "nodes", "undirected", "keys", "task")
         return NodeGraph(**{field: getattr(self, field) for field in fields} | changed, validate=False)
 
     def batch(self, index: Tensor) -> WholeGraph:
@@ -249,6 +260,19 @@ class NodeGraph:
         moved = self._like(**{field: getattr(self, field).to(device) for field in tensors})
         moved._adj = None if self._adj is None else self._adj.to(device)
         return moved
+
+
+def key_of(values: Any, count: int, field: str) -> NDArray[np.str_]:
+    """Whole numbers or texts, one for each of ``count`` nodes or graphs, as texts.
+
+    Raises:
+        InputError: they are something else.
+    """
+    array = values.numpy(force=True) if isinstance(values, Tensor) else np.asarray(values)
+    fits = array.shape == (count,) and array.dtype.kind in "iuU"
+    got = "none" if values is None else f"{array.dtype} {list(array.shape)}"
+    require(fits, field, f"a whole number or a text for each of {count}, a natural key,", got)
+    return array.astype(str)
 
 
 def normalize_rows(x: Tensor) -> Tensor:
