@@ -63,6 +63,7 @@ class FedProto(AddsLoss):
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"prototypes/*": "data"}
     upload_scalars: Sequence[str] = ("num_samples", "num_classes", "columns")
     common_scalars = ("num_classes", "columns")
+    needs_classes = True
     server_attributes = ("_prototypes", "_found")
     client_attributes = ("_received",)
 
