@@ -65,6 +65,7 @@ class FedSagePlus(FedAvg):
         optimizer_state: see :class:`FedAvg`; ``"reset"`` also begins every step of the generators anew.
     """
 
+    network: ClassVar[str] = "NeighGenSAGE"
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"input/*": "data", "gradient/*": "gradient"}
     upload_scalars = ("num_samples", "num_features")
     common_scalars = ("num_features",)
@@ -119,10 +120,17 @@ class FedSagePlus(FedAvg):
             _check_generator(_generator(upload), upload.group("input"), features, field)
         return None
 
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
+    def sums_suffice(self, round: int, exchange: str) -> bool:
+        return round > 0
+
+    def take_mean(self, mean: Mapping[str, Tensor], round: int, exchange: str) -> Mapping[str, Tensor]:
         self._answers = {}
+        return mean
+
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         if round:
             return super().aggregate(uploads, round, exchange)
+        self._answers = {}
         if exchange.startswith("compare"):
             self._answers = {client: Payload({"gradient": _summed(uploads, client)}) for client in uploads}
         elif exchange != self.exchanges(0)[-1] and uploads:

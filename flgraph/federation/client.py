@@ -99,6 +99,7 @@ class Client:
             metrics=self.aggregator.reported_scalars,
             first=personal,
             client=name,
+            network=self.aggregator.network,
         )
         self.transforms.check_names(self.routing.rows, name)
         self.door = ClientDoor(self.routing, self.aggregator, policy, rounds, local_epochs, data.num_train_samples)

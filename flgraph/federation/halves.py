@@ -31,6 +31,7 @@ class AlgorithmHalf(Protocol):
 class ClientHalf(AlgorithmHalf, Protocol):
     """What a client needs of an algorithm, which is a Lightning callback besides; ``client`` is the client."""
 
+    network: ClassVar[str]
     seed: int
     optimizer_state: Literal["keep", "reset"]
     reported_scalars: Sequence[str]
