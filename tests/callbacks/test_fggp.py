@@ -24,7 +24,7 @@ CLASSES = 3
 def clients() -> WholeGraphFederation:
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(60, 5, generator=generator)
-    edges = torch.randint(60, (2, 150), generator=generator)
+    edges = torch.randint(60, (2, 400), generator=generator)
     whole = NodeGraph.from_pyg(Data(x=x, edge_index=edges, y=torch.arange(60) % CLASSES))
     return WholeGraphFederation(whole, num_clients=3, partition="dirichlet", alpha=5.0, global_fraction=0.0)
 
