@@ -25,6 +25,7 @@ from flgraph.callbacks.fedsage import FedSage
 from flgraph.callbacks.fedsageplus import FedSagePlus
 from flgraph.callbacks.fedstar import FedStar
 from flgraph.callbacks.fedtad import FedTAD
+from flgraph.callbacks.fggp import FGGP
 from flgraph.callbacks.gcfl import GCFL
 from flgraph.callbacks.gcflplus import GCFLPlus
 from flgraph.callbacks.graphfl import GraphFL
@@ -37,6 +38,7 @@ from flgraph.callbacks.schemafedavg import SchemaFedAvg
 __all__ = [
     "APFL",
     "FCLG",
+    "FGGP",
     "GCFL",
     "MOON",
     "SCAFFOLD",
