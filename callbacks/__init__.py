@@ -25,6 +25,7 @@ from flgraph.callbacks.fedsage import FedSage
 from flgraph.callbacks.fedsageplus import FedSagePlus
 from flgraph.callbacks.fedstar import FedStar
 from flgraph.callbacks.fedtad import FedTAD
+from flgraph.callbacks.fggp import FGGP
 from flgraph.callbacks.gcfl import GCFL
 from flgraph.callbacks.gcflplus import GCFLPlus
 from flgraph.callbacks.graphfl import GraphFL
@@ -39,6 +40,7 @@ from flgraph.callbacks.stragglers import Stragglers
 __all__ = [
     "APFL",
     "FCLG",
+    "FGGP",
     "GCFL",
     "MOON",
     "SCAFFOLD",
