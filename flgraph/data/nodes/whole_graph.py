@@ -12,6 +12,8 @@ from flgraph.data.nodes.batching import WholeGraphLoader
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.datamodule import NodeDataModule, NodeFederation
 from flgraph.data.nodes.partition import NodePartition
+from flgraph.data.nodes.sampled import SampledLoader
+from flgraph.errors import expect
 from flgraph.nn.batches import WholeGraph
 
 
@@ -22,16 +24,21 @@ class WholeGraphDataModule(NodeDataModule):
         *args: see there.
         cross_edges: edges from the client's nodes to nodes that only other clients hold ``[2, E']``: numbers of
             ``graph``, and numbers of the whole graph; ``None`` where the client does not know them.
+        sampled: whether training batches are small graphs instead, of ``batch_size`` nodes and sampled neighbours.
         **kwargs: see there.
     """
 
-    def __init__(self, *args: Any, cross_edges: Tensor | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, cross_edges: Tensor | None = None, sampled: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.cross_edges = cross_edges
+        self.cross_edges, self.sampled = cross_edges, sampled
         self.settings["cross_edges"] = cross_edges is not None
+        if sampled:
+            self.settings["sampled"] = True
 
-    def train_dataloader(self) -> WholeGraphLoader:  # type: ignore[override]
+    def train_dataloader(self) -> WholeGraphLoader | SampledLoader:  # type: ignore[override]
         """The training nodes, some of them in each epoch."""
+        if self.sampled:
+            return SampledLoader(self.graph, self.train, self.batch_size, self.fanouts, self.epoch_share)
         return WholeGraphLoader(self.graph, self.train, self.epoch_share)
 
     def support_query(self, num_nodes: int) -> tuple[WholeGraph, WholeGraph]:
@@ -47,21 +54,30 @@ class WholeGraphFederation(NodeFederation):
     """A :class:`NodeFederation` for full-batch methods: each client's graph is one batch.
 
     Args:
-        *args: see there; what it says of ego-graphs and batches has no effect here.
+        *args: see there; what it says of ego-graphs and batches has no effect here, unless ``sampled``.
         cross_edges: whether clients know the edges from their nodes to nodes that only other clients hold, and the
             numbers of these; FedGCN assumes so.
+        sampled: whether clients train on batches of ``batch_size`` nodes and neighbours sampled for them, ``fanouts``
+            of each hop (:class:`~flgraph.data.SampledLoader`), as large graphs need; they are evaluated on whole
+            graphs. Only without ``cross_edges``.
         **kwargs: see there.
+
+    Raises:
+        InputError: as :class:`NodeFederation`, or both are true.
     """
 
     client_class = WholeGraphDataModule
 
-    def __init__(self, *args: Any, cross_edges: bool = True, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, cross_edges: bool = True, sampled: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.cross_edges = cross_edges
+        expect(not (sampled and cross_edges), "data.cross_edges", "false where training is sampled", cross_edges)
+        self.cross_edges, self.sampled = cross_edges, sampled
 
     def client_args(self, graph: NodeGraph, partition: NodePartition, nodes: Tensor) -> dict[str, Any]:
         """As :class:`NodeFederation` has them, and the edges between clients, which are in no client's graph."""
         args = super().client_args(graph, partition, nodes)
+        if self.sampled:
+            return {**args, "sampled": True}
         if not self.cross_edges:
             return args
         held = torch.cat([client.nodes for client in partition.clients]).unique()
