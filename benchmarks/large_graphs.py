@@ -104,9 +104,9 @@ def main() -> None:
         return
     what = f"{NODES:,} nodes, {EDGES:,} edges, {FEATURES} features, {CLASSES} classes, {CLIENTS} clients"
     lines = [
-        f"{what}; FedAvg, one local epoch on 60 % of the nodes,",
-        f"evaluation on these and the others; two layers, {given.hidden} hidden columns; sampled: batches of 1,024 nodes,",
-        f"10 neighbours in each of two hops. Medians of {given.rounds} rounds after the first.",
+        f"{what}; FedAvg, one local epoch on",
+        f"60 % of the nodes, evaluation on these and the others; two layers, {given.hidden} hidden columns; sampled:",
+        f"batches of 1,024 nodes, 10 neighbours in each of two hops. Medians of {given.rounds} rounds after the first.",
         "",
         f"{'model':<10}{'training':<12}{'CPU s':>10}{'wall s':>10}{'peak GiB':>10}{'of data':>10}",
     ]
