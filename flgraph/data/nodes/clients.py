@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from flgraph.data.checks import require, sorted_edges, warn_of_unused
 from flgraph.data.columns import Coding, Missing
@@ -52,6 +56,9 @@ class NodeClients(Federation[NodeDataModule]):
         task: ``multiclass``, or ``multilabel`` (columns ``label_...`` of 0 and 1), or ``regression`` (a column
             ``label``, or several ``label_...``, of numbers); ``classes`` are then the names behind ``label_``.
 
+        partition_key: where a single graph is given, a column of its nodes that says whose each is: all with the same
+            value are a client's, which is called so. It is no feature; edges between clients are left out.
+
     Raises:
         InputError: there is no client, a file cannot be used, or files do not go together.
 
@@ -85,9 +92,13 @@ class NodeClients(Federation[NodeDataModule]):
         eval_batch_size: int = 512,
         name: str = "nodes",
         task: Task = "multiclass",
+        partition_key: str | None = None,
     ) -> None:
         super().__init__(name)
         check_clients(graphs)
+        alone = partition_key is None or len(graphs) == 1
+        expect(alone, "data.partition_key", "null where there are graphs of several clients", partition_key)
+        self.partition_key = partition_key
         self.graphs, self.root = dict(graphs), root
         self.declared = Declared(classes, columns, missing, task)
         self.fractions, self.split_seed = tuple(fractions), split_seed
@@ -105,13 +116,26 @@ class NodeClients(Federation[NodeDataModule]):
             return
         task = self.declared.task
         sources = {name: read_source(given, name, self.root, task=task) for name, given in self.graphs.items()}
+        owners: Sequence[str | None] | None = None
+        if self.partition_key is not None:
+            (whole, source), *_ = sources.items()
+            there = self.partition_key in source.columns
+            expect(there, "data.partition_key", f"a column of the nodes of {source.name}", self.partition_key)
+            columns = dict(source.columns)
+            owners = columns.pop(self.partition_key).texts()
+            gap = owners.index(None) + 1 if None in owners else 0
+            require(not gap, f"{self.partition_key} of {source.name}", "there for each node", f"none in row {gap}")
+            sources = {whole: replace(source, columns=columns)}
         coding = self.declared.agreed(sources)
-        self._clients = {name: self._make(name, source, coding) for name, source in sources.items()}
+        for name, source in sources.items():
+            self._clients |= self._make(name, source, coding, owners)
 
-    def _make(self, name: str, source: Source, coding: Coding) -> NodeDataModule:
+    def _make(
+        self, name: str, source: Source, coding: Coding, owners: Sequence[str | None] | None
+    ) -> dict[str, NodeDataModule]:
+        """The source's only client, or those that own its nodes."""
         warn_of_unused(left_out(source, self.undirected, coding.columns), name)
         y = labels_of(source, coding)
-        splits = splits_of(source, y, self.fractions, self.split_seed, name)
         graph = NodeGraph(
             sparse_rows(features_of(source, coding)),
             sorted_edges(source.edge_index, source.num_nodes, self.undirected),
@@ -122,9 +146,21 @@ class NodeClients(Federation[NodeDataModule]):
             undirected=self.undirected,
             task=coding.task,
         )
+        graph = graph.normalized() if self.normalize else graph
+        if owners is None:
+            return {name: self._client(name, graph, y, source)}
+        found = {}
+        for owner in dict.fromkeys(sorted(map(str, owners))):
+            own = torch.tensor([row for row, value in enumerate(owners) if value == owner])
+            split = None if source.split is None else [source.split[row] for row in own.tolist()]
+            part = replace(source, split=split)
+            found[owner] = self._client(owner, graph.subgraph(own, owner), y[own], part)
+        return found
+
+    def _client(self, name: str, graph: NodeGraph, y: Tensor, source: Source) -> NodeDataModule:
+        splits = splits_of(source, y, self.fractions, self.split_seed, name)
         kind = NodeDataModule if self.ego_graphs else WholeGraphDataModule
         how = {"fractions": list(self.fractions), "split_seed": self.split_seed, "normalize": self.normalize}
-        graph = graph.normalized() if self.normalize else graph
         return kind(graph, *splits, **self.sampling, settings={**how, **self.declared.settings})
 
 
