@@ -48,6 +48,7 @@ class Source:
         unused: what else the data holds, which nothing here makes use of.
         least_classes: so many classes there are, as the data says.
         targets: where labels are no classes, their columns by name (``label`` where there is one).
+        ids: what a table calls each node, or each graph where there are several; none where there is no table.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Source:
     unused: Sequence[str] = ()
     least_classes: int = 0
     targets: Mapping[str, Column] = field(default_factory=dict)
+    ids: Sequence[str | None] = ()
 
 
 def read_source(
@@ -199,6 +201,7 @@ def _of_folder(path: Path, many: bool, task: Task) -> Source:
         graph_of=None if of is None else torch.from_numpy(of).long(),
         unused=unused,
         targets={own: told.column(name) for name, own in targets.items()},
+        ids=told.texts("id"),
     )
 
 

@@ -123,6 +123,9 @@ def test_a_column_says_whose_a_node_is(tmp_path: Path) -> None:
     assert repr(north.graph) == "NodeGraph(north: 6 nodes, 10 edges, 1 features, 2 classes)"
     assert north.graph.x[:, 0].tolist() == list(range(6))
     assert data.client("east").graph.nodes.tolist() == list(range(6, 12))
+    rows_of = data.client("east").prediction_rows
+    assert list(rows_of) == ["node", "id", "split"]
+    assert rows_of["id"] == [f"{n:03d}" for n in range(6, 12)]
     assert sum(len(part) for part in (north.train, north.val, north.test)) == 6
     with pytest.raises(InputError, match=r"`data.partition_key` to be a column of the nodes of .* but got 'ward'"):
         made(NodeClients({"both": tmp_path / "both"}, partition_key="ward"))

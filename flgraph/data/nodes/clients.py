@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -145,6 +146,7 @@ class NodeClients(Federation[NodeDataModule]):
             name,
             undirected=self.undirected,
             task=coding.task,
+            keys={"id": np.array(list(map(str, source.ids)))} if source.ids else None,
         )
         graph = graph.normalized() if self.normalize else graph
         if owners is None:
