@@ -110,6 +110,7 @@ def main() -> None:
         "",
         f"{'model':<10}{'training':<12}{'CPU s':>10}{'wall s':>10}{'peak GiB':>10}{'of data':>10}",
     ]
+    versions = f"torch {torch.__version__}, {torch.get_num_threads()} thread(s)"
     size = ["--hidden", str(given.hidden), "--rounds", str(given.rounds)]
     for model in MODELS:
         for how in ("full-batch", "sampled"):
@@ -117,9 +118,8 @@ def main() -> None:
             row = subprocess.run(call, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
             print(row, flush=True)
             lines.append(row)
-    lines += ["", f"torch {torch.__version__}, {torch.get_num_threads()} thread(s)"]
-    if given.out:
-        given.out.write_text("\n".join(lines) + "\n")
+            if given.out:  # what is there is worth keeping where a later variant fails
+                given.out.write_text("\n".join([*lines, "", versions]) + "\n")
 
 
 if __name__ == "__main__":
