@@ -187,7 +187,7 @@ def test_all_goes_on_after_a_run_that_fails(
     study = replace(study, methods={**study.methods, "Local": f"{study.methods['Local']} --model.lr=-1"})
     monkeypatch.setattr(missing, "papers_studies", lambda paper=None: [study])
     lines = list[str]()
-    with pytest.raises(InputError, match="Expected `runs` to be done, but got 1 that failed; the first's log is"):
+    with pytest.raises(InputError, match="Expected `runs` to be done but got 1 that failed; the first's log is"):
         work_off(None, tmp_path / "out", tmp_path / "runs", 1, report=lines.append)
     assert [line.rpartition(" ")[2] for line in lines[1:3]] == ["FAILED", "done"]
 
