@@ -32,9 +32,11 @@ from flgraph.callbacks.gcflplus import GCFLPlus
 from flgraph.callbacks.graphfl import GraphFL
 from flgraph.callbacks.local import Local
 from flgraph.callbacks.moon import MOON
+from flgraph.callbacks.noisy_clients import NoisyClients
 from flgraph.callbacks.predicted_labels import PredictedLabels
 from flgraph.callbacks.scaffold import SCAFFOLD
 from flgraph.callbacks.schemafedavg import SchemaFedAvg
+from flgraph.callbacks.stragglers import Stragglers
 
 __all__ = [
     "APFL",
@@ -70,6 +72,8 @@ __all__ = [
     "GCFLPlus",
     "GraphFL",
     "Local",
+    "NoisyClients",
     "PredictedLabels",
     "SchemaFedAvg",
+    "Stragglers",
 ]

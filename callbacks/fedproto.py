@@ -57,6 +57,7 @@ class FedProto(SendsPrototypes, AddsLoss):
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"prototypes/*": "data"}
     upload_scalars: Sequence[str] = ("num_samples", "num_classes", "columns")
     common_scalars = ("num_classes", "columns")
+    needs_classes = True
     server_attributes = ("_prototypes", "_found")
     client_attributes = ("_received",)
 

@@ -171,9 +171,9 @@ METHODS = {
     ),
     "fedsageplus": Federation(
         (("generator of neighbours", "own"), ("classifier", "shared")),
-        "first generators, gradients; then weights",
+        "first made-up neighbours, gradients; then weights",
         "hands them round; then the mean",
-        "first generators, gradients; then the mean",
+        "first made-up neighbours, gradients; then the mean",
         "mends its graph, trains",
     ),
     "fedhgn": Federation(

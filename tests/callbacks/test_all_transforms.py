@@ -28,7 +28,7 @@ DATA = {
     "FGGP": ["prototypes/*"],
     "FedTAD": ["reliability/*"],
     "FedPUB": ["function/*"],
-    "FedSagePlus": ["input/*", "gradient/*", "generator.fgen.*"],
+    "FedSagePlus": ["generated/*", "gradient/*"],
 }
 """What of each algorithm's uploads is data, or weights that come back to nobody."""
 
