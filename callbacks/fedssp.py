@@ -127,8 +127,8 @@ class FedSSP(AddsLoss, FedAvg):
         own, mean = super().upload(client, round, exchange), self._mean
         assert own is not None
         assert mean is not None
-        tensors = {**own.tensors, "consensus": {"mean": mean.float().cpu()}}
-        return Payload(tensors, {**own.scalars, "columns": mean.numel()})
+        told = {"consensus/mean": mean.float().cpu()}
+        return Payload({**own.tensors, **told}, {**own.scalars, "columns": mean.numel()})
 
 
 def _of(client: Client) -> Model:

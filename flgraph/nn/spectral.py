@@ -36,6 +36,8 @@ class EigenvalueEncoder(torch.nn.Module):
         - **output:** ``[..., channels]``
     """
 
+    frequency: Tensor
+
     def __init__(self, channels: int) -> None:
         super().__init__()
         expect(channels % 2 == 0, "channels", "an even number", channels)
