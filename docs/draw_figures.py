@@ -155,6 +155,13 @@ METHODS = {
         "weighted mean, then learns on made-up graphs",
         "what came of the mean",
     ),
+    "fggp": Federation(
+        (("model", "shared"), ("prototypes of classes", "shared")),
+        "weights; mean representation of each class",
+        "weighted mean; clusters each class's prototypes",
+        "the mean; means of clusters",
+        "joins nodes alike, trains on views of that",
+    ),
     "adafgl": Federation(
         (("GCN", "shared"), ("parts for like and unlike neighbours", "own")),
         "the GCN's weights, in the first rounds",

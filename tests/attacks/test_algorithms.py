@@ -100,6 +100,11 @@ UPLOADS: list[tuple[str, str, Change]] = [
     ("FedPUB", "train", without("function/embedding")),
     ("FedPUB", "train", of("function/embedding", lambda embedding: embedding.unsqueeze(0))),
     ("FedPUB", "train", of("function/embedding", Tensor.double)),
+    ("FGGP", "train", without("prototypes/found")),
+    ("FGGP", "train", at("prototypes/found", 0, 2.0)),
+    ("FGGP", "train", of("prototypes/mean", lambda mean: mean[:, 1:])),
+    ("FGGP", "train", scalar("columns", 3)),
+    ("FGGP", "train", scalar("num_classes", 2**40)),
     ("FedTAD", "train", without("reliability/classes")),
     ("FedTAD", "train", at("reliability/classes", 0, -1.0)),
     ("FedTAD", "train", of("reliability/classes", lambda trust: trust[1:])),
@@ -304,6 +309,12 @@ DOWNLOADS: list[tuple[str, str, Change]] = [
     ("FedProto", "train", of("prototypes/mean", lambda mean: mean * float("inf"))),
     ("FedProto", "train", of("prototypes/found", Tensor.long)),
     ("FedProto", "train", without("prototypes/found")),
+    ("FGGP", "train", of("prototypes/mean", lambda mean: mean[1:])),
+    ("FGGP", "train", of("prototypes/mean", lambda mean: mean * float("inf"))),
+    ("FGGP", "train", at("prototypes/class", 0, 7)),
+    ("FGGP", "train", at("prototypes/class", 0, -1)),
+    ("FGGP", "train", of("prototypes/class", lambda classes: classes.double())),
+    ("FGGP", "train", without("prototypes/class")),
 ]
 
 

@@ -25,6 +25,7 @@ DATA = {
     "FedGTA": ["topology/*"],
     "FedHGN": ["rows/*"],
     "FedProto": ["prototypes/*"],
+    "FGGP": ["prototypes/*"],
     "FedTAD": ["reliability/*"],
     "FedPUB": ["function/*"],
     "FedSagePlus": ["generated/*", "gradient/*"],
@@ -84,7 +85,7 @@ ALGORITHMS = [
     *("Local", "FedAvg", "FedProx", "FedProxAdaptive", "FedPer", "FedSage", "FedStar", "GCFL", "GCFLPlus", "FCLG"),
     *("FedEgo", "DFedGNN", "GraphFL", "FedGCN", "FedSagePlus", "FedHGN", "SchemaFedAvg", "PublishedFedAvg"),
     *("PublishedFedProx", "PublishedGraphFL", "GraphFLFromMean", "PublishedFedEgo", "PublishedSchemaFedAvg"),
-    *("FedGTA", "FedPUB", "SCAFFOLD", "FedOpt", "Ditto"),
+    *("FGGP", "FedGTA", "FedPUB", "SCAFFOLD", "FedOpt", "Ditto"),
     *("APFL", "AdaFGL", "FedNova", "FedProto", "FedRep", "FedTAD", "MOON"),
 ]
 
