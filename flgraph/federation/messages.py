@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from flgraph.runs import ledger_reader
+
 
 class Request(StrEnum):
     """What a client is to do."""
@@ -22,7 +24,7 @@ class Request(StrEnum):
     UNMASK = "unmask"  # give the shares without which the sum cannot be read
 
 
-ABOUT_SUMS = (Request.KEYS, Request.SHARES, Request.HOLD, Request.UNMASK)
+ABOUT_SUMS = tuple(map(Request, ledger_reader.ABOUT_SUMS))
 """Requests of the framework by which masks of an exchange are agreed on, and taken from its sum."""
 
 

@@ -35,7 +35,7 @@ from flgraph.federation.secure.masks import add_mask
 from flgraph.federation.secure.server import MaskedSum, check_method, layout_of
 from flgraph.federation.secure.shares import combine, split
 from flgraph.runs.history import read_records
-from flgraph.runs.ledger_reader import read_ledger
+from flgraph.runs.ledger_reader import read_ledger, spent
 
 LAYOUT = [("b", ()), ("w", (3, 2))]
 SIZE = 8
@@ -445,6 +445,7 @@ def test_the_server_gets_nothing_else(run: Any, recorder: Any) -> None:
     assert all("num_samples" not in payload.scalars for payload in described)
     lines = read_ledger(trainer.run_dir / "ledger.jsonl")
     assert {line.request for line in lines if line.round == 1} >= {"keys", "shares", "hold", "exchange", "unmask"}
+    assert spent(lines)["A"]["turns"] == 2 + 2  # what is said of masks is no work
     told = json.loads((trainer.run_dir / "results.json").read_text())["secure_sums"]
     assert told["threshold"] == 0.66
     assert told["masks_drawn"].startswith("from the operating system")
