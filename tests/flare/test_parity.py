@@ -23,7 +23,8 @@ from flgraph.runs.history import read_records
 METHODS = (
     *("fedstar", "fedego", "fedhgn", "fclg"),  # FedAvg does nothing that FedStar does not
     *("scaffold", "fedopt", "fednova", "ditto", "moon", "fedproto", "fedrep", "apfl"),
-    *("fedgta", "fedpub", "fedtad", "adafgl", "fggp", "fedstar@32-true+secure"),
+    *("fedgta", "fedpub", "fedtad", "adafgl", "fggp", "fedssp"),
+    "fedstar@32-true+secure",
 )
 
 POLICY = {"algorithms": ["*"], "metrics": {"*": None}, "accept_states": True}
