@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from flgraph.errors import expect
 from flgraph.models.graphs.classifier import GraphClassifier
-from flgraph.nn import ConcatLinear, ConvName, NormName, OneHot, check_conv, make_conv
+from flgraph.nn import ConcatLinear, ConvName, NormName, OneHot, make_conv
 from flgraph.nn.conv.edges import EDGE_CONVS, EdgeConvName, edge_channels_of, edge_features, make_edge_conv
 
 
@@ -61,8 +61,8 @@ class GNN(GraphClassifier):
         expected = "0, a positive integer, or -1 for given by the data"
         expect(structure_channels >= -1, "model.structure_channels", expected, structure_channels)
         self.edge_channels = edge_channels_of(self, conv, edge_channels)
-        if conv not in EDGE_CONVS:
-            check_conv(conv, "model.conv")
+        known = (*get_args(ConvName), *EDGE_CONVS)
+        expect(conv in known, "model.conv", f"one of {', '.join(known)}", conv)
         expect(norm in get_args(NormName), "model.norm", "none or batch", norm)
         self.structure_channels = structure_channels
         if self.is_template:
