@@ -112,6 +112,13 @@ METHODS = {
         "weighted mean",
         "the mean",
     ),
+    "fedssp": Federation(
+        (("features, messages", "own"), ("filters of eigenvalues", "shared"), ("classifier, preference", "own")),
+        "filters; mean representation",
+        "means of both",
+        "both means",
+        "trains, held near the mean of all",
+    ),
     "fedego": Federation(
         (("reduction layers", "shared"), ("personalization layers", "own")),
         "reduction layers, averaged ego-graphs",
