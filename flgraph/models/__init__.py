@@ -3,6 +3,7 @@
 from flgraph.models.base import OptimizerName
 from flgraph.models.classifier import Classifier
 from flgraph.models.graphs.classifier import GraphClassifier
+from flgraph.models.graphs.fedssp import FedSSP
 from flgraph.models.graphs.fedstar import FedStar
 from flgraph.models.graphs.gnn import GNN
 from flgraph.models.hetero.gat import HeteroGAT
@@ -12,6 +13,7 @@ from flgraph.models.nodes.adafgl import AdaFGL, Knowledge
 from flgraph.models.nodes.fedego import EgoHead, FedEgo, MashedEgoGraphs
 from flgraph.models.nodes.fggp import FGGP
 from flgraph.models.nodes.gcn import NeighbourSums, NodeGCN
+from flgraph.models.nodes.gnn import NodeGNN
 from flgraph.models.nodes.masked import MaskedGCN
 from flgraph.models.nodes.sage import NeighGenSAGE, NodeSAGE
 from flgraph.models.unsupervised.base import Encoded, GraphEmbedding
@@ -30,6 +32,7 @@ __all__ = [
     "EgoHead",
     "Encoded",
     "FedEgo",
+    "FedSSP",
     "FedStar",
     "GraphClassifier",
     "GraphEmbedding",
@@ -42,6 +45,7 @@ __all__ = [
     "NeighGenSAGE",
     "NeighbourSums",
     "NodeGCN",
+    "NodeGNN",
     "NodeSAGE",
     "OptimizerName",
 ]
