@@ -25,7 +25,7 @@ from flgraph.federation import FederatedCallback, FederatedTrainer
 from flgraph.federation.callback import Run
 
 NODES, EDGES, FEATURES, CLASSES, CLIENTS = 169_343, 1_166_243, 128, 40, 10
-MODELS = ("NodeGCN", "NodeSAGE", "NodeGAT")
+MODELS = ("NodeGCN", "NodeSAGE", "NodeGNN")
 
 
 def generated() -> NodeGraph:

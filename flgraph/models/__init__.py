@@ -12,8 +12,8 @@ from flgraph.models.hetero.rgcn import RGCN
 from flgraph.models.nodes.adafgl import AdaFGL, Knowledge
 from flgraph.models.nodes.fedego import EgoHead, FedEgo, MashedEgoGraphs
 from flgraph.models.nodes.fggp import FGGP
-from flgraph.models.nodes.gat import NodeGAT
 from flgraph.models.nodes.gcn import NeighbourSums, NodeGCN
+from flgraph.models.nodes.gnn import NodeGNN
 from flgraph.models.nodes.masked import MaskedGCN
 from flgraph.models.nodes.sage import NeighGenSAGE, NodeSAGE
 from flgraph.models.unsupervised.base import Encoded, GraphEmbedding
@@ -44,8 +44,8 @@ __all__ = [
     "MaskedGCN",
     "NeighGenSAGE",
     "NeighbourSums",
-    "NodeGAT",
     "NodeGCN",
+    "NodeGNN",
     "NodeSAGE",
     "OptimizerName",
 ]
