@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from flgraph.data.checks import require, warn_of_unused
 from flgraph.data.columns import Coding, Missing
@@ -16,7 +15,7 @@ from flgraph.data.federation import Federation
 from flgraph.data.nodes.container import NodeGraph, sparse_rows
 from flgraph.data.nodes.datamodule import NodeDataModule
 from flgraph.data.nodes.whole_graph import WholeGraphDataModule
-from flgraph.data.own import Declared, edges_of_source, features_of, labels_of, left_out, splits_of
+from flgraph.data.own import Declared, Splits, edges_of_source, features_of, labels_of, left_out, splits_of
 from flgraph.data.sources import Source, read_source
 from flgraph.errors import expect
 from flgraph.nn.tasks import Task
@@ -141,6 +140,7 @@ class NodeClients(Federation[NodeDataModule]):
         """The source's only client, or those that own its nodes."""
         warn_of_unused(left_out(source, self.undirected, coding.columns, self.declared.edge_columns), name)
         y = labels_of(source, coding)
+        splits = splits_of(source, y, self.fractions, self.split_seed, name)
         edges, edge_attr = edges_of_source(source, self.declared, self.undirected)
         graph = NodeGraph(
             sparse_rows(features_of(source, coding)),
@@ -156,17 +156,16 @@ class NodeClients(Federation[NodeDataModule]):
         )
         graph = graph.normalized() if self.normalize else graph
         if owners is None:
-            return {name: self._client(name, graph, y, source)}
+            return {name: self._client(graph, splits)}
         found = {}
         for owner in dict.fromkeys(sorted(map(str, owners))):
             own = torch.tensor([row for row, value in enumerate(owners) if value == owner])
             split = None if source.split is None else [source.split[row] for row in own.tolist()]
-            part = replace(source, split=split)
-            found[owner] = self._client(owner, graph.subgraph(own, owner), y[own], part)
+            splits = splits_of(replace(source, split=split), y[own], self.fractions, self.split_seed, owner)
+            found[owner] = self._client(graph.subgraph(own, owner), splits)
         return found
 
-    def _client(self, name: str, graph: NodeGraph, y: Tensor, source: Source) -> NodeDataModule:
-        splits = splits_of(source, y, self.fractions, self.split_seed, name)
+    def _client(self, graph: NodeGraph, splits: Splits) -> NodeDataModule:
         kind = NodeDataModule if self.ego_graphs else WholeGraphDataModule
         how = {"fractions": list(self.fractions), "split_seed": self.split_seed, "normalize": self.normalize}
         return kind(graph, *splits, **self.sampling, settings={**how, **self.declared.settings})
