@@ -31,6 +31,7 @@ from flgraph.callbacks.graphfl import GraphFL
 from flgraph.callbacks.local import Local
 from flgraph.callbacks.moon import MOON
 from flgraph.callbacks.predicted_labels import PredictedLabels
+from flgraph.callbacks.record_noise import RecordNoise
 from flgraph.callbacks.scaffold import SCAFFOLD
 from flgraph.callbacks.schemafedavg import SchemaFedAvg
 
@@ -67,5 +68,6 @@ __all__ = [
     "GraphFL",
     "Local",
     "PredictedLabels",
+    "RecordNoise",
     "SchemaFedAvg",
 ]

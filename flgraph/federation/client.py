@@ -14,6 +14,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from flgraph.errors import InputError, expect
+from flgraph.federation.budget import AddsNoise
 from flgraph.federation.callback import FederatedCallback, acts_in_clients
 from flgraph.federation.client_door import ClientDoor
 from flgraph.federation.data import ClientData, Movable, described_of
@@ -101,7 +102,9 @@ class Client:
             client=name,
         )
         self.transforms.check_names(self.routing.rows, name)
-        self.door = ClientDoor(self.routing, self.aggregator, policy, rounds, local_epochs, data.num_train_samples)
+        noise = [own for own in [*self.transforms.transforms, *callbacks] if isinstance(own, AddsNoise) and own.local]
+        samples = data.num_train_samples
+        self.door = ClientDoor(self.routing, self.aggregator, policy, rounds, local_epochs, samples, noise)
         self.changed = True  # since it was last written to disk
         self._snapshot: dict[str, Tensor] = {}
         self._download: bytes | None = None  # as it came: clients in one process share its memory
@@ -110,9 +113,9 @@ class Client:
         self._loaders: dict[str, Any] = {}
         self._optimizers = OptimizerStates(keep=self.aggregator.optimizer_state == "keep")
         own = [copy.deepcopy(callback) for callback in callbacks if acts_in_clients(callback)]
-        for callback in own:
-            if isinstance(callback, FederatedCallback):
-                callback.client = name
+        self._callbacks = [callback for callback in own if isinstance(callback, FederatedCallback)]
+        for callback in self._callbacks:
+            callback.client = name
         arguments = dict(trainer_args or {})
         if device is not None and arguments.get("strategy", "auto") == "auto":
             arguments["strategy"] = KeepOnDevice(device)
@@ -324,7 +327,10 @@ class Client:
         if split not in self._loaders:
             name = f"{split}_dataloader"
             own = getattr(type(self.data), name, None) is not getattr(pl.LightningDataModule, name)
-            self._loaders[split] = getattr(self.data, name)() if own else None
+            loader = getattr(self.data, name)() if own else None
+            for callback in self._callbacks if split == "train" else ():
+                loader = callback.train_loader(self, loader)
+            self._loaders[split] = loader
         return self._loaders[split]
 
     # ------------------------------------------------------------------------------------------------- persistence

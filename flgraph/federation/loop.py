@@ -253,6 +253,8 @@ class FederatedLoop(pl.Trainer):
             self.console.print(line, soft_wrap=True, markup=False)
         else:
             server.begin()
+        idle = self.transforms and not self.shares
+        expect(not idle, "trainer.transforms", "none with an algorithm that uploads nothing", self.aggregator.name)
         about = self.engine.about()
         routes = describe_routes(client["routes"] for client in about.values())
         if self.writes:
@@ -279,6 +281,7 @@ class FederatedLoop(pl.Trainer):
             "data": self._settings["data"],
             **({"partition": datamodule.statistics} if hasattr(datamodule, "statistics") else {}),
             "seed": self.seed,
+            **{key: own for callback in self.round_callbacks for key, own in callback.results(self).items()},
             "versions": versions(),
             "config": self.config or self._settings,
         }

@@ -16,7 +16,8 @@ from torch import Tensor
 from flgraph.callbacks import GCFL, FedAvg
 from flgraph.errors import InputError
 from flgraph.federation import Clip, GaussianNoise, Median, Payload, Privacy, Quantise
-from flgraph.federation.privacy import Account, spent
+from flgraph.federation.accountant import spent
+from flgraph.federation.privacy import Account
 from flgraph.federation.transforms import Draw, Pipeline, draw_key
 from flgraph.runs.history import read_records
 
