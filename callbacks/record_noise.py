@@ -81,15 +81,16 @@ class RecordNoise(FederatedCallback):
         found = f"{type(half).__name__} with {', '.join(self.uncovered(half))}"
         expect(not self.uncovered(half), "trainer.aggregator", wanted, found)
         expect(trainer.accumulate_grad_batches == 1, "trainer.accumulate_grad_batches", "1 with RecordNoise", "more")
-        steps = (trainer.fit_loop.max_epochs - trainer.current_epoch) * _steps(self.sample_rate)
-        self._client.door.spend(self.event, steps)
+        epochs = (trainer.fit_loop.max_epochs or 0) - trainer.current_epoch
+        self._client.door.spend(self.event, epochs * _steps(self.sample_rate))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Makes opacus' optimizer around the fit's own, which does the steps."""
         optimizers = _opacus().optimizers
         expect(len(trainer.optimizers) == 1, "model", "one with one optimizer for RecordNoise", len(trainer.optimizers))
         assert self._client is not None
-        loader, device = trainer.train_dataloader, pl_module.device
+        loader: Any = trainer.train_dataloader
+        device = pl_module.device
         seed = self._client.private_seed("record noise", self.steps)
         loader.generator = torch.Generator().manual_seed(self._client.private_seed("records", self.steps))
         self._optimizer = optimizers.DPOptimizer(
@@ -105,11 +106,12 @@ class RecordNoise(FederatedCallback):
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Puts the noisy gradient in place of the batch's, before any other hook sees that."""
-        graphs, drawn = trainer.train_dataloader.graphs, getattr(self._batch, _DRAWN)
-        parameters = self._optimizer.params
-        pl_module.collect = _ignore  # the batch's own pass is what metrics are of
-        rows = [_gradients(trainer, pl_module, graphs.batch(one), parameters) for one in drawn.view(-1, 1)]
-        del pl_module.collect
+        loader: Any = trainer.train_dataloader
+        module: Any = pl_module
+        parameters, drawn = self._optimizer.params, getattr(self._batch, _DRAWN)
+        module.collect = _ignore  # the batch's own pass is what metrics are of
+        rows = [_gradients(trainer, module, loader.graphs.batch(one), parameters) for one in drawn.view(-1, 1)]
+        del module.collect
         for parameter, own in zip(parameters, zip(*rows, strict=True) if rows else (), strict=False):
             parameter.grad_sample = torch.stack(own)
         for parameter in parameters:
@@ -133,9 +135,9 @@ class RecordNoise(FederatedCallback):
         self.steps = state_dict.get("steps", 0)
 
     def uncovered(self, half: AlgorithmHalf) -> list[str]:
-        """What of uploads it does not cover: data, and numbers but that of graphs, which counts as known."""
-        data = [pattern for pattern, kind in half.extra_tensors.items() if kind == "data"]
-        return [*data, *(name for name in half.upload_scalars if name != NUM_SAMPLES)]
+        """What of uploads it does not cover: data, gradients, and numbers but that of graphs, which counts as known."""
+        further = [pattern for pattern, kind in half.extra_tensors.items() if kind != "weights"]
+        return [*further, *(name for name in half.upload_scalars if name != NUM_SAMPLES)]
 
     @property
     def event(self) -> Event:
@@ -217,7 +219,7 @@ def _ignore(stage: str, part: Any) -> None:
 
 
 def _gradients(
-    trainer: pl.Trainer, module: pl.LightningModule, batch: Batch, parameters: list[Tensor]
+    trainer: pl.Trainer, module: GraphClassifier, batch: Batch, parameters: list[Tensor]
 ) -> tuple[Tensor, ...]:
     """Of the loss of a single graph."""
     with trainer.precision_plugin.train_step_context():

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
+
+from filelock import FileLock
 
 from flgraph.errors import PolicyError, expect
 from flgraph.federation.accountant import spent, spent_on_records
 from flgraph.federation.halves import AlgorithmHalf
 from flgraph.runs.files import private_folder, write_bytes
+
+SPENDING = "privacy.json"
+"""The file of a client of a site in which it is kept, beside the client's states."""
 
 Unit = Literal["client", "record"]
 """What noise hides: all of a client's data, or one of its graphs."""
@@ -51,7 +58,8 @@ class Event:
 class Spending:
     """Counts mechanisms before they are applied.
 
-    A turn that is asked for again counts again, and so does what was lost with a crash.
+    A turn that is asked for again counts again, and so does what was lost with a crash. Jobs at the same time may share
+    a file.
 
     Args:
         file: where it is kept; in memory when ``None``.
@@ -62,15 +70,7 @@ class Spending:
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file
-        self.events: Counter[Event] = Counter()
-        if file is not None and file.is_file():
-            try:
-                found = json.loads(file.read_bytes())
-                self.events.update({Event(*event): times for *event, times in found})
-                whole = all(type(times) is int and times > 0 for times in self.events.values())
-            except (ValueError, TypeError, RecursionError):
-                whole = False
-            expect(whole, str(file), "what this site wrote, or not there if nothing was spent,", "something else")
+        self.events: Counter[Event] = Counter() if file is None else _read(file)
 
     def add(self, event: Event, times: int, delta: float, most: float | None) -> None:
         """Counts so many mechanisms that are about to be applied.
@@ -84,18 +84,41 @@ class Spending:
         Raises:
             PolicyError: they would come to more; they do not count then.
         """
-        after = self.events + Counter({event: times})
-        if most is not None and (cost := _epsilon(after, event.unit, delta)) > most:
-            raise PolicyError("privacy", f"of at most epsilon {most:g}, as the policy says,", f"{cost:.4g}, with this")
-        self.events = after
-        if self.file is not None:
-            private_folder(self.file.parent)
-            rows = [[e.unit, e.multiplier, e.sample_rate, n] for e, n in sorted(after.items())]
-            write_bytes(json.dumps(rows).encode(), self.file, private=True)
+        with self._alone():
+            after = self.events + Counter({event: times})
+            if most is not None and (cost := _epsilon(after, event.unit, delta)) > most:
+                wanted = f"of at most epsilon {most:g} in all, as the policy says,"
+                raise PolicyError("privacy", wanted, f"{cost:.4g} with this request")
+            self.events = after
+            if self.file is not None:
+                rows = [[e.unit, e.multiplier, e.sample_rate, n] for e, n in sorted(after.items())]
+                write_bytes(json.dumps(rows).encode(), self.file, private=True)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Within, no other job writes to the file, and what others wrote is known."""
+        if self.file is None:
+            yield
+            return
+        private_folder(self.file.parent)
+        with FileLock(f"{self.file}.lock"):
+            self.events = _read(self.file)
+            yield
 
     def epsilon(self, unit: Unit, delta: float) -> float:
-        """What was spent; infinite where one of its mechanisms has no bound."""
+        """What was spent."""
         return _epsilon(self.events, unit, delta)
+
+
+def _read(file: Path) -> Counter[Event]:
+    try:
+        rows = json.loads(file.read_bytes()) if file.is_file() else []
+        found = Counter({Event(unit, float(noise), float(rate)): int(times) for unit, noise, rate, times in rows})
+        whole = all(own.unit in get_args(Unit) and own.multiplier > 0 < n for own, n in found.items())
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        found, whole = Counter(), False
+    expect(whole, str(file), "what this site wrote, or not there where nothing was spent,", "something else")
+    return found
 
 
 def _epsilon(events: Counter[Event], unit: Unit, delta: float) -> float:

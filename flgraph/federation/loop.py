@@ -270,6 +270,7 @@ class FederatedLoop(pl.Trainer):
                 self._round(server)
             if not self._ended and self.current_round:
                 self._end(server)
+        run: Any = self
         results = {
             **self.history.results(),
             "stopped_early": self.should_stop,
@@ -281,7 +282,7 @@ class FederatedLoop(pl.Trainer):
             "data": self._settings["data"],
             **({"partition": datamodule.statistics} if hasattr(datamodule, "statistics") else {}),
             "seed": self.seed,
-            **{key: own for callback in self.round_callbacks for key, own in callback.results(self).items()},
+            **{key: own for callback in self.round_callbacks for key, own in callback.results(run).items()},
             "versions": versions(),
             "config": self.config or self._settings,
         }
