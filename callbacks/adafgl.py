@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ class AdaFGL(FedAvg):
         kwargs: see :class:`FedAvg`.
     """
 
+    network: ClassVar[str] = "AdaFGL"
     reported_scalars = ("train/homophily",)
     server_attributes: Sequence[str] = ("_alone",)
 
@@ -68,6 +69,9 @@ class AdaFGL(FedAvg):
         """Weights; nothing where nothing is to be sent."""
         if exchange == "train":
             self.check_shared(client, upload)
+
+    def sums_suffice(self, round: int, exchange: str) -> bool:
+        return exchange == "train"
 
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         if exchange == "train":

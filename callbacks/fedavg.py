@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from flgraph.errors import expect
@@ -48,8 +47,6 @@ class FedAvg(Aggregator):
         if self.weighting == "samples":
             expect_count(upload, "num_samples", 1, MOST_SAMPLES, f"upload` of client `{client}")
 
-    def client_weights(self, uploads: Mapping[str, Payload]) -> dict[str, float]:
-        """How much each client counts, by ``weighting``; not normalised."""
-        if self.weighting == "uniform":
-            return super().client_weights(uploads)
-        return {client: float(upload.scalars["num_samples"]) for client, upload in uploads.items()}
+    def client_weight(self, upload: Payload) -> float:
+        """How much a client counts, by ``weighting``; not normalised."""
+        return 1.0 if self.weighting == "uniform" else float(upload.scalars["num_samples"])

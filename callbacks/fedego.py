@@ -74,11 +74,13 @@ class FedEgo(Aggregator):
         kwargs: see :class:`~flgraph.federation.Aggregator`; the server keeps its optimizer's state.
     """
 
+    network: ClassVar[str] = "FedEgo"
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {f"{_EGO_GRAPHS}/*": "data"}
     server_attributes: Sequence[str] = ("_classes", "_labels", "_loss")
     client_attributes: Sequence[str] = ("_own",)
     upload_scalars = ("num_classes", "fanouts")
     common_scalars = ("num_classes", "fanouts")
+    needs_classes = True
     reported_scalars = ("mixing/lambda", "mixing/emd", "mixing/divergence")
 
     def __init__(

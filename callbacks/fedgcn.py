@@ -127,10 +127,17 @@ class FedGCN(FedAvg):
         # What a client counts for a node comes from nodes that it holds, from each once.
         expect_between(degree, 0, own.numel(), "`degree`", field)
 
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
+    def sums_suffice(self, round: int, exchange: str) -> bool:
+        return round > 0
+
+    def take_mean(self, mean: Mapping[str, Tensor], round: int, exchange: str) -> Mapping[str, Tensor]:
         self._answers = {}
+        return mean
+
+    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         if round:
             return super().aggregate(uploads, round, exchange)
+        self._answers = {}
         there = {client: uploads[client] for client in self._clients if client in uploads}
         if exchange == "nodes":
             self._take_nodes(there)

@@ -56,6 +56,7 @@ class FedHGN(FedAvg):
         kwargs: see :class:`FedAvg`.
     """
 
+    network: ClassVar[str] = "RGCN"
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"rows/*": "data"}
     server_attributes = ("_rows",)
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from flgraph.callbacks.server_step import ServerStep
 from flgraph.errors import expect
-from flgraph.federation.payload import Payload
 
 ServerOptimizer = Literal["adam", "yogi", "adagrad", "sgd"]
 
@@ -71,9 +70,8 @@ class FedOpt(ServerStep):
         return "fedavgm" if self.optimizer == "sgd" else f"fed{self.optimizer}"
 
     # ----------------------------------------------------------------------------------------------- server half
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
-        means = super().aggregate(uploads, round, exchange)
-        return {name: self._step(name, mean) if self.is_stepped(name) else mean for name, mean in means.items()}
+    def take_mean(self, mean: Mapping[str, Tensor], round: int, exchange: str) -> Mapping[str, Tensor]:
+        return {name: self._step(name, own) if self.is_stepped(name) else own for name, own in mean.items()}
 
     def _step(self, name: str, mean: Tensor) -> Tensor:
         before = self.shared[name].double()

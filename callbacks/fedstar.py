@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.federation.routes import Route, personal, shared
@@ -19,6 +19,8 @@ class FedStar(FedAvg):
         structure: patterns of the structure encoder's tensors.
         kwargs: see :class:`FedAvg`.
     """
+
+    network: ClassVar[str] = "FedStar"
 
     def __init__(self, structure: Sequence[str] = ("structure.*",), **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -100,6 +100,9 @@ class GraphFL(FedAvg):
         shapes = {name: tensor.shape for name, tensor in known.items() if tensor.is_floating_point()}
         expect_group(gradients, shapes, f"upload` of client `{client}")
 
+    def sums_suffice(self, round: int, exchange: str) -> bool:
+        return exchange != "meta"
+
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         if exchange != "meta":
             return super().aggregate(uploads, round, exchange)

@@ -54,8 +54,10 @@ _WORDS = [(r"<class '([\w.]+)'>", r"of type \1"), (r"typing\.Literal\[(.*?)\]", 
 
 def suggestion(name: str, names: Iterable[str], form: str = "{}") -> str:
     """``(did you mean ...?)`` with a blank before it; nothing where no name is close, or begins alike."""
-    candidates = list(names)
-    close = get_close_matches(name, candidates, 1) or [other for other in candidates if other[:3] == name[:3]]
+    candidates, folded = list(names), name.casefold()
+    lower = {other.casefold(): other for other in candidates}
+    close = get_close_matches(name, candidates, 1) or [lower[other] for other in get_close_matches(folded, lower, 1)]
+    close = close or [other for other in candidates if other[:3] == name[:3]]
     return f" (did you mean {form.format(close[0])}?)" if len(close) == 1 else ""
 
 

@@ -40,6 +40,9 @@ class Aggregator(FederatedCallback):
         evaluated_model: see the attribute; as the class has it when ``None``.
     """
 
+    network: ClassVar[str] = ""
+    """The class of :mod:`flgraph.models` whose tensors the routes name; empty where they fit any model."""
+
     upload_kind: UploadKind = "weights"
     """What uploaded tensors of the model are, and so what they are relative to."""
 
@@ -60,6 +63,9 @@ class Aggregator(FederatedCallback):
 
     client_attributes: Sequence[str] = ()
     """The same of the client half. What it was sent last it need not keep: :attr:`Client.last_download`."""
+
+    needs_classes: bool = False
+    """Whether it has no meaning for models that learn several labels or numbers; these are refused then."""
 
     initial_weights: Literal["first", "mean", "own"] = "first"
     """Which values shared tensors begin with at all clients: those of the first client that has them; the mean over the
@@ -176,9 +182,9 @@ class Aggregator(FederatedCallback):
             expect(found, f"upload` of client `{client}", f"with the shared tensor `{name}`", "none")
 
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
-        """Makes new shared tensors of the uploads of one exchange, by default the clients' weighted mean.
+        """Makes new shared tensors of the uploads of one exchange, by default :meth:`take_mean` of their weighted mean.
 
-        Called in the server's process, after all uploads arrived.
+        Called in the server's process, after all uploads arrived; not where :func:`needs_only_sums`.
 
         Args:
             uploads: client to upload, of those that answered.
@@ -189,11 +195,27 @@ class Aggregator(FederatedCallback):
             The new values of shared tensors; those that it leaves out stay as they are.
         """
         tensors = {client: upload.group() for client, upload in uploads.items()}
-        return self.combine(tensors, self.client_weights(uploads))
+        return self.take_mean(self.combine(tensors, self.client_weights(uploads)), round, exchange)
+
+    def take_mean(self, mean: Mapping[str, Tensor], round: int, exchange: str) -> Mapping[str, Tensor]:
+        """Makes new shared tensors of the clients' weighted mean of these; by default they are the mean."""
+        return mean
+
+    def sums_suffice(self, round: int, exchange: str) -> bool:
+        """Whether :meth:`aggregate` of this exchange does what the base class does.
+
+        The server then adds uploads up as they come, or receives sums, and calls :meth:`take_mean` alone; see
+        :func:`needs_only_sums`. To be overridden where ``aggregate`` is overridden for other exchanges.
+        """
+        return True
+
+    def client_weight(self, upload: Payload) -> float:
+        """How much a client counts where it is combined with others; not normalised, 1 by default."""
+        return 1.0
 
     def client_weights(self, uploads: Mapping[str, Payload]) -> dict[str, float]:
-        """How much each client counts where it is combined with others; not normalised. All alike by default."""
-        return dict.fromkeys(uploads, 1.0)
+        """:meth:`client_weight` of each; to be overridden where it depends on the others' uploads."""
+        return {client: self.client_weight(upload) for client, upload in uploads.items()}
 
     def accept(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes new values of shared tensors; called with what :meth:`aggregate` returned.
@@ -272,3 +294,20 @@ class Aggregator(FederatedCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Puts back what :meth:`state_dict` returned."""
         vars(self).update(state_dict)
+
+
+def needs_only_sums(aggregator: Aggregator, round: int, exchange: str) -> bool:
+    """Whether all that becomes of an exchange's uploads is the weighted mean of their tensors of the model.
+
+    So it is where nothing else than :meth:`Aggregator.aggregate` and the exact mean makes the new tensors, and each
+    client's weight is a function of its own upload. A class that overrides one of these, below the one that says for
+    which exchanges :meth:`~Aggregator.sums_suffice`, has spoken later.
+    """
+    kind = type(aggregator)
+    said = _defining(kind, "sums_suffice")
+    last_word = all(issubclass(said, _defining(kind, name)) for name in ("aggregate", "client_weights"))
+    return last_word and type(aggregator.combine) is WeightedMean and aggregator.sums_suffice(round, exchange)
+
+
+def _defining(kind: type, name: str) -> type:
+    return next(own for own in kind.__mro__ if name in vars(own))

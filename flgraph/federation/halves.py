@@ -31,8 +31,10 @@ class AlgorithmHalf(Protocol):
 class ClientHalf(AlgorithmHalf, Protocol):
     """What a client needs of an algorithm, which is a Lightning callback besides; ``client`` is the client."""
 
+    network: ClassVar[str]
     seed: int
     optimizer_state: Literal["keep", "reset"]
+    needs_classes: bool
     reported_scalars: Sequence[str]
 
     def routes(self) -> list[Route]:

@@ -11,8 +11,7 @@ from typing import Any
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.accountant import spent
-from flgraph.federation.aggregation import WeightedMean
-from flgraph.federation.aggregator import Aggregator
+from flgraph.federation.aggregator import Aggregator, needs_only_sums
 from flgraph.federation.callback import FederatedCallback, Run
 from flgraph.federation.transforms import GaussianNoise, Transform
 from flgraph.runs.history import EPSILON
@@ -212,7 +211,7 @@ class PrivacyBudget(FederatedCallback):
 
 def _takes_plain_mean(aggregator: Aggregator) -> bool:
     """Whether all that becomes of uploads is their mean, in which all count alike."""
-    kind = type(aggregator)
-    plain = kind.aggregate is Aggregator.aggregate and kind.download is Aggregator.download
-    alike = len(set(aggregator.client_weights({}).values())) <= 1 and "num_samples" not in aggregator.upload_scalars
-    return plain and alike and type(aggregator.combine) is WeightedMean
+    exchanges = [(round, exchange) for round in (0, 1) for exchange in aggregator.exchanges(round)]
+    plain = all(needs_only_sums(aggregator, *exchange) for exchange in exchanges)
+    alike = "num_samples" not in aggregator.upload_scalars
+    return plain and alike and type(aggregator).download is Aggregator.download

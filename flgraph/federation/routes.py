@@ -101,6 +101,7 @@ class RoutingTable:
         metrics: patterns of the metrics that may leave beside those that the model logs.
         first: patterns of tensors that are personal whatever the rules say.
         client: for error messages.
+        network: of the algorithm, the same; see :attr:`Aggregator.network`.
 
     Raises:
         InputError: a pattern matches nothing, or a tensor is covered by no route.
@@ -116,6 +117,7 @@ class RoutingTable:
         metrics: Sequence[str] = (),
         first: Sequence[str] = (),
         client: str = "client",
+        network: str = "",
     ) -> None:
         self.client, self.extra, self.scalars, self.metrics = client, dict(extra), tuple(scalars), tuple(metrics)
         routes = [*personal(*first), *routes]
@@ -135,6 +137,9 @@ class RoutingTable:
                 same = [name for name in tensors if fnmatchcase(name, route.pattern)]
                 if same and all(any(fnmatchcase(name, pattern) for pattern in first) for name in same):
                     continue  # made personal by who runs it, not overlooked by who wrote it
+                if network and not same:
+                    wanted, found = f"{network}, the network of this algorithm,", f"one without `{route.pattern}`"
+                    raise InputError("model", wanted, found)
                 found = "routes before it that cover the same" if same else _some(tensors) or "a model without any"
                 raise InputError(f"route {route.pattern}", f"that of a tensor of client `{client}`", found)
         self._ties = _tied(tensors)

@@ -23,9 +23,6 @@ _CLEAR = ("num_train_samples", "trainer")
 MACHINE = {"trainer.aggregator.server_accelerator"}
 """Settings that say where something is computed: a run may go on on another machine."""
 
-_BEFORE = {"trainer.aggregator.labels": "all"}
-"""What earlier versions did where a setting came later and its default is something else."""
-
 
 def check_settings(
     saved: Mapping[str, Any], current: Mapping[str, Any], defaults: Mapping[str, Any], checkpoint: Path
@@ -43,7 +40,7 @@ def check_settings(
         InputError: names the first setting that differs, and both values.
     """
     # In JSON, tuples and lists are the same.
-    current, defaults = json.loads(json.dumps([current, {**defaults, **_BEFORE}]))
+    current, defaults = json.loads(json.dumps([current, dict(defaults)]))
     saved, current = _as_the_other(saved, current), _as_the_other(current, saved)
     now, then = flatten(current), flatten(saved)
     later = {key for key in now.keys() - then.keys() if key in defaults and defaults[key] == now[key]}

@@ -58,5 +58,5 @@ def test_structure_is_the_weighted_mean(crossed: Any) -> None:
 def test_another_model_is_refused(
     graph_federation: Callable[..., Any], federate: Callable[..., FederatedTrainer]
 ) -> None:
-    with pytest.raises(InputError, match=r"`route structure\.\*` to be that of a tensor of client `A`"):
+    with pytest.raises(InputError, match=r"`model` to be FedStar, .* but got one without `structure\.\*`"):
         federate(FedStar()).fit(GNN(), graph_federation())

@@ -119,7 +119,7 @@ def test_malformed_data_set(
         (["--trainer.aggregator", "FedSage"], "Expected `model.conv` to be 'sage' for FedSage but got 'gin'."),
         (
             ["--trainer.aggregator", "FedStar"],
-            "`route structure.*` to be that of a tensor of client `ALPHA`",
+            "`model` to be FedStar, the network of this algorithm, but got one without `structure.*`.",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

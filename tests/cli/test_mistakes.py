@@ -40,6 +40,7 @@ AT_ONCE = {
     "model's field": (["fit", *METHOD, *CHEM, "--model.hidden", "3"], "(did you mean `hidden_channels`?)"),
     "data's field": (["fit", *METHOD, *CHEM, "--data.batchsize", "3"], "(did you mean `batch_size`?)"),
     "method": (["fit", *METHOD, *CHEM, "--trainer.aggregator", "FedAgv"], "'FedAgv' (did you mean FedAvg?)"),
+    "method's case": (["fit", *METHOD, *CHEM, "--trainer.aggregator", "Scaffold"], "(did you mean SCAFFOLD?)"),
     "model": (["fit", *METHOD, *CHEM, "--model", "flgraph.models.GMN"], "(did you mean GNN?)"),
     "number": (["fit", *METHOD, *CHEM, "--trainer.rounds", "ten"], "`trainer.rounds` to be of type int but got ten."),
     "list": (["fit", *METHOD, "--data.datasets", "MUTAG"], "`data.datasets` to be of type list but got MUTAG."),

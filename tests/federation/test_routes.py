@@ -289,3 +289,8 @@ def test_what_only_some_have_may_be_kept_by_all() -> None:
     assert agree(signatures, routes, ["head*"]) == {"A": names, "B": names}
     with pytest.raises(InputError, match=r"`route head\.\*` to be that of a shared tensor of some client"):
         agree(signatures, routes)
+
+
+def test_a_network_that_is_another_algorithms_is_named() -> None:
+    with pytest.raises(InputError, match=r"`model` to be FedStar, .* but got one without `structure\.\*`"):
+        RoutingTable([*shared("structure.*"), *personal("*")], MODEL, network="FedStar")

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -17,12 +18,14 @@ from flgraph.data.checks import expect_classes, require
 from flgraph.data.federation import Federation
 from flgraph.data.graphs.batching import GraphLoader
 from flgraph.data.graphs.container import FlatGraphs
+from flgraph.data.graphs.partition import dirichlet_shards, sorted_shards
 from flgraph.data.graphs.partition import shards as make_shards
 from flgraph.data.graphs.readers import Features, read_tu
-from flgraph.data.partition_file import SavedPartition, read_partition
-from flgraph.data.splits import check_fractions, check_splits, split_of, stratified_split
+from flgraph.data.partition_file import SavedPartition, is_partition_file, read_partition
+from flgraph.data.splits import check_fractions, check_splits, fewest_for, split_of, stratified_split
 from flgraph.errors import InputError, expect
 from flgraph.nn.structure import structure_embedding
+from flgraph.nn.tasks import Task, check_task
 
 Graphs = FlatGraphs | Iterable[Data]
 Structure = Literal["rwse+dse", "dse", "rwse", "ones", "none"]
@@ -32,7 +35,8 @@ class GraphDataModule(pl.LightningDataModule):
     """One client's labelled graphs, split three ways; goes with any Trainer, federated or not.
 
     Args:
-        graphs: a flat set or any iterable of PyG graphs with ``x``, ``edge_index`` and a scalar ``y``.
+        graphs: a flat set or any iterable of PyG graphs with ``x``, ``edge_index`` and a scalar ``y``; of graphs with
+            several labels or numbers a flat set, see :meth:`FlatGraphs.from_pyg`.
         splits: index tensors of the training, validation and test graphs; a stratified 80 / 10 / 10 split when
             ``None``.
         num_classes: number of classes; largest label + 1 when ``None``.
@@ -57,7 +61,8 @@ class GraphDataModule(pl.LightningDataModule):
         super().__init__()
         self.graphs = graphs if isinstance(graphs, FlatGraphs) else FlatGraphs.from_pyg(graphs)
         self.num_classes = self.graphs.num_classes if num_classes is None else num_classes
-        expect_classes(self.graphs.y, f"{self.graphs.name}.y", 0, self.num_classes - 1)
+        if self.graphs.task == "multiclass":
+            expect_classes(self.graphs.y, f"{self.graphs.name}.y", 0, self.num_classes - 1)
         self.train, self.val, self.test = splits or stratified_split(self.graphs.y)
         named = {"train": self.train, "val": self.val, "test": self.test}
         check_splits(len(self.graphs), "graph", self.graphs.name, **named)
@@ -76,7 +81,9 @@ class GraphDataModule(pl.LightningDataModule):
     @property
     def model_args(self) -> dict[str, Any]:
         """Sizes that the data decides."""
-        sizes = {"in_channels": self.graphs.num_features, "num_classes": self.num_classes}
+        sizes: dict[str, Any] = {"in_channels": self.graphs.num_features, "num_classes": self.num_classes}
+        if self.graphs.task != "multiclass":
+            sizes["task"] = self.graphs.task
         if "s" in self.graphs.node_tensors:
             sizes["structure_channels"] = self.graphs.node_tensors["s"].size(1)
         return sizes
@@ -131,6 +138,8 @@ class GraphFederation(Federation[GraphDataModule]):
             :mod:`flgraph.data.partition_file`; all, and by ``fractions``, when ``None``. Its clients must be those of
             the federation. Every run writes one, ``partition.npz``.
         cache_dir: where computed embeddings are kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
+        task: what the ``y`` of PyG graphs is: ``multiclass``, one class; ``multilabel``, 0 or 1 for each of several
+            labels; ``regression``, numbers; NaN where one is not known. A flat set brings its own.
 
     Raises:
         InputError: data or a setting cannot be used.
@@ -150,8 +159,11 @@ class GraphFederation(Federation[GraphDataModule]):
         eval_batch_size: int = 512,
         partition: str | None = None,
         cache_dir: str | Path | None = None,
+        task: Task = "multiclass",
     ) -> None:
         super().__init__(name)
+        check_task(task, "data.task")
+        self.task = task
         kinds = get_args(Structure)
         expect(structure in kinds, "data.structure", f"one of {', '.join(kinds)}", structure)
         expect(batch_size >= 1, "data.batch_size", "1 or more", batch_size)
@@ -218,7 +230,7 @@ class GraphFederation(Federation[GraphDataModule]):
     def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
         """Client name, graphs and number of classes of every client, one after another."""
         for name, given in self._given.items():
-            graphs = given if isinstance(given, FlatGraphs) else FlatGraphs.from_pyg(given, name)
+            graphs = given if isinstance(given, FlatGraphs) else FlatGraphs.from_pyg(given, name, self.task)
             classes = self._num_classes.get(name) if isinstance(self._num_classes, Mapping) else self._num_classes
             yield name, self.embed(graphs), graphs.num_classes if classes is None else classes
 
@@ -277,6 +289,21 @@ class GraphFederation(Federation[GraphDataModule]):
             raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{name}`") from None
 
 
+def _mean_features(graphs: FlatGraphs) -> Tensor:
+    """The mean of all features of each graph ``[G]``."""
+    rows = graphs.x.double().sum(1, keepdim=True)
+    owner = torch.repeat_interleave(graphs.node_ptr.diff())
+    return rows.new_zeros(len(graphs), 1).index_add_(0, owner, rows) / graphs.node_ptr.diff().unsqueeze(1)
+
+
+def _mean_degrees(graphs: FlatGraphs) -> Tensor:
+    return graphs.edge_ptr.diff().double() / graphs.node_ptr.diff()
+
+
+_CUTS: dict[str, Any] = {"dirichlet": None, "feature_skew": _mean_features, "topology_skew": _mean_degrees}
+"""Partitions of a data set, and the numbers that some sort by."""
+
+
 class TUFederation(GraphFederation):
     """Data sets of the TU collection, each one client or cut into several.
 
@@ -292,6 +319,11 @@ class TUFederation(GraphFederation):
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
         name: how runs on this data are called; when ``None``, that of the setting (the file in ``configs/data``) or
             the data sets' names.
+        partition: how a data set is cut into its shards: at random when ``None``; ``dirichlet`` (unequal class
+            shares, :func:`~flgraph.data.dirichlet_shards`); ``feature_skew`` or ``topology_skew`` (in the order of the
+            graphs' mean features or mean degrees, :func:`~flgraph.data.sorted_shards`); or a file, see
+            :class:`GraphFederation`.
+        alpha: concentration of the labels (``dirichlet``).
         **kwargs: see :class:`GraphFederation`; ``split_seed`` decides the shards, too.
 
     Raises:
@@ -305,15 +337,24 @@ class TUFederation(GraphFederation):
         features: Features = "auto",
         root: str | None = None,
         name: str | None = None,
+        partition: str | None = None,
+        alpha: float = 1.0,
         **kwargs: Any,
     ) -> None:
+        cut = None if partition is None or is_partition_file(partition) else partition
+        expect(cut in (None, *_CUTS), "data.partition", f"one of {', '.join(_CUTS)}, or a file .npz or .json", cut)
+        expect(cut is None or shards > 1, "data.shards", f"2 or more, for `data.partition: {cut}`,", shards)
+        if alpha != 1.0 and cut != "dirichlet":
+            rank_zero_warn("`data.alpha` has no effect without `data.partition: dirichlet`.")
         expect(not isinstance(datasets, str), "data.datasets", "a list of data sets", datasets)
         expect(len(datasets) > 0, "data.datasets", "at least one data set", datasets)
         expect(len(set(datasets)) == len(datasets), "data.datasets", "different data sets", datasets)
         expect(shards >= 1, "data.shards", "1 or more", shards)
         joined = "-".join(dataset.lower() for dataset in datasets[:3]) + ("-etc" if len(datasets) > 3 else "")
-        joined = (tu_setting(datasets) or joined) + (f"-{shards}" if shards > 1 else "")
-        super().__init__({}, None, name or joined, **kwargs)
+        joined = (tu_setting(datasets) or joined) + (f"-{shards}" if shards > 1 else "") + (f"-{cut}" if cut else "")
+        super().__init__({}, None, name or joined, partition=None if cut else partition, **kwargs)
+        expect(self.task == "multiclass", "data.task", "multiclass: TU data sets have classes", self.task)
+        self.cut, self.alpha = cut, alpha
         self.datasets, self.shards, self.features, self.root = list(datasets), shards, features, root
         self._read: tuple[str, FlatGraphs] | None = None  # the last data set, which has further shards
 
@@ -342,9 +383,27 @@ class TUFederation(GraphFederation):
         expect(enough, "data.shards", f"at most {len(graphs)}, the number of graphs of {dataset},", self.shards)
         if self._saved is not None:
             return graphs, graphs.num_classes
-        index = make_shards(len(graphs), self.shards, self.split_seed)[self._shards(dataset).index(name)]
+        index = self._cut(graphs)[self._shards(dataset).index(name)]
         self._taken[name] = index
         return graphs.select(index), graphs.num_classes
+
+    def _cut(self, graphs: FlatGraphs) -> list[Tensor]:
+        """Graph numbers of each shard of a data set."""
+        n, seed = self.shards, self.split_seed
+        if self.cut is None:
+            return make_shards(len(graphs), n, seed)
+        if self.cut != "dirichlet":
+            return sorted_shards(_CUTS[self.cut](graphs), n, seed)
+        try:
+            return dirichlet_shards(graphs.y, n, self.alpha, seed, fewest_for(self.fractions, len(graphs) // n))
+        except InputError as error:
+            raise InputError(f"data.{error.field}", error.expected, error.got) from None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As :class:`GraphFederation` has them, and how data sets are cut."""
+        how = {} if self.cut is None else {"partition": self.cut, "alpha": self.alpha}
+        return {**super().settings, **how}
 
     def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
         """Reads one client after another."""

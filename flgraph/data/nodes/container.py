@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import subgraph
 
 from flgraph.data.cache import content_key
 from flgraph.data.checks import (
-    classes_of,
     edge_keys,
     edges_of,
     expect_classes,
@@ -21,6 +23,7 @@ from flgraph.data.checks import (
     is_symmetric,
     require,
     sorted_edges,
+    targets_of,
     tensor_of,
     warn_of_unused,
 )
@@ -28,6 +31,7 @@ from flgraph.errors import expect
 from flgraph.nn.batches import WholeGraph
 from flgraph.nn.sparse.adjacency import Adjacency, lasting, offsets
 from flgraph.nn.sparse.csr import csr, take_rows
+from flgraph.nn.tasks import Task, check_targets
 
 _READ = {"x", "y", "edge_index", "num_nodes", "num_classes", "name"}
 """Fields of PyG's graphs that :meth:`NodeGraph.from_pyg` knows."""
@@ -42,13 +46,15 @@ class NodeGraph:
         x: features ``[N, F]`` float32, dense or sparse CSR.
         edge_index: ``[2, E]`` int64, sources and targets, sorted by (source, target), without self-loops and repeats;
             :meth:`from_pyg` puts any edges into this form.
-        y: class of each node ``[N]``, int64.
-        num_classes: number of classes; largest label + 1 when ``None``.
+        y: class of each node ``[N]``, int64; or its labels or numbers ``[N, T]``, float32.
+        num_classes: number of classes; largest label + 1 when ``None``. Of labels or numbers the columns of ``y``.
         name: what error messages call this graph.
         nodes: numbers of the nodes in the graph that this one was first cut from, ``[N]`` int64; 0 to N - 1 when
             ``None``.
         undirected: whether every edge is there in both directions.
         validate: whether to check all of this.
+        keys: name to a text for each node ``[N]``, such as the hospital that it is of; partitions may go by them.
+        task: what ``y`` is, see :data:`~flgraph.nn.tasks.Task`.
 
     Raises:
         InputError: shapes do not agree, an edge or a label is out of range, edges are not in the form above, or a
@@ -65,9 +71,14 @@ class NodeGraph:
         nodes: Tensor | None = None,
         undirected: bool = True,
         validate: bool = True,
+        keys: Mapping[str, NDArray[np.str_]] | None = None,
+        task: Task = "multiclass",
     ) -> None:
         self.x, self.edge_index, self.y, self.name, self.undirected = x, edge_index, y, name, undirected
-        if num_classes is None:
+        self.keys, self.task = dict(keys or {}), task
+        if y.dim() == 2:
+            num_classes = y.size(1)
+        elif num_classes is None:
             num_classes = int(y.max()) + 1 if y.numel() else 0
         self.num_classes = num_classes
         self.nodes = torch.arange(y.size(0), device=y.device) if nodes is None else nodes
@@ -77,9 +88,15 @@ class NodeGraph:
 
     @classmethod
     def from_pyg(
-        cls, data: Data, name: str = "graph", num_classes: int | None = None, undirected: bool = True
+        cls,
+        data: Data,
+        name: str = "graph",
+        num_classes: int | None = None,
+        undirected: bool = True,
+        key: str | None = None,
+        task: Task = "multiclass",
     ) -> NodeGraph:
-        """From any :class:`~torch_geometric.data.Data` with ``x``, ``edge_index`` and one class per node in ``y``.
+        """From any :class:`~torch_geometric.data.Data` with ``x``, ``edge_index`` and what each node is in ``y``.
 
         Self-loops and repeated edges are left out. Dense features that are zero in three of four places become sparse.
         Other fields, such as masks and ``edge_attr``, are not used; a warning names them.
@@ -90,6 +107,8 @@ class NodeGraph:
             num_classes: see the class.
             undirected: whether to add the reverse of every edge; otherwise edges keep their direction, and a node's
                 neighbours are those that send to it.
+            key: a further field, of a whole number or a text for each node, that is kept in ``keys``.
+            task: what ``y`` is: a class ``[N]``; or several labels or numbers ``[N, T]``, NaN where one is not known.
 
         Raises:
             InputError: ``data`` lacks a field or holds values that cannot be used.
@@ -98,24 +117,29 @@ class NodeGraph:
         x, y, edge_index = (tensor_of(data, field, name) for field in ("x", "y", "edge_index"))
         expect(not x.is_complex(), f"{name}.x", "of real numbers", x.dtype)
         expect(num_classes is None or num_classes >= 1, "num_classes", "1 or more, or None", num_classes)
-        warn_of_unused((key for key in data.to_dict() if key not in _READ), name)
-        y = y[:, 0] if y.dim() == 2 and y.size(1) == 1 else y
-        fits = list(y.shape) == [x.size(0)]
-        expect(fits, f"{name}.y", f"of shape [{x.size(0)}], one class per node,", list(y.shape))
+        warn_of_unused((field for field in data.to_dict() if field not in _READ and field != key), name)
+        n = x.size(0)
+        keys = {} if key is None else {key: key_of(data.get(key), n, f"{name}.{key}")}
+        y = targets_of(y, n, task, f"{name}.y")
         edge_index = edges_of(edge_index, f"{name}.edge_index")
-        expect_joined(edge_index, y.size(0), f"{name}.edge_index")
-        x, edges = sparse_rows(x.unsqueeze(1) if x.dim() == 1 else x), sorted_edges(edge_index, y.size(0), undirected)
-        return cls(x, edges, classes_of(y, f"{name}.y"), num_classes, name, undirected=undirected)
+        expect_joined(edge_index, n, f"{name}.edge_index")
+        x, edges = sparse_rows(x.unsqueeze(1) if x.dim() == 1 else x), sorted_edges(edge_index, n, undirected)
+        return cls(x, edges, y, num_classes, name, undirected=undirected, keys=keys, task=task)
 
     def _validate(self) -> None:
-        name, n, edges = self.name, self.y.numel(), self.edge_index
-        expect_tensor(self.y, f"{name}.y", ["N"], torch.long)
+        name, n, edges = self.name, len(self.y), self.edge_index
+        if self.task == "multiclass":
+            expect_tensor(self.y, f"{name}.y", ["N"], torch.long)
+        else:
+            expect_tensor(self.y, f"{name}.y", ["N", "T"], torch.float32)
+            check_targets(self.y, self.task, f"{name}.y")
         require(n > 0, f"{name}.y", "the classes of at least one node", "none")
         expect_tensor(self.x, f"{name}.x", [n, "F"], torch.float32)
         layouts = (torch.strided, torch.sparse_csr)
         expect(self.x.layout in layouts, f"{name}.x", "dense or sparse CSR", self.x.layout)
         expect_finite(self.x.values() if self.is_sparse else self.x, f"{name}.x")
-        expect_classes(self.y, f"{name}.y", 0, self.num_classes - 1)
+        if self.task == "multiclass":
+            expect_classes(self.y, f"{name}.y", 0, self.num_classes - 1)
         expect_tensor(self.nodes, f"{name}.nodes", [n], torch.long)
         expect_tensor(edges, f"{name}.edge_index", [2, "E"], torch.long)
         expect_joined(edges, n, f"{name}.edge_index")
@@ -136,7 +160,7 @@ class NodeGraph:
     @property
     def num_nodes(self) -> int:
         """N."""
-        return self.y.numel()
+        return self.y.size(0)
 
     @property
     def num_features(self) -> int:
@@ -212,10 +236,12 @@ class NodeGraph:
         edges, _ = subgraph(index, self.edge_index, relabel_nodes=True, num_nodes=self.num_nodes)
         if not bool((index.diff() > 0).all()):
             edges = edges[:, edge_keys(edges, index.numel()).argsort()]
-        return self._like(x=self.rows(index), edge_index=edges, y=self.y[index], name=name, nodes=self.nodes[index])
+        keys = {key: of_nodes[index.cpu().numpy()] for key, of_nodes in self.keys.items()}
+        own = {"x": self.rows(index), "y": self.y[index], "nodes": self.nodes[index]}
+        return self._like(edge_index=edges, name=name, keys=keys, **own)
 
     def _like(self, **changed: Any) -> NodeGraph:
-        fields = ("x", "edge_index", "y", "num_classes", "name", "nodes", "undirected")
+        fields = ("x", "edge_index", "y", "num_classes", "name", "nodes", "undirected", "keys", "task")
         return NodeGraph(**{field: getattr(self, field) for field in fields} | changed, validate=False)
 
     def batch(self, index: Tensor) -> WholeGraph:
@@ -234,6 +260,19 @@ class NodeGraph:
         moved = self._like(**{field: getattr(self, field).to(device) for field in tensors})
         moved._adj = None if self._adj is None else self._adj.to(device)
         return moved
+
+
+def key_of(values: Any, count: int, field: str) -> NDArray[np.str_]:
+    """Whole numbers or texts, one for each of ``count`` nodes or graphs, as texts.
+
+    Raises:
+        InputError: they are something else.
+    """
+    array = values.numpy(force=True) if isinstance(values, Tensor) else np.asarray(values)
+    fits = array.shape == (count,) and array.dtype.kind in "iuU"
+    got = "none" if values is None else f"{array.dtype} {list(array.shape)}"
+    require(fits, field, f"a whole number or a text for each of {count}, a natural key,", got)
+    return array.astype(str)
 
 
 def normalize_rows(x: Tensor) -> Tensor:
