@@ -334,7 +334,7 @@ class FederatedLoop(pl.Trainer):
         self.record = RoundRecord(self.current_round)
         self._call("on_round_start")
         server.round(self.current_round, self.record)
-        self.record.server = dict(server.aggregator.log_scalars())
+        self.record.server = {**server.aggregator.log_scalars(), **server.transforms.download_scalars()}
         last = self.current_round == self.rounds
         if last or self.current_round % self.evaluate_every == 0:
             self._evaluate(server)
