@@ -45,6 +45,8 @@ class Policy:
             noise, or with uploads that it does not cover, are refused. No limit when ``None``.
         delta: with which that is counted.
         accept_states: whether a server may put clients into states that it sends, as a run needs that began elsewhere.
+        secure_sums: uploads leave in secure sums only (:class:`SecureSums`), over so many clients or more; when
+            ``None``, as the job says.
 
     Raises:
         InputError: a number is out of range.
@@ -67,9 +69,10 @@ class Policy:
     max_epsilon: float | None = None
     delta: float = 1e-5
     accept_states: bool = False
+    secure_sums: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_samples", "min_samples", "rounds", "local_epochs", "turns", "evaluations"):
+        for name in ("num_samples", "min_samples", "rounds", "local_epochs", "turns", "evaluations", "secure_sums"):
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             optional = value is None and name not in ("min_samples", "rounds", "local_epochs")
@@ -119,6 +122,9 @@ class Policy:
             if not _matches(name, self.exchanges):
                 yield PolicyError("exchange", f"among those of the policy, {', '.join(self.exchanges)},", name)
         yield from self.excess(job.rounds, job.local_epochs)
+        if self.secure_sums is not None and not job.masks:
+            wanted = f"given: uploads leave in sums over {self.secure_sums} clients or more only, as the policy says,"
+            yield PolicyError("trainer.secure_sums", wanted, "null")
         if self.num_samples is None and NUM_SAMPLES in job.scalars:
             without = "one that does without `num_samples` (such as `weighting: uniform`), which the policy withholds,"
             yield PolicyError("aggregator", without, job.algorithm)
@@ -197,6 +203,7 @@ class Job:
         num_samples: training samples of the client.
         noise: the smallest multiplier of what adds noise before anything leaves the client; ``None`` without any.
         uncovered: what of its uploads such noise does not cover.
+        masks: whether uploads are masked.
     """
 
     algorithm: str
@@ -211,6 +218,7 @@ class Job:
     num_samples: int
     noise: float | None = None
     uncovered: Sequence[str] = ()
+    masks: bool = False
 
 
 def _rounded(value: float, decimals: int) -> float:

@@ -124,6 +124,11 @@ def test_a_bound_that_follows_is_told_and_kept(federate: Any, toy_federation: An
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
+def test_a_bound_that_follows_needs_single_uploads(federate: Any) -> None:
+    with pytest.raises(InputError, match=r"`trainer.secure_sums` to be null with a Clip whose bound follows"):
+        federate(FedAvg("uniform"), rounds=1, secure_sums=SecureSums(), transforms=[Clip(2.0, quantile=0.5)])
+
+
 def test_the_server_clips_whoever_did_not() -> None:
     def cheat(wire: dict[str, Tensor]) -> None:
         wire["w"], wire["b"] = SENT["w"].clone(), SENT["b"] + 1e6
