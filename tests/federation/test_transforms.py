@@ -26,6 +26,7 @@ from flgraph.federation import (
     TopK,
     Transform,
 )
+from flgraph.federation.secure.settings import SecureSums
 from flgraph.federation.transforms import Draw, Pipeline, draw_key
 from flgraph.runs.history import read_records
 from flgraph.runs.ledger_reader import read_ledger
