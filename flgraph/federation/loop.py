@@ -28,9 +28,10 @@ from flgraph.federation.policy import Policy
 from flgraph.federation.privacy import Privacy, PrivacyBudget, account_of
 from flgraph.federation.routes import describe_routes
 from flgraph.federation.run_log import RunLog
-from flgraph.federation.server import Server, Tolerance
+from flgraph.federation.server import Server
 from flgraph.federation.settings import describe, describe_run
 from flgraph.federation.template import Model, client_module
+from flgraph.federation.tolerance import Tolerance
 from flgraph.federation.transforms import Transform
 from flgraph.runs.checkpoint import CLIENTS, SERVER, CheckpointStore, find_checkpoint, read_manifest, reading
 from flgraph.runs.compatibility import check_settings, comparable, flatten

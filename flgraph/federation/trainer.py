@@ -26,9 +26,10 @@ from flgraph.federation.lightning_callbacks import check_callbacks
 from flgraph.federation.plain import check_model, federated, what_is
 from flgraph.federation.policy import Policy
 from flgraph.federation.privacy import Privacy
-from flgraph.federation.server import Server, Tolerance
+from flgraph.federation.server import Server
 from flgraph.federation.signals import stop_on_signals
 from flgraph.federation.template import Model
+from flgraph.federation.tolerance import Tolerance
 from flgraph.federation.trained import TrainedLoop
 from flgraph.federation.transforms import GaussianNoise, Transform, check_order
 from flgraph.runs.files import write_text
