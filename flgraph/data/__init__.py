@@ -5,7 +5,14 @@ from flgraph.data.graphs.clients import GraphClients
 from flgraph.data.graphs.container import FlatGraphs
 from flgraph.data.graphs.datamodule import GraphDataModule, GraphFederation, TUFederation
 from flgraph.data.graphs.diffusion import Diffusion, diffused
-from flgraph.data.graphs.partition import dirichlet_shards, emd_shards, label_emd, shards, weighted_emd
+from flgraph.data.graphs.partition import (
+    dirichlet_shards,
+    emd_shards,
+    label_emd,
+    shards,
+    sorted_shards,
+    weighted_emd,
+)
 from flgraph.data.graphs.partitioned import PartitionedGraphFederation, ViewDataModule
 from flgraph.data.graphs.readers import read_tu
 from flgraph.data.graphs.synthetic import SyntheticFederation
@@ -23,8 +30,10 @@ from flgraph.data.nodes.clients import NodeClients
 from flgraph.data.nodes.communities import louvain, louvain_balanced, louvain_plus, metis, metis_plus
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.datamodule import NodeDataModule, NodeFederation
+from flgraph.data.nodes.generated import generate_nodes
 from flgraph.data.nodes.partition import ClientNodes, NodePartition, dirichlet, label_skew
 from flgraph.data.nodes.readers import read_nodes
+from flgraph.data.nodes.skew import feature_skew, natural, topology_skew
 from flgraph.data.nodes.whole_graph import WholeGraphDataModule, WholeGraphFederation
 from flgraph.data.splits import stratified_split
 from flgraph.data.statistics import hetero_statistics, partition_statistics
@@ -68,6 +77,8 @@ __all__ = [
     "dirichlet",
     "dirichlet_shards",
     "emd_shards",
+    "feature_skew",
+    "generate_nodes",
     "hetero_statistics",
     "label_emd",
     "label_skew",
@@ -76,6 +87,7 @@ __all__ = [
     "louvain_plus",
     "metis",
     "metis_plus",
+    "natural",
     "partition_statistics",
     "random_edge_types",
     "random_edges",
@@ -84,7 +96,9 @@ __all__ = [
     "read_tu",
     "sample_ego_graphs",
     "shards",
+    "sorted_shards",
     "stratified_split",
+    "topology_skew",
     "weighted_emd",
     "with_reverse",
     "without_reverse",

@@ -216,16 +216,19 @@ def test_few_and_odd_graphs(graph_list: Callable[..., list[Data]], federate: Fed
 def test_goes_on_with_the_same_bits(
     data: Callable[..., Any], federate: Federate, assert_same: Callable[..., None]
 ) -> None:
-    """What is compared is made anew in every turn, so nothing of it has to be kept."""
-    states = []
+    """What is compared is made anew in every turn, so nothing of it has to be kept; models for the read-out are."""
+    states, final = [], []
     for stops in ((3,), (1, 3)):
         for number, rounds in enumerate(stops):
             trainer: Any = federate(
                 FCLG(), rounds=rounds, local_epochs=2, monitor="train/loss", name=f"run{len(stops)}"
             )
-            trainer.fit(net(norm="batch"), data(), ckpt_path="last" if number else None)
+            results = trainer.fit(net(norm="batch", readout=3), data(), ckpt_path="last" if number else None)
+        final.append(results["final"]["mean"])
         states.append([client.state()["state_dict"] for client in trainer.engine.clients.values()])
     assert_same(*states)
+    assert final[0] == final[1]
+    assert 0 < final[0]["global_test/readout_accuracy"] != final[0]["global_test/size_accuracy"]
 
 
 def test_names() -> None:

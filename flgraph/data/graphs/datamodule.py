@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -17,10 +18,11 @@ from flgraph.data.checks import expect_classes, require
 from flgraph.data.federation import Federation
 from flgraph.data.graphs.batching import GraphLoader
 from flgraph.data.graphs.container import FlatGraphs
+from flgraph.data.graphs.partition import dirichlet_shards, sorted_shards
 from flgraph.data.graphs.partition import shards as make_shards
 from flgraph.data.graphs.readers import Features, read_tu
-from flgraph.data.partition_file import SavedPartition, read_partition
-from flgraph.data.splits import check_fractions, check_splits, split_of, stratified_split
+from flgraph.data.partition_file import SavedPartition, is_partition_file, read_partition
+from flgraph.data.splits import check_fractions, check_splits, fewest_for, split_of, stratified_split
 from flgraph.errors import InputError, expect
 from flgraph.nn.structure import structure_embedding
 
@@ -277,6 +279,21 @@ class GraphFederation(Federation[GraphDataModule]):
             raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{name}`") from None
 
 
+def _mean_features(graphs: FlatGraphs) -> Tensor:
+    """The mean of all features of each graph ``[G]``."""
+    rows = graphs.x.double().sum(1, keepdim=True)
+    owner = torch.repeat_interleave(graphs.node_ptr.diff())
+    return rows.new_zeros(len(graphs), 1).index_add_(0, owner, rows) / graphs.node_ptr.diff().unsqueeze(1)
+
+
+def _mean_degrees(graphs: FlatGraphs) -> Tensor:
+    return graphs.edge_ptr.diff().double() / graphs.node_ptr.diff()
+
+
+_CUTS: dict[str, Any] = {"dirichlet": None, "feature_skew": _mean_features, "topology_skew": _mean_degrees}
+"""Partitions of a data set, and the numbers that some sort by."""
+
+
 class TUFederation(GraphFederation):
     """Data sets of the TU collection, each one client or cut into several.
 
@@ -292,6 +309,11 @@ class TUFederation(GraphFederation):
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
         name: how runs on this data are called; when ``None``, that of the setting (the file in ``configs/data``) or
             the data sets' names.
+        partition: how a data set is cut into its shards: at random when ``None``; ``dirichlet`` (unequal class
+            shares, :func:`~flgraph.data.dirichlet_shards`); ``feature_skew`` or ``topology_skew`` (in the order of the
+            graphs' mean features or mean degrees, :func:`~flgraph.data.sorted_shards`); or a file, see
+            :class:`GraphFederation`.
+        alpha: concentration of the labels (``dirichlet``).
         **kwargs: see :class:`GraphFederation`; ``split_seed`` decides the shards, too.
 
     Raises:
@@ -305,15 +327,23 @@ class TUFederation(GraphFederation):
         features: Features = "auto",
         root: str | None = None,
         name: str | None = None,
+        partition: str | None = None,
+        alpha: float = 1.0,
         **kwargs: Any,
     ) -> None:
+        cut = None if partition is None or is_partition_file(partition) else partition
+        expect(cut in (None, *_CUTS), "data.partition", f"one of {', '.join(_CUTS)}, or a file .npz or .json", cut)
+        expect(cut is None or shards > 1, "data.shards", f"2 or more, for `data.partition: {cut}`,", shards)
+        if alpha != 1.0 and cut != "dirichlet":
+            rank_zero_warn("`data.alpha` has no effect without `data.partition: dirichlet`.")
         expect(not isinstance(datasets, str), "data.datasets", "a list of data sets", datasets)
         expect(len(datasets) > 0, "data.datasets", "at least one data set", datasets)
         expect(len(set(datasets)) == len(datasets), "data.datasets", "different data sets", datasets)
         expect(shards >= 1, "data.shards", "1 or more", shards)
         joined = "-".join(dataset.lower() for dataset in datasets[:3]) + ("-etc" if len(datasets) > 3 else "")
-        joined = (tu_setting(datasets) or joined) + (f"-{shards}" if shards > 1 else "")
-        super().__init__({}, None, name or joined, **kwargs)
+        joined = (tu_setting(datasets) or joined) + (f"-{shards}" if shards > 1 else "") + (f"-{cut}" if cut else "")
+        super().__init__({}, None, name or joined, partition=None if cut else partition, **kwargs)
+        self.cut, self.alpha = cut, alpha
         self.datasets, self.shards, self.features, self.root = list(datasets), shards, features, root
         self._read: tuple[str, FlatGraphs] | None = None  # the last data set, which has further shards
 
@@ -342,9 +372,27 @@ class TUFederation(GraphFederation):
         expect(enough, "data.shards", f"at most {len(graphs)}, the number of graphs of {dataset},", self.shards)
         if self._saved is not None:
             return graphs, graphs.num_classes
-        index = make_shards(len(graphs), self.shards, self.split_seed)[self._shards(dataset).index(name)]
+        index = self._cut(graphs)[self._shards(dataset).index(name)]
         self._taken[name] = index
         return graphs.select(index), graphs.num_classes
+
+    def _cut(self, graphs: FlatGraphs) -> list[Tensor]:
+        """Graph numbers of each shard of a data set."""
+        n, seed = self.shards, self.split_seed
+        if self.cut is None:
+            return make_shards(len(graphs), n, seed)
+        if self.cut != "dirichlet":
+            return sorted_shards(_CUTS[self.cut](graphs), n, seed)
+        try:
+            return dirichlet_shards(graphs.y, n, self.alpha, seed, fewest_for(self.fractions, len(graphs) // n))
+        except InputError as error:
+            raise InputError(f"data.{error.field}", error.expected, error.got) from None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As :class:`GraphFederation` has them, and how data sets are cut."""
+        how = {} if self.cut is None else {"partition": self.cut, "alpha": self.alpha}
+        return {**super().settings, **how}
 
     def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
         """Reads one client after another."""

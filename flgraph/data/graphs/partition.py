@@ -116,6 +116,37 @@ def dirichlet_shards(y: Tensor, n: int, alpha: float, seed: int, min_size: int =
     raise InputError("alpha", wanted, f"{alpha}, with which {_TRIES} draws failed")
 
 
+def sorted_shards(values: Tensor, n: int, seed: int) -> list[Tensor]:
+    """Assigns graphs (or nodes) to ``n`` clients by a number: those of like numbers together, sizes within one.
+
+    The mean feature of a graph makes clients of unlike features, its mean degree clients of unlike structure (feature
+    and topology skew of OpenFGL, Li et al., VLDB 2025).
+
+    Args:
+        values: a number for each ``[G]`` or ``[G, 1]``; the seed orders equal ones.
+        n: number of clients.
+        seed: see there.
+
+    Returns:
+        Graph numbers of each client, int64, ascending; disjoint, and together all. The first have the lowest values.
+
+    Raises:
+        InputError: ``n`` is below 1 or above the number of values, all values are the same, or the seed is out of
+            range.
+
+    Example:
+        >>> [shard.tolist() for shard in sorted_shards(torch.tensor([3, 0, 2, 1]), n=2, seed=0)]
+        [[1, 3], [0, 2]]
+    """
+    expect(1 <= n <= len(values), "n", f"between 1 and the number of graphs, {len(values)},", n)
+    expect(0 <= seed < 2**32, "seed", "between 0 and 2^32 - 1", seed)
+    column = values.flatten().cpu().numpy()
+    if n > 1 and column.min() == column.max():
+        raise InputError("data.partition", "one by what differs", "one by a number that is the same for all")
+    order = np.lexsort((np.random.default_rng(seed).permutation(column.size), column))
+    return [torch.from_numpy(np.sort(part)) for part in np.array_split(order, n)]
+
+
 def emd_shards(
     y: Tensor, n: int, emd: float | None, seed: int, tolerance: float = 0.005, min_size: int = 1
 ) -> list[Tensor]:

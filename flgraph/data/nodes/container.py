@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import subgraph
@@ -49,6 +52,7 @@ class NodeGraph:
             ``None``.
         undirected: whether every edge is there in both directions.
         validate: whether to check all of this.
+        keys: name to a text for each node ``[N]``, such as the hospital that it is of; partitions may go by them.
 
     Raises:
         InputError: shapes do not agree, an edge or a label is out of range, edges are not in the form above, or a
@@ -65,8 +69,10 @@ class NodeGraph:
         nodes: Tensor | None = None,
         undirected: bool = True,
         validate: bool = True,
+        keys: Mapping[str, NDArray[np.str_]] | None = None,
     ) -> None:
         self.x, self.edge_index, self.y, self.name, self.undirected = x, edge_index, y, name, undirected
+        self.keys = dict(keys or {})
         if num_classes is None:
             num_classes = int(y.max()) + 1 if y.numel() else 0
         self.num_classes = num_classes
@@ -77,7 +83,12 @@ class NodeGraph:
 
     @classmethod
     def from_pyg(
-        cls, data: Data, name: str = "graph", num_classes: int | None = None, undirected: bool = True
+        cls,
+        data: Data,
+        name: str = "graph",
+        num_classes: int | None = None,
+        undirected: bool = True,
+        key: str | None = None,
     ) -> NodeGraph:
         """From any :class:`~torch_geometric.data.Data` with ``x``, ``edge_index`` and one class per node in ``y``.
 
@@ -90,6 +101,7 @@ class NodeGraph:
             num_classes: see the class.
             undirected: whether to add the reverse of every edge; otherwise edges keep their direction, and a node's
                 neighbours are those that send to it.
+            key: a further field, of a whole number or a text for each node, that is kept in ``keys``.
 
         Raises:
             InputError: ``data`` lacks a field or holds values that cannot be used.
@@ -98,14 +110,15 @@ class NodeGraph:
         x, y, edge_index = (tensor_of(data, field, name) for field in ("x", "y", "edge_index"))
         expect(not x.is_complex(), f"{name}.x", "of real numbers", x.dtype)
         expect(num_classes is None or num_classes >= 1, "num_classes", "1 or more, or None", num_classes)
-        warn_of_unused((key for key in data.to_dict() if key not in _READ), name)
+        warn_of_unused((field for field in data.to_dict() if field not in _READ and field != key), name)
+        keys = {} if key is None else {key: key_of(data.get(key), y.size(0), f"{name}.{key}")}
         y = y[:, 0] if y.dim() == 2 and y.size(1) == 1 else y
         fits = list(y.shape) == [x.size(0)]
         expect(fits, f"{name}.y", f"of shape [{x.size(0)}], one class per node,", list(y.shape))
         edge_index = edges_of(edge_index, f"{name}.edge_index")
         expect_joined(edge_index, y.size(0), f"{name}.edge_index")
         x, edges = sparse_rows(x.unsqueeze(1) if x.dim() == 1 else x), sorted_edges(edge_index, y.size(0), undirected)
-        return cls(x, edges, classes_of(y, f"{name}.y"), num_classes, name, undirected=undirected)
+        return cls(x, edges, classes_of(y, f"{name}.y"), num_classes, name, undirected=undirected, keys=keys)
 
     def _validate(self) -> None:
         name, n, edges = self.name, self.y.numel(), self.edge_index
@@ -212,10 +225,12 @@ class NodeGraph:
         edges, _ = subgraph(index, self.edge_index, relabel_nodes=True, num_nodes=self.num_nodes)
         if not bool((index.diff() > 0).all()):
             edges = edges[:, edge_keys(edges, index.numel()).argsort()]
-        return self._like(x=self.rows(index), edge_index=edges, y=self.y[index], name=name, nodes=self.nodes[index])
+        keys = {key: of_nodes[index.cpu().numpy()] for key, of_nodes in self.keys.items()}
+        own = {"x": self.rows(index), "y": self.y[index], "nodes": self.nodes[index]}
+        return self._like(edge_index=edges, name=name, keys=keys, **own)
 
     def _like(self, **changed: Any) -> NodeGraph:
-        fields = ("x", "edge_index", "y", "num_classes", "name", "nodes", "undirected")
+        fields = ("x", "edge_index", "y", "num_classes", "name", "nodes", "undirected", "keys")
         return NodeGraph(**{field: getattr(self, field) for field in fields} | changed, validate=False)
 
     def batch(self, index: Tensor) -> WholeGraph:
@@ -234,6 +249,19 @@ class NodeGraph:
         moved = self._like(**{field: getattr(self, field).to(device) for field in tensors})
         moved._adj = None if self._adj is None else self._adj.to(device)
         return moved
+
+
+def key_of(values: Any, count: int, field: str) -> NDArray[np.str_]:
+    """Whole numbers or texts, one for each of ``count`` nodes or graphs, as texts.
+
+    Raises:
+        InputError: they are something else.
+    """
+    array = values.numpy(force=True) if isinstance(values, Tensor) else np.asarray(values)
+    fits = array.shape == (count,) and array.dtype.kind in "iuU"
+    got = "none" if values is None else f"{array.dtype} {list(array.shape)}"
+    require(fits, field, f"a whole number or a text for each of {count}, a natural key,", got)
+    return array.astype(str)
 
 
 def normalize_rows(x: Tensor) -> Tensor:

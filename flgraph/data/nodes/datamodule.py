@@ -24,6 +24,7 @@ from flgraph.data.nodes.communities import louvain, louvain_balanced, louvain_pl
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.partition import ClientNodes, LocalOf, NodePartition, dirichlet, label_skew
 from flgraph.data.nodes.readers import read_nodes
+from flgraph.data.nodes.skew import feature_skew, natural, topology_skew
 from flgraph.data.partition_file import SavedPartition, file_title, is_partition_file, read_partition
 from flgraph.data.splits import check_splits, split_of
 from flgraph.data.statistics import partition_statistics
@@ -208,10 +209,11 @@ class NodeFederation(Federation[NodeDataModule]):
         dataset: a data set's name or a file, see :func:`~flgraph.data.read_nodes`, or any graph, for example
             ``NodeGraph.from_pyg(data)``.
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
-        num_clients: number of clients; a file has its own.
-        partition: how nodes are assigned: ``label_skew``, ``dirichlet``, ``louvain``, ``louvain_balanced``,
-            ``louvain_plus``, ``metis`` or ``metis_plus``, see the functions of these names in :mod:`flgraph.data`; or a
-            file that says so, see :mod:`flgraph.data.partition_file`. Every run writes one, ``partition.npz``.
+        num_clients: number of clients; files and keys have their own.
+        partition: how nodes are assigned: ``label_skew``, ``dirichlet``, ``feature_skew``, ``topology_skew``,
+            ``louvain``, ``louvain_balanced``, ``louvain_plus``, ``metis`` or ``metis_plus``, see the functions of these
+            names in :mod:`flgraph.data`; or a file that says so, see :mod:`flgraph.data.partition_file`. Every run
+            writes one, ``partition.npz``.
         global_fraction: share of all nodes that becomes the global test graph, which no client sees; 0 for none.
         local_fraction: nodes that a client asks for, as a share (``label_skew``).
         local_of: of what, ``"graph"`` or ``"pool"`` (``label_skew``).
@@ -235,6 +237,8 @@ class NodeFederation(Federation[NodeDataModule]):
         cache_dir: where parsed data is kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
         name: how runs on this data are called; data set and partition when ``None``.
         client_names: what the clients are called; ``client-1``, ``client-2`` and so on when ``None``.
+        partition_key: a field of the data that says whose each node is, such as ``hospital``; all nodes with the same
+            value are a client's, which is called so. In place of ``partition``.
 
     Attributes:
         statistics: what :func:`~flgraph.data.partition_statistics` returns; empty before ``setup``. Label counts of
@@ -247,8 +251,8 @@ class NodeFederation(Federation[NodeDataModule]):
 
     client_class: ClassVar[type[NodeDataModule]] = NodeDataModule
     partitioners: ClassVar[dict[str, Callable[..., NodePartition]]] = {
-        **{cut.__name__: cut for cut in (label_skew, dirichlet, louvain, louvain_balanced, louvain_plus)},
-        **{cut.__name__: cut for cut in (metis, metis_plus)},
+        **{cut.__name__: cut for cut in (label_skew, dirichlet, feature_skew, topology_skew)},
+        **{cut.__name__: cut for cut in (louvain, louvain_balanced, louvain_plus, metis, metis_plus)},
     }
 
     def __init__(
@@ -278,6 +282,7 @@ class NodeFederation(Federation[NodeDataModule]):
         cache_dir: str | Path | None = None,
         name: str | None = None,
         client_names: Sequence[str] | None = None,
+        partition_key: str | None = None,
     ) -> None:
         wanted = "the name of a data set or a NodeGraph, for example NodeGraph.from_pyg(data),"
         expect(isinstance(dataset, str | NodeGraph), "data.dataset", wanted, type(dataset).__name__)
@@ -285,12 +290,17 @@ class NodeFederation(Federation[NodeDataModule]):
         self._saved = read_partition(partition, "nodes", root) if is_partition_file(partition) else None
         how = f"{', '.join(self.partitioners)}, or a file .npz or .json"
         expect(self._saved is not None or partition in self.partitioners, "data.partition", f"one of {how}", partition)
+        if partition_key is not None:
+            alone = partition == "label_skew" and client_names is None
+            expect(alone, "data.partition_key", "null where `partition` or `client_names` is given", partition_key)
+            partition = f"key {partition_key}"
         super().__init__(name or f"{title}-{file_title(partition)}".lower(), title)
         _check_sampling(batch_size, fanouts, epoch_fraction, eval_batch_size)
         if self._saved is not None:
             num_clients, partition = len(self._saved.clients), f"file {self._saved.digest}"
             client_names, self.hparams["partition"] = client_names or self._saved.names, partition
         self._names = name_clients(client_names, num_clients)
+        self.partition_key = partition_key
         self.dataset, self.root, self.cache_dir, self.normalize = dataset, root, cache_dir, normalize
         given: dict[str, Any] = {
             "num_clients": num_clients,
@@ -309,7 +319,9 @@ class NodeFederation(Federation[NodeDataModule]):
             "seed": partition_seed,
         }
         self.partition = partition
-        cut = self.partitioners.get(partition)
+        cut: Callable[..., Any] | None = self.partitioners.get(partition)
+        if partition_key is not None:
+            cut = natural
         taken = {"num_clients", "seed", "fractions"} if cut is None else inspect.signature(cut).parameters.keys()
         self.partition_args = {key: value for key, value in given.items() if key in taken}
         for key in ("major_labels", "num_test"):
@@ -362,7 +374,7 @@ class NodeFederation(Federation[NodeDataModule]):
     def read(self) -> NodeGraph:
         """The whole graph."""
         if isinstance(self.dataset, str):
-            return read_nodes(self.dataset, self.root, self.cache_dir, self.normalize)
+            return read_nodes(self.dataset, self.root, self.cache_dir, self.normalize, self.partition_key)
         return self.dataset.normalized() if self.normalize else self.dataset
 
     def make_partition(self, graph: NodeGraph) -> NodePartition:
@@ -372,6 +384,9 @@ class NodeFederation(Federation[NodeDataModule]):
             arguments = self.partition_args
             owned = self._saved.split(graph.y, arguments["fractions"], arguments["seed"])
             return NodePartition([ClientNodes(**own) for own in owned], self._saved.global_test)
+        if self.partition_key is not None:
+            self._names, partition = natural(graph, self.partition_key, **self.partition_args)
+            return partition
         return self.partitioners[self.partition](graph, **self.partition_args)
 
     def client_args(self, graph: NodeGraph, partition: NodePartition, nodes: Tensor) -> dict[str, Any]:

@@ -25,7 +25,7 @@ FILES = (".npz", ".pt")
 _WANTED = "a file of `x`, `edge_index` and `y`"
 
 
-def read_node_file(path: str | Path) -> NodeGraph:
+def read_node_file(path: str | Path, key: str | None = None) -> NodeGraph:
     """A graph from arrays or tensors ``x [N, F]``, ``edge_index [2, E]`` and ``y [N]``, undirected.
 
     ``num_classes`` may be there, too: classes that others have and this graph has not are counted nowhere else. Nothing
@@ -34,6 +34,7 @@ def read_node_file(path: str | Path) -> NodeGraph:
     Args:
         path: an ``.npz`` of arrays, as :func:`numpy.savez` writes it, or a ``.pt`` of a dictionary of tensors, as
             ``torch.save(data.to_dict(), path)`` does. The graph is called like the file.
+        key: see :meth:`NodeGraph.from_pyg`.
 
     Raises:
         InputError: the file cannot be read, or holds no such graph.
@@ -42,7 +43,7 @@ def read_node_file(path: str | Path) -> NodeGraph:
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as file:
-                content: Any = {key: torch.from_numpy(file[key]) for key in file.files}
+                content: Any = {name: _tensor(file[name]) for name in file.files}
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # an archive may be damaged in as many ways as there are
@@ -52,7 +53,12 @@ def read_node_file(path: str | Path) -> NodeGraph:
     named = isinstance(content, dict) and all(isinstance(key, str) for key in content)
     require(named, "data.dataset", _WANTED, f"{path} of a {type(content).__name__}")
     classes = content.get("num_classes")
-    return NodeGraph.from_pyg(Data(**content), path.stem, None if classes is None else int(classes))
+    return NodeGraph.from_pyg(Data(**content), path.stem, None if classes is None else int(classes), key=key)
+
+
+def _tensor(array: np.ndarray) -> Any:
+    """As a tensor; texts stay an array."""
+    return array if array.dtype.kind == "U" else torch.from_numpy(array)
 
 
 def names_pyg(name: str) -> bool:
@@ -61,7 +67,9 @@ def names_pyg(name: str) -> bool:
     return isinstance(kind, type) and issubclass(kind, Dataset)
 
 
-def read_pyg_nodes(name: str, root: str | Path | None = None, cache_dir: str | Path | None = None) -> NodeGraph:
+def read_pyg_nodes(
+    name: str, root: str | Path | None = None, cache_dir: str | Path | None = None, key: str | None = None
+) -> NodeGraph:
     """The only graph of a data set of :mod:`torch_geometric.datasets`, undirected.
 
     Args:
@@ -70,6 +78,7 @@ def read_pyg_nodes(name: str, root: str | Path | None = None, cache_dir: str | P
             lacks is downloaded by PyG.
         cache_dir: where PyG has its folder, with copies of these files, see :func:`~flgraph.data.cache.cache_folder`;
             files that were changed since are copied again.
+        key: see :meth:`NodeGraph.from_pyg`.
 
     Raises:
         InputError: PyG cannot read the data set, it has several graphs, or lacks features or classes of nodes.
@@ -97,7 +106,7 @@ def read_pyg_nodes(name: str, root: str | Path | None = None, cache_dir: str | P
         reason = f"{name!r} ({type(error).__name__}: {first_line(error)})"
         raise InputError("data.dataset", wanted, reason) from error
     expect(len(dataset) == 1, "data.dataset", "of a single graph", f"{name}, which has {len(dataset)}")
-    return NodeGraph.from_pyg(dataset[0], name)
+    return NodeGraph.from_pyg(dataset[0], name, key=key)
 
 
 def _target(cache: Path, name: str, raw: Path | None) -> Path:

@@ -14,11 +14,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.datasets import CitationFull, Planetoid, WikiCS
+from torch_geometric.data import InMemoryDataset
+from torch_geometric.datasets import (
+    Actor,
+    CitationFull,
+    HeterophilousGraphDataset,
+    Planetoid,
+    WebKB,
+    WikiCS,
+    WikipediaNetwork,
+)
 
 from flgraph.data.cache import cached, content_key, data_folders
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.files import FILES, names_pyg, read_node_file, read_pyg_nodes
+from flgraph.data.nodes.generated import generate_nodes, homophily_of
 from flgraph.errors import InputError, expect, first_line
 from flgraph.nn.sparse.csr import csr
 
@@ -54,6 +64,38 @@ def _citation_full(name: str) -> _Source:
     return _Source(make, f"{name}/raw", (f"{name}.npz",), ("citation_full", f"citation_full/{name}/raw"))
 
 
+class _Filtered(HeterophilousGraphDataset):
+    """Chameleon and Squirrel without repeated nodes; their files have the form of the class's own, whose names differ.
+
+    `"A Critical Look at the Evaluation of GNNs under Heterophily" <https://arxiv.org/abs/2302.11640>`_, Section 3.
+    """
+
+    def __init__(self, root: str, name: str) -> None:
+        self.name = name
+        InMemoryDataset.__init__(self, root)
+        self.load(self.processed_paths[0])
+
+
+def _geom_gcn(make: Callable[..., Any], name: str, raw: str, split: str) -> _Source:
+    parts = ("out1_node_feature_label.txt", "out1_graph_edges.txt")
+    files = (*parts, *(f"{split}_split_0.6_0.2_{number}.npz" for number in range(10)))
+    return _Source(make, raw, files, (f"heterophily/{name}", f"{name}/{raw}"))
+
+
+def _webkb(name: str) -> _Source:
+    return _geom_gcn(partial(WebKB, name=name), name, f"{name}/raw", name)
+
+
+def _wikipedia(name: str) -> _Source:
+    return _geom_gcn(partial(WikipediaNetwork, name=name), name, f"{name}/geom_gcn/raw", name)
+
+
+def _heterophilous(name: str, make: Callable[..., Any] = HeterophilousGraphDataset) -> _Source:
+    return _Source(
+        partial(make, name=name), f"{name}/raw", (f"{name}.npz",), ("heterophily", f"heterophily/{name}/raw")
+    )
+
+
 _SOURCES = {
     "Cora": _planetoid("Cora"),
     "CiteSeer": _planetoid("CiteSeer"),
@@ -61,11 +103,25 @@ _SOURCES = {
     "DBLP": _citation_full("dblp"),
     "CoraFull": _citation_full("cora"),
     "WikiCS": _Source(partial(WikiCS, is_undirected=True), "raw", ("data.json",), ("wikics", "wikics/raw")),
+    **{name: _webkb(name.lower()) for name in ("Cornell", "Texas", "Wisconsin")},
+    **{name: _wikipedia(name.lower()) for name in ("Chameleon", "Squirrel")},
+    "Chameleon-filtered": _heterophilous("chameleon_filtered", _Filtered),
+    "Squirrel-filtered": _heterophilous("squirrel_filtered", _Filtered),
+    "Actor": _geom_gcn(Actor, "actor", "raw", "film"),
+    "Roman-empire": _heterophilous("roman_empire"),
+    "Amazon-ratings": _heterophilous("amazon_ratings"),
+    "Minesweeper": _heterophilous("minesweeper"),
+    "Tolokers": _heterophilous("tolokers"),
+    "Questions": _heterophilous("questions"),
 }
 
 
 def read_nodes(
-    name: str, root: str | Path | None = None, cache_dir: str | Path | None = None, normalize: bool = False
+    name: str,
+    root: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    normalize: bool = False,
+    key: str | None = None,
 ) -> NodeGraph:
     """Reads a graph for node classification, undirected, with the nodes, edges, features and labels of PyG's class.
 
@@ -80,12 +136,19 @@ def read_nodes(
     WikiCS      ``WikiCS``                                   11701         431206       300       10
     ==========  ==========================================  ======  =============  ========  =======
 
-    The raw files are looked for under ``root`` and then in the cache folder: in the folder itself, in ``planetoid/`` or
-    ``citation_full/``, and where PyG keeps them (``Cora/raw``); files found in none are downloaded by PyG to the cache
-    folder. PyG reads all of them, once; Planetoid's are pickles, so take them from a source you trust.
+    And those whose neighbours are often of other classes: ``Cornell``, ``Texas``, ``Wisconsin`` (``WebKB``),
+    ``Chameleon``, ``Squirrel`` (``WikipediaNetwork``; without repeated nodes ``Chameleon-filtered``,
+    ``Squirrel-filtered``), ``Actor``, ``Roman-empire``, ``Amazon-ratings``, ``Minesweeper``, ``Tolokers`` and
+    ``Questions`` (``HeterophilousGraphDataset``).
 
-    Others are data sets of PyG by their class, as ``Reddit`` or ``Amazon:Photo`` (:func:`read_pyg_nodes`), and files of
-    one's own, as ``accounts.npz`` (:func:`read_node_file`).
+    The raw files are looked for under ``root`` and then in the cache folder: in the folder itself, in ``planetoid/``,
+    ``citation_full/`` or ``heterophily/``, and where PyG keeps them (``Cora/raw``); files found in none are downloaded
+    by PyG to the cache folder. PyG reads all of them, once; Planetoid's are pickles, so take them from a source you
+    trust.
+
+    Others are data sets of PyG by their class, as ``Reddit`` or ``Amazon:Photo`` (:func:`read_pyg_nodes`), generated
+    ones, as ``homophily-0.3`` (:func:`~flgraph.data.generate_nodes`), and files of one's own, as ``accounts.npz``
+    (:func:`read_node_file`).
 
     Args:
         name: of the data set, those of the table in any case; or a file ``NAME.npz`` or ``NAME.pt``.
@@ -93,6 +156,7 @@ def read_nodes(
         cache_dir: where parsed and downloaded files are kept, see :func:`flgraph.data.cache.cache_folder`.
         normalize: whether to divide each node's features by their sum. Bags of words are left as they are by default,
             since FedEgo's paper says nothing else.
+        key: see :meth:`NodeGraph.from_pyg`; files of one's own, PyG's and generated ones may have it.
 
     Raises:
         InputError: the data set is unknown, neither found nor obtainable, or a file is damaged.
@@ -109,14 +173,18 @@ def read_nodes(
         >>> temporary.cleanup()
     """
     known = {own.lower(): own for own in _SOURCES}
+    homophily = homophily_of(name)
     if name.endswith(FILES):
-        graph = read_node_file(name)
+        graph = read_node_file(name, key)
+    elif homophily is not None:
+        graph = generate_nodes(homophily)
     elif name.lower() in known:
         graph = _read_known(known[name.lower()], root, cache_dir)
     else:
-        wanted = f"one of {', '.join(_SOURCES)}, a data set of PyG such as Amazon:Photo, or a file NAME.npz or NAME.pt,"
+        others = "a data set of PyG such as Amazon:Photo, homophily-H, or a file NAME.npz or NAME.pt,"
+        wanted = f"one of {', '.join(_SOURCES)}, {others}"
         expect(names_pyg(name), "data.dataset", wanted, name)
-        graph = read_pyg_nodes(name, root, cache_dir)
+        graph = read_pyg_nodes(name, root, cache_dir, key)
     return graph.normalized() if normalize else graph
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch_geometric.data import Data
 
@@ -55,6 +56,10 @@ class GraphEmbedding(SizedModule, ABC):
         cluster_seed: of K-means.
         cluster_restarts: how often K-means begins anew in a test.
         probe: whether tests also log ``probe``, the accuracy of logistic regression on the embeddings over five folds.
+        readout: if positive, tests also log ``readout_accuracy`` and ``readout_f1``: the same of the embeddings of the
+            last ``readout`` models that were tested, this one included, joined with the graphs' sizes by
+            :func:`~flgraph.models.unsupervised.clustering.joined`; and ``size_accuracy`` and ``size_f1``, of the
+            logarithms of the numbers of nodes alone. The weights of those models are a part of checkpoints.
         kwargs: see :class:`~flgraph.models.base.SizedModule`.
 
     Raises:
@@ -75,6 +80,7 @@ class GraphEmbedding(SizedModule, ABC):
         cluster_seed: int = 0,
         cluster_restarts: int = 10,
         probe: bool = False,
+        readout: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -83,7 +89,10 @@ class GraphEmbedding(SizedModule, ABC):
         expect(cluster_restarts >= 1, "model.cluster_restarts", "1 or more", cluster_restarts)
         expect(0 <= cluster_seed < 2**32, "model.cluster_seed", "between 0 and 2^32 - 1", cluster_seed)
         self.in_channels, self.num_classes, self.embedding = in_channels, num_classes, embedding
+        expect(readout >= 0, "model.readout", "0 or more", readout)
         self.cluster_seed, self.cluster_restarts, self.probe = cluster_seed, cluster_restarts, probe
+        self.readout = readout
+        self._tested: list[dict[str, Tensor]] = []  # states of the models for the read-out, the newest last
 
     # ---------------------------------------------------------------------------------------- what a subclass must say
     @abstractmethod
@@ -121,8 +130,43 @@ class GraphEmbedding(SizedModule, ABC):
 
     def test_step(self, batch: Data, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
         """Collects the embeddings for the end of the epoch."""
-        labels = labels_of(batch).view(-1)
-        self.collect(self.test_stage(dataloader_idx), (at_least_float32(self(batch)), labels))
+        parts = [at_least_float32(self(batch)), labels_of(batch).view(-1)]
+        if self.readout:
+            several = [at_least_float32(functional_call(self, state, (batch,))) for state in self._tested]
+            graph, count = inputs.graph_of_nodes(batch, parts[0].device)
+            parts += [torch.cat(several, dim=1), torch.bincount(graph, minlength=count)]
+        self.collect(self.test_stage(dataloader_idx), tuple(parts))
+
+    # -------------------------------------------------------------------------------------------- earlier models
+    def on_test_epoch_start(self) -> None:
+        """Adds the weights to those of the read-out, unless they are the ones that were tested last."""
+        super().on_test_epoch_start()
+        if not self.readout:
+            return
+        now = {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
+        before = [{name: tensor.to(self.device) for name, tensor in state.items()} for state in self._tested]
+        if before and all(torch.equal(tensor, before[-1][name]) for name, tensor in now.items()):
+            before.pop()
+        self._tested = [*before, now][-self.readout :]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what the read-out needs."""
+        super().on_save_checkpoint(checkpoint)
+        if self.readout:
+            checkpoint["tested"] = self._tested
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Puts back what :meth:`on_save_checkpoint` added.
+
+        Raises:
+            InputError: what was saved is of another model.
+        """
+        super().on_load_checkpoint(checkpoint)
+        self._tested = list(checkpoint.get("tested", []))
+        shapes = {name: tensor.shape for name, tensor in self.state_dict().items()}
+        for state in self._tested:
+            fits = {name: tensor.shape for name, tensor in state.items()} == shapes
+            expect(fits, "tested` of the checkpoint", "models of the same tensors", "others")
 
     def predict_step(self, batch: Data, batch_idx: int = 0) -> Tensor:
         """Embeddings ``[B, C]``."""
@@ -136,14 +180,21 @@ class GraphEmbedding(SizedModule, ABC):
             weights = torch.tensor(counts, dtype=torch.float32, device=first["loss"].device)
             stacked = {name: torch.stack([losses[name] for _, losses in parts]).float() for name in first}
             return {name: (losses * weights).sum() / weights.sum() for name, losses in stacked.items()}
-        embeddings, labels = (torch.cat(part) for part in zip(*parts, strict=True))
+        embeddings, labels, *further = (torch.cat(part) for part in zip(*parts, strict=True))
         finite = bool(torch.isfinite(embeddings).all())
         expect(finite, "embeddings", "finite (a smaller `model.lr` may help)", "NaN or infinity")
-        from flgraph.models.unsupervised.clustering import clustering_metrics, probe_accuracy  # slow to import
+        from flgraph.models.unsupervised import clustering  # slow to import
 
-        metrics = clustering_metrics(embeddings, labels, self.num_classes, self.cluster_seed, self.cluster_restarts)
-        probe = {"probe": probe_accuracy(embeddings, labels, self.cluster_seed)} if self.probe else {}
-        return {**metrics, **probe}
+        how = (self.num_classes, self.cluster_seed, self.cluster_restarts)
+        metrics = clustering.clustering_metrics(embeddings, labels, *how)
+        if self.probe:
+            metrics["probe"] = clustering.probe_accuracy(embeddings, labels, self.cluster_seed)
+        if self.readout:
+            several, nodes = further
+            for kind, points in (("readout", clustering.joined(several, nodes)), ("size", clustering.sizes(nodes))):
+                found = clustering.clustering_metrics(points, labels, *how)
+                metrics |= {f"{kind}_{name}": found[name] for name in ("accuracy", "f1")}
+        return dict(metrics)
 
     # ------------------------------------------------------------------------------------- what models read of a batch
     def view(self, batch: Data, name: str = "diffused") -> WeightedAdjacency:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
@@ -24,6 +25,38 @@ from torch import Tensor
 
 _SILHOUETTE_SAMPLE = 1000
 """Embeddings that the silhouette looks at; it takes time that grows with their square."""
+
+SIZE_WEIGHT = 0.75
+"""Factor of the logarithm of a graph's size in :func:`joined`; chosen once for all data sets."""
+
+
+def joined(embeddings: Tensor, nodes: Tensor) -> Tensor:
+    r"""Embeddings of several models and the graphs' sizes as one row per graph; looks at no label.
+
+    .. math::
+        \left[ \frac{\mathbf{z}_G}{\lVert \mathbf{z}_G \rVert} \;\Big\Vert\; w \log n_G \right], \qquad
+        \mathbf{z}_G \text{ the row of } G \text{, each column with mean 0 and deviation 1 over all graphs}
+
+    Args:
+        embeddings: of all models side by side ``[n, C]``. A column without deviation becomes 0.
+        nodes: numbers of nodes :math:`n_G` ``[n]``.
+
+    Returns:
+        ``[n, C + 1]``, float64, with :math:`w` = :data:`SIZE_WEIGHT`.
+    """
+    points = embeddings.detach().cpu().double().numpy()
+    deviation = points.std(axis=0)
+    # Equal numbers have a mean that is one of them to the last bits only.
+    known = deviation > 1e-9 * np.abs(points).max(axis=0)
+    rows = (points - points.mean(axis=0)) / np.where(known, deviation, np.inf)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    rows /= np.where(lengths > 0, lengths, 1)
+    return torch.from_numpy(np.hstack([rows, SIZE_WEIGHT * sizes(nodes).numpy()]))
+
+
+def sizes(nodes: Tensor) -> Tensor:
+    """Logarithms of numbers of nodes ``[n]``, float64 ``[n, 1]``; a graph without nodes counts as one with a node."""
+    return nodes.detach().cpu().clamp(min=1).double().log()[:, None]
 
 
 def clustering_metrics(

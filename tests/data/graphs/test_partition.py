@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flgraph.data import emd_shards, label_emd, read_tu, weighted_emd
+from flgraph.data import TUFederation, emd_shards, label_emd, read_tu, sorted_shards, weighted_emd
 from flgraph.errors import InputError
 
 
@@ -121,3 +122,43 @@ def test_refusals_of_settings(wrong: dict[str, Any], told: str) -> None:
 def test_data_sets_of_the_paper(data_root: Path, name: str, emd: float) -> None:
     y = read_tu(name, data_root).y
     assert abs(weighted_emd(counts_of(y, emd_shards(y, 6, emd, 123))) - emd) <= 0.005
+
+
+def test_sorted_shards_keep_like_values_together() -> None:
+    values = torch.tensor([5.0, 1.0, 5.0, 3.0, 5.0, 0.0, 4.0])
+    shards = sorted_shards(values, 3, seed=0)
+    assert torch.cat(shards).sort().values.tolist() == list(range(7))
+    assert [len(shard) for shard in shards] == [3, 2, 2]
+    assert shards[0].tolist() == [1, 3, 5]
+    with pytest.raises(InputError, match="`n` to be between 1 and the number of graphs, 7"):
+        sorted_shards(values, 8, seed=0)
+
+
+@pytest.mark.parametrize("cut", ["dirichlet", "feature_skew", "topology_skew"])
+def test_data_sets_are_cut_with_skew(data_root: Path, cut: str) -> None:
+    data = TUFederation(["PROTEINS"], shards=4, partition=cut, features="attributes", structure="none", alpha=0.5)
+    data.setup()
+    own = [data.client(name) for name in data.clients]
+    assert sum(len(client.graphs) for client in own) == 1113
+    assert {"partition": cut, "alpha": 0.5}.items() <= own[0].settings.items()
+    assert data.name == f"proteins-4-{cut}".lower()
+    if cut == "dirichlet":
+        counts = torch.stack([torch.bincount(client.graphs.y, minlength=2) for client in own])
+        assert weighted_emd(counts) > 0.1
+        return
+    ranges = []
+    for client in own:
+        graphs = [client.graphs[number] for number in range(len(client.graphs))]
+        feature = cut == "feature_skew"
+        values = [float(g.x.double().mean()) if feature else g.edge_index.size(1) / g.num_nodes for g in graphs]
+        ranges.append((min(values), max(values)))
+    assert all(one[1] <= other[0] + 1e-9 for one, other in pairwise(ranges))
+
+
+def test_refusals_of_cuts() -> None:
+    with pytest.raises(InputError, match=r"`data.partition` to be one of dirichlet, feature_skew, topology_skew, or a"):
+        TUFederation(["MUTAG"], shards=2, partition="louvain")
+    with pytest.raises(InputError, match=r"`data.shards` to be 2 or more, for `data.partition: dirichlet`, but got 1"):
+        TUFederation(["MUTAG"], partition="dirichlet")
+    with pytest.warns(UserWarning, match="`data.alpha` has no effect"):
+        TUFederation(["MUTAG"], alpha=0.1)

@@ -217,8 +217,8 @@ def test_configs(file: str, data_root: Path) -> None:
     [
         (
             {"partition": "random"},
-            "`data.partition` to be one of label_skew, dirichlet, louvain, louvain_balanced, louvain_plus, metis, "
-            "metis_plus, or a file .npz or .json but got 'random'.",
+            "`data.partition` to be one of label_skew, dirichlet, feature_skew, topology_skew, louvain, "
+            "louvain_balanced, louvain_plus, metis, metis_plus, or a file .npz or .json but got 'random'.",
         ),
         (
             {"dataset": Data()},

@@ -31,7 +31,8 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("torch_geometric.datasets.planetoid.fs.cp", refuse)
     monkeypatch.setattr("torch_geometric.datasets.citation_full.download_url", refuse)
-    monkeypatch.setattr("torch_geometric.datasets.wikics.download_url", refuse)
+    for module in ("wikics", "webkb", "wikipedia_network", "actor", "heterophilous_graph_dataset"):
+        monkeypatch.setattr(f"torch_geometric.datasets.{module}.download_url", refuse)
 
 
 @pytest.mark.parametrize("name", list(COUNTS))
@@ -97,7 +98,19 @@ def test_a_damaged_file_is_named(data_root: Path, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "file"), [("Cora", "ind.cora.x"), ("DBLP", "dblp.npz"), ("WikiCS", "data.json")])
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("Cora", "ind.cora.x"),
+        ("DBLP", "dblp.npz"),
+        ("WikiCS", "data.json"),
+        ("Texas", "out1_node_feature_label.txt"),
+        ("actor", "out1_node_feature_label.txt"),
+        ("Squirrel", "out1_node_feature_label.txt"),
+        ("Squirrel-filtered", "squirrel_filtered.npz"),
+        ("Roman-empire", "roman_empire.npz"),
+    ],
+)
 def test_neither_found_nor_downloaded(name: str, file: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         read_nodes(name, tmp_path, tmp_path / "cache")
@@ -124,8 +137,10 @@ def test_downloads_once(data_root: Path, tmp_path: Path, monkeypatch: pytest.Mon
 def test_unknown_name() -> None:
     with pytest.raises(InputError) as caught:
         read_nodes("Nowhere")
-    names = "one of Cora, CiteSeer, PubMed, DBLP, CoraFull, WikiCS, a data set of PyG such as Amazon:Photo, or a file"
-    assert str(caught.value) == f"Expected `data.dataset` to be {names} NAME.npz or NAME.pt, but got 'Nowhere'."
+    message = str(caught.value)
+    assert message.startswith("Expected `data.dataset` to be one of Cora, CiteSeer, PubMed, DBLP, CoraFull, WikiCS, ")
+    wanted = "a data set of PyG such as Amazon:Photo, homophily-H, or a file NAME.npz or NAME.pt,"
+    assert message.endswith(f" {wanted} but got 'Nowhere'.")
 
 
 # ------------------------------------------------------------------------------ raw files of those that are not at hand
@@ -187,3 +202,51 @@ def test_reads_pubmed(tmp_path: Path) -> None:
     assert graph.y.tolist() == [*first.tolist(), 1, 2]  # the last two in the order of the test file
     assert graph.is_sparse
     assert graph.x.to_dense()[[0, 5, 600, 601]].tolist() == [[1, 0, 0, 0], [0] * 4, [0, 3, 0, 0], [2, 0, 0, 0]]
+
+
+GEOM_GCN = {"Cornell": "cornell", "Texas": "texas", "Wisconsin": "wisconsin", "Chameleon": "chameleon"}
+GEOM_GCN |= {"Squirrel": "squirrel", "Actor": "film"}
+MASKS = {f"{split}_mask": np.array([True, False, False]) for split in ("train", "val", "test")}
+
+
+@pytest.mark.parametrize("name", list(GEOM_GCN))
+def test_reads_files_of_geom_gcn(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "heterophily" / name.lower()
+    folder.mkdir(parents=True)
+    words = ["0,2", "1", "2"] if name == "Actor" else ["1,0,1", "0,1,0", "0,0,1"]  # positions of ones, or all numbers
+    rows = "".join(f"{node}\t{text}\t{node % 2}\n" for node, text in enumerate(words))
+    (folder / "out1_node_feature_label.txt").write_text(f"node_id\tfeature\tlabel\n{rows}")
+    (folder / "out1_graph_edges.txt").write_text("node_id\tnode_id\n0\t1\n2\t1\n1\t1\n")
+    for number in range(10):
+        np.savez(folder / f"{GEOM_GCN[name]}_split_0.6_0.2_{number}.npz", **MASKS)
+    graph = read_nodes(name, tmp_path, tmp_path / "cache")
+    assert graph.x.to_dense().tolist() == [[1, 0, 1], [0, 1, 0], [0, 0, 1]]
+    assert graph.edge_index.t().tolist() == [[0, 1], [1, 0], [1, 2], [2, 1]]
+    assert graph.y.tolist() == [0, 1, 0]
+    assert graph.name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Roman-empire",
+        "Amazon-ratings",
+        "Minesweeper",
+        "Tolokers",
+        "Questions",
+        "Chameleon-filtered",
+        "Squirrel-filtered",
+    ],
+)
+def test_reads_files_of_heterophilous_graphs(name: str, tmp_path: Path) -> None:
+    content = {
+        "node_features": np.float32([[0.5, 1.0], [0.0, 2.0], [3.0, 0.0]]),
+        "node_labels": np.array([1, 0, 1]),
+        "edges": np.array([[0, 1], [1, 2]]),
+        **{f"{mask}s": values[None].repeat(10, axis=0) for mask, values in MASKS.items()},
+    }
+    np.savez(tmp_path / f"{name.lower().replace('-', '_')}.npz", **content)
+    graph = read_nodes(name.lower(), tmp_path, tmp_path / "cache")
+    assert graph.x.to_dense().tolist() == content["node_features"].tolist()
+    assert graph.edge_index.t().tolist() == [[0, 1], [1, 0], [1, 2], [2, 1]]
+    assert graph.name == name

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flgraph.models.unsupervised.clustering import clustering_metrics, match_clusters, probe_accuracy
+from flgraph.models.unsupervised.clustering import clustering_metrics, joined, match_clusters, probe_accuracy
 
 
 def blobs(per: int = 20, kinds: int = 3, spread: float = 0.1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,6 +52,26 @@ def test_little_or_equal_data() -> None:
     same = clustering_metrics(torch.ones(6, 4), torch.tensor([0, 0, 0, 0, 1, 1]), 2)
     assert same["accuracy"] == pytest.approx(4 / 6)
     assert same["silhouette"] == 0
+
+
+def test_joined_by_hand() -> None:
+    """Columns 1 3 and 5 5 and 2 0: deviations 1, 0, 1, so rows (-1, 0, 1) and (1, 0, -1) over their length."""
+    rows = joined(torch.tensor([[1.0, 5.0, 2.0], [3.0, 5.0, 0.0]]), torch.tensor([1, 8]))
+    half = 2**-0.5
+    expected = torch.tensor([[-half, 0, half, 0], [half, 0, -half, 0.75 * np.log(8)]], dtype=torch.float64)
+    torch.testing.assert_close(rows, expected)
+
+
+def test_joined_is_blind_to_order_and_to_constant_columns() -> None:
+    """Sets are stored sorted by class: whatever looked at positions would leak labels."""
+    x, y = blobs(spread=2.0)
+    order, nodes = torch.randperm(60, generator=torch.Generator().manual_seed(0)), torch.arange(1, 61)
+    torch.testing.assert_close(joined(x[order], nodes[order]), joined(x, nodes)[order])
+    constant = torch.full((60, 1), 0.1)
+    torch.testing.assert_close(joined(torch.cat([x, constant], 1), nodes)[:, :4], joined(x, nodes)[:, :4])
+    same = joined(constant, torch.ones(60, dtype=torch.long))
+    assert not same.any()  # K-means has nothing to go by
+    assert clustering_metrics(same, y, 3)["accuracy"] == pytest.approx(1 / 3)
 
 
 def test_probe() -> None:

@@ -15,6 +15,7 @@ from torch_geometric.nn import GINConv, global_add_pool
 from flgraph.data import Diffusion, FlatGraphs, NodeDataModule, NodeGraph, ViewDataModule, diffused
 from flgraph.errors import InputError
 from flgraph.models import FCLG
+from flgraph.models.unsupervised.clustering import clustering_metrics, joined
 from flgraph.nn import instance_contrast
 
 
@@ -99,6 +100,41 @@ def test_trains_alone(graph_list: Callable[..., list[Data]], tmp_path: Path) -> 
     assert [tuple(part.shape) for part in embeddings or []] == [(24, 16)]  # type: ignore[union-attr]
 
 
+def test_readout(graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
+    """Of the last two of three tested models, equal ones counted once; a checkpoint brings them along."""
+    torch.manual_seed(0)
+    graphs = flat(graph_list(24), tmp_path)
+    everything = torch.arange(24)
+    data = ViewDataModule(graphs, (everything, everything[:6], everything), batch_size=8)
+    made = {**data.model_args, "hidden_channels": 4, "num_layers": 2, "norm": "batch_per_view", "readout": 2}
+    net, plain = FCLG(**made), FCLG(**{**made, "readout": 0})  # type: ignore[arg-type]
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(default_root_dir=tmp_path, enable_checkpointing=False, accelerator="cpu", **quiet)
+    embeddings = []
+    for _ in range(3):
+        for tensor in net.state_dict().values():
+            tensor.add_(torch.rand_like(tensor) if tensor.is_floating_point() else 1)
+        plain.load_state_dict(net.state_dict())
+        embeddings.append(plain.eval()(graphs.batch()).detach())
+        for _ in range(2):
+            (told,) = trainer.test(net, datamodule=data, verbose=False)
+    nodes = graphs.node_ptr.diff()
+    expected = clustering_metrics(joined(torch.cat(embeddings[1:], 1), nodes), graphs.y, net.num_classes)
+    size = clustering_metrics(nodes.double().log()[:, None], graphs.y, net.num_classes)
+    for name in ("accuracy", "f1"):
+        assert told[f"test/readout_{name}"] == pytest.approx(expected[name])
+        assert told[f"test/size_{name}"] == pytest.approx(size[name])
+    (without,) = trainer.test(plain, datamodule=data, verbose=False)
+    assert without == {name: value for name, value in told.items() if "readout_" not in name and "size_" not in name}
+    trainer.strategy.connect(net)
+    trainer.save_checkpoint(tmp_path / "net.ckpt")
+    again = FCLG.load_from_checkpoint(tmp_path / "net.ckpt", weights_only=True)
+    assert trainer.test(again, datamodule=data, verbose=False) == [told]
+    other = {"tested": [FCLG(4, 2, hidden_channels=5).state_dict()]}
+    with pytest.raises(InputError, match="Expected `tested` of the checkpoint` to be models of the same tensors"):
+        again.on_load_checkpoint(other)
+
+
 def test_batches_of_any_order_embed_alike(graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
     graphs = flat(graph_list(6), tmp_path)
     net = FCLG(4, 2, hidden_channels=5).eval()
@@ -143,6 +179,7 @@ def test_no_second_view(graph_list: Callable[..., list[Data]]) -> None:
         ({"embedding": "rank"}, "model.embedding"),
         ({"cluster_restarts": 0}, "model.cluster_restarts"),
         ({"cluster_seed": -1}, "model.cluster_seed"),
+        ({"readout": -1}, "model.readout"),
         ({"optimizer": "sgdd"}, "model.optimizer"),
     ],
 )
