@@ -141,7 +141,7 @@ class Sums:
             for number, part in enumerate(parts)
             for level, limb in part.carried().items()
         }
-        return Payload(tensors, {"forms": json.dumps({name: form_of(zeros) for name, zeros in self._zeros.items()})})
+        return Payload(tensors, {"forms": json.dumps(self.forms)})
 
     @classmethod
     def from_payload(cls, payload: Payload, forms: Mapping[str, str] | None = None) -> Sums:
@@ -172,6 +172,16 @@ class Sums:
         except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise InputError("sums", "limbs of sums by name", "something else") from error
         return sums
+
+    @property
+    def forms(self) -> dict[str, str]:
+        """Name to shape and type, in words."""
+        return {name: form_of(zeros) for name, zeros in self._zeros.items()}
+
+    @property
+    def weights(self) -> set[float]:
+        """What the weights of a tensor add up to, rounded; of all tensors."""
+        return {float(parts[0].rounded()[-1]) for parts in self._sums.values()}
 
     def mean(self) -> dict[str, Tensor]:
         """Name to mean, in the order of first appearance; in the dtype of the tensors, integers rounded.

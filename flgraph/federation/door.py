@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,9 @@ from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.policy import NUM_SAMPLES
 from flgraph.federation.routes import Route, RouteKind, UploadKind, form_of
 from flgraph.federation.routes import personal as make_personal
-from flgraph.federation.summing import Seen, forms_of
+from flgraph.federation.summing import Group, Seen, forms_of
 from flgraph.federation.transforms import Pipeline
-from flgraph.federation.values import LARGEST_INTEGER, OUTLIER, alike, expect_plain, largest_values, shortened
+from flgraph.federation.values import FORM, LARGEST_INTEGER, OUTLIER, alike, expect_plain, largest_values, shortened
 from flgraph.runs.history import SAMPLES
 from flgraph.runs.ledger import Ledger
 
@@ -36,7 +36,6 @@ _LARGEST_METRIC = 1e100
 """So that sums of squares over many clients are finite."""
 
 _MOST_METRICS = 1000
-_FORM = re.compile(r"(scalar|\d{1,15}(x\d{1,15}){0,15}) [a-z]{1,10}\d{0,3}")
 
 SHARED, COLLECTED = "shared", "collected"
 """Fields of a client's description of its model."""
@@ -149,6 +148,28 @@ class ServerDoor:
         expect(same, field, f"of {told} samples, as at the start", shortened(count))
         self.aggregator.check_upload(client, payload, round, exchange)
 
+    def check_group(self, group: Group, round: int, exchange: str) -> None:
+        """Refuses a sum of uploads for what is told of these, and where it cannot be theirs.
+
+        Its weight must be what those clients weigh, and their mean no larger than the largest of their values.
+
+        Raises:
+            InputError: names what is wrong.
+        """
+        weights = []
+        for client, seen in group.clients.items():
+            field, forms = f"upload` of client `{client}", self.forms.get(client, {})
+            for name, form in seen.forms.items():
+                expect(alike(form, forms.get(name, "none none")), field, f"of {forms.get(name)} in `{name[:60]}`", form)
+            upload = seen.blank()
+            self.check(client, upload, round, exchange)
+            weights.append(self.aggregator.client_weight(upload))
+        expect(group.sums.weights <= {math.fsum(weights)}, "sum", f"of weight {math.fsum(weights):g}", "another")
+        tensors = group.sums.mean() if any(weights) else {}
+        for name, value in largest_values(tensors, "sum").items():
+            most = max(seen.largest.get(name, 0.0) for seen in group.clients.values())
+            expect(value <= most * (1 + 1e-9), "sum", f"of a mean up to {most:g} in `{name[:60]}`", value)
+
     def reference(self, client: str) -> Payload:
         """What a client was sent last, if transforms need it."""
         return _parsed(self.sent[client]) if client in self.sent else Payload()
@@ -243,7 +264,7 @@ class ServerDoor:
         except (ValueError, RecursionError):
             forms = None
         fits = isinstance(forms, dict) and all(
-            isinstance(form, str) and _FORM.fullmatch(form) and len(name) <= 500 and name.isprintable()
+            isinstance(form, str) and FORM.fullmatch(form) and len(name) <= 500 and name.isprintable()
             for name, form in (forms or {}).items()
         )
         expect(fits, field, "names and forms of tensors", "something else")

@@ -26,7 +26,7 @@ from flgraph.federation.summing import Group, Seen, Summing
 from flgraph.federation.tolerance import Tolerance
 from flgraph.federation.transforms import Draw, Pipeline, Transform, draw_key
 from flgraph.runs.history import Metrics, RoundRecord
-from flgraph.runs.ledger import Ledger
+from flgraph.runs.ledger import SUM, Ledger
 
 T = TypeVar("T")
 
@@ -325,19 +325,19 @@ class Server:
         found: dict[str, Any],
         bad: dict[str, Exception],
     ) -> None:
-        """Takes what other processes added up, with all that can be checked of it without the uploads' numbers."""
+        """Takes what other processes or sites added up, if it can be used."""
         for group in groups:
             turn = turns[next(iter(group.clients))]
-            if group.travelled and self.ledger is not None:
+            try:
+                self.door.check_group(group, turn.round, turn.exchange)
+            except InputError as refused:
+                bad |= dict.fromkeys(group.clients, refused)
+            else:
+                found |= group.clients
+                summing.take(group)
+            if group.where and self.ledger is not None:
                 told = {"round": turn.round, "exchange": turn.exchange, "clients": len(group.clients)}
-                self.ledger.add(event="sum", data=group.data, **told)
-            for name, seen in group.clients.items():
-                try:
-                    self.door.check(name, seen.blank(), turn.round, turn.exchange)
-                    found[name] = seen
-                except InputError as refused:
-                    bad[name] = refused
-            summing.take(group)
+                self.ledger.add(event=SUM, data=group.data, **told, **{"from": group.where})
 
     def _strike(self, name: str, turn: Turn, error: Exception, record: RoundRecord, last: bool = False) -> None:
         if not self.engine.keep_going:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
-from flgraph.errors import EngineError
+from flgraph.errors import EngineError, expect
 from flgraph.federation.aggregation import Sums
 from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.policy import NUM_SAMPLES
 from flgraph.federation.routes import form_of, parsed_form
-from flgraph.federation.values import OUTLIER, largest_values
+from flgraph.federation.values import FORM, LARGEST_INTEGER, OUTLIER, largest_values
+
+DIGEST = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -90,18 +93,44 @@ class Group:
     data: bytes = b""
     """As which the sum came from another process."""
 
-    travelled: bool = False
-    """Whether it left that process."""
+    where: str = ""
+    """The process or site that sent it."""
 
     def told(self) -> dict[str, Any]:
         """Its clients, in what JSON can hold."""
         return {client: asdict(seen) for client, seen in self.clients.items()}
 
     @classmethod
-    def of(cls, told: Mapping[str, Mapping[str, Any]], data: bytes) -> Group:
-        """What :meth:`told` and the sums' payload are of."""
-        clients = {client: Seen(**seen) for client, seen in told.items()}
-        return cls(clients, Sums.from_payload(Payload.from_bytes(data)), data)
+    def of(cls, told: Mapping[str, Any], data: bytes, where: str = "") -> Group:
+        """What :meth:`told` and the sums' payload are of, whoever may have written it.
+
+        Raises:
+            InputError: it is something else.
+        """
+        clients = {client: _seen(seen) for client, seen in told.items()}
+        expect(bool(clients), "sum", "of clients", "none")
+        first = next(iter(clients.values()))
+        alike = all(seen.forms == first.forms for seen in clients.values())
+        expect(alike and not any("/" in name for name in first.forms), "sum", "of uploads of the same forms", "others")
+        return cls(clients, Sums.from_payload(Payload.from_bytes(data), dict(first.forms)), data, where)
+
+
+def _seen(told: Mapping[str, Any]) -> Seen:
+    """What :meth:`Group.told` says of an upload.
+
+    Raises:
+        InputError: it is something else.
+    """
+    kinds = {"forms": dict, "scalars": dict, "largest": dict, "size": int, "sha256": str}
+    fits = isinstance(told, dict) and {name: type(value) for name, value in told.items()} == kinds
+    fits = fits and all(isinstance(form, str) and FORM.fullmatch(form) for form in told["forms"].values())
+    fits = fits and all(isinstance(v, float) and 0 <= v <= OUTLIER for v in told["largest"].values())
+    fits = fits and 0 <= told["size"] <= LARGEST_INTEGER and DIGEST.fullmatch(told["sha256"]) is not None
+    expect(fits, "sum", "told of with what was seen of each upload", "something else")
+    seen = Seen(**told)
+    numbers = {name for name, form in seen.forms.items() if "float" in form or "complex" in form}
+    expect(seen.largest.keys() <= numbers, "sum", "told of with the largest values of its tensors", "others")
+    return seen
 
 
 class Summing:

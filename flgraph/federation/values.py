@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,9 @@ OUTLIER = 1000.0
 """How many times the median client's largest value (or 1) a client's may be, where three or more sent a tensor."""
 
 _LONGEST_TEXT = 10_000
+
+FORM = re.compile(r"(scalar|\d{1,15}(x\d{1,15}){0,15}) [a-z]{1,10}\d{0,3}")
+"""Shape and type of a tensor, in words."""
 
 
 def alike(form: str, other: str) -> bool:

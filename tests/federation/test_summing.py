@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,9 +11,21 @@ import torch
 
 from flgraph.callbacks import FedAvg, FedOpt
 from flgraph.errors import EngineError, InputError
-from flgraph.federation import Clip, FederatedTrainer, GaussianNoise, Payload, Sequential, Sums, Tolerance, Turn
-from flgraph.federation.engines.host import SUMS, run_request
-from flgraph.federation.summing import Group, Summing
+from flgraph.federation import (
+    Clip,
+    FederatedTrainer,
+    GaussianNoise,
+    Payload,
+    Sequential,
+    Sums,
+    Tolerance,
+    Turn,
+    weighted_mean,
+)
+from flgraph.federation.door import ServerDoor
+from flgraph.federation.engines.host import SUMS, Message, run_request
+from flgraph.federation.engines.remote import summed
+from flgraph.federation.summing import Group, Summing, forms_of
 from flgraph.runs.history import read_records
 from flgraph.runs.ledger_reader import read_ledger
 
@@ -33,8 +46,7 @@ class Shares(Sequential):
             own = {name: turn for number, (name, turn) in enumerate(turns.items()) if number % self.shares == share}
             answer = self.host.answer(run_request(own, keep_going=True, counts=counts))
             for number, told in enumerate(answer.header["groups"]):
-                groups.append(Group.of(told, answer.pieces.pop(f"{SUMS}/{number}")))
-                groups[-1].travelled = True
+                groups.append(Group.of(told, answer.pieces.pop(f"{SUMS}/{number}"), f"process {share}"))
             answers |= answer.pieces
         self.whole += len(answers)
         return answers, groups
@@ -182,6 +194,70 @@ def test_sums_travel() -> None:
     data = sums.to_payload().to_bytes()
     back = Sums.from_payload(Payload.from_bytes(data), {"c": "2x3 complex64", "n": "scalar int64", "w": "2x3 float32"})
     assert all(torch.equal(back.mean()[name], tensor) for name, tensor in sums.mean().items())
+
+
+def group_of(*names: str) -> tuple[dict[str, Any], bytes, ServerDoor]:
+    """What a site tells of its clients' sum, and the door that it comes to."""
+    door, summing = ServerDoor(FedAvg()), Summing(FedAvg())
+    for name, upload in uploads().items():
+        door.forms[name] = dict(forms_of(upload))
+        door.counts[name] = int(upload.scalars["num_samples"])
+        if name in names:
+            summing.add(name, upload, ["w", "n"], b"bytes")
+    door.aggregator.owners = dict.fromkeys(door.forms, ("w", "n"))
+    (group,) = summing.groups.values()
+    return group.told(), group.sums.to_payload().to_bytes(), door
+
+
+def test_a_sum_of_its_clients_passes() -> None:
+    told, data, door = group_of("A", "B", "D")
+    group = Group.of(json.loads(json.dumps(told)), data, "site one")
+    door.check_group(group, 1, "train")
+    expected = weighted_mean({n: u.group() for n, u in uploads().items() if n != "C"}, {"A": 1, "B": 2, "D": 4})
+    assert all(torch.equal(group.sums.mean()[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        (lambda told: {}, "of clients"),
+        (lambda told: {**told, "D": None}, "told of with what was seen"),
+        (lambda told: {**told, "D": {**told["D"], "size": -1}}, "told of with what was seen"),
+        (lambda told: {**told, "D": {**told["D"], "sha256": "x"}}, "told of with what was seen"),
+        (lambda told: {**told, "D": {**told["D"], "largest": {"w": 1e9}}}, "told of with what was seen"),
+        (lambda told: {**told, "D": {**told["D"], "largest": {"w": float("nan")}}}, "told of with what was seen"),
+        (lambda told: {**told, "D": {**told["D"], "largest": {"v": 1.0}}}, "told of with the largest values"),
+        (lambda told: {**told, "D": {**told["D"], "forms": {"w": "9x9 float32"}}}, "of uploads of the same forms"),
+        (lambda told: {n: {**own, "forms": {"w": "9x9 float32"}} for n, own in told.items()}, "of the tensors"),
+        (lambda told: {**told, "X": told["D"]}, "of None in `w`"),
+        (lambda told: {**told, "C": told["D"]}, "of 3 samples"),
+        (lambda told: {**told, "D": {**told["D"], "scalars": {"num_samples": 10**6}}}, "of 4 samples"),
+        (lambda told: {**told, "D": {**told["D"], "scalars": {}}}, "with the scalar|num_samples"),
+        (lambda told: {n: told[n] for n in "AB"}, "of weight 3"),
+        (lambda told: {n: {**own, "largest": {"w": 1e-3}} for n, own in told.items()}, "of a mean up to 0.001 in `w`"),
+    ],
+)
+def test_a_site_cannot_tell_of_other_uploads_than_it_added_up(change: Callable[[Any], Any], wanted: str) -> None:
+    told, data, door = group_of("A", "B", "D")
+    with pytest.raises(InputError, match=wanted):
+        door.check_group(Group.of(change(told), data), 1, "train")
+
+
+def test_a_site_answers_for_its_own_clients_and_each_once() -> None:
+    told, data, _ = group_of("A", "B")
+    answer = Message({"groups": [told]}, {f"{SUMS}/0": data})
+    assert [list(group.clients) for group in summed("one", answer, ["A", "B", "C"])] == [["A", "B"]]
+    for bad in (
+        Message({"groups": [told]}, {f"{SUMS}/0": b"no payload"}),
+        Message({"groups": [told]}, {}),
+        Message({"groups": [told, told]}, {f"{SUMS}/0": data, f"{SUMS}/1": data}),
+        Message({"groups": [told]}, {f"{SUMS}/0": data, "A": b"and an upload"}),
+        Message({"groups": {"0": told}}, {f"{SUMS}/0": data}),
+        Message({"groups": ["A"]}, {f"{SUMS}/0": data}),
+        Message({}, {}),
+    ):
+        assert not summed("one", bad, ["A", "B", "C"])
+    assert not summed("one", answer, ["A"])
 
 
 @pytest.mark.parametrize(

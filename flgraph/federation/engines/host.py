@@ -20,7 +20,7 @@ from flgraph.federation.policy import NUM_SAMPLES
 from flgraph.federation.settings import algorithm_digest
 from flgraph.federation.summing import Summing
 from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, save_file, state_bytes, state_name
-from flgraph.runs.ledger import Ledger
+from flgraph.runs.ledger import SUM, Ledger
 from flgraph.runs.ledger_reader import read_ledger, spent
 from flgraph.runs.site_states import SiteStates
 
@@ -162,7 +162,7 @@ class Host:
     def _run(self, request: Message) -> Message:
         """Answers by client, and the errors of those that failed: of the first one only, unless it is to keep going."""
         answers: dict[str, bytes] = {}
-        summing = None
+        summing: Summing | None = None
         seconds: dict[str, float] = {}
         errors: dict[str, Any] = {}
         counts = request.header.get("counts")
@@ -320,7 +320,9 @@ class SiteHost(Host):
             case "run":
                 self._bases, self._numbers = header["bases"], header["numbers"]
                 answer = self._run(request)
-                del answer.header["seconds"], answer.header["groups"]
+                del answer.header["seconds"]
+                for number, told in enumerate(answer.header["groups"]):
+                    self._ledger.add(event=SUM, clients=len(told), data=answer.pieces[f"{SUMS}/{number}"])
                 return answer
             case "save":
                 self._save_as(header["label"], header["bases"], header["needed"])

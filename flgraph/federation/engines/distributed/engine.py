@@ -194,9 +194,8 @@ class ProcessGroup(Sequential):
         groups: list[Group] = []
         for rank, answer in self._ask(requests).items():
             for number, told in enumerate(answer.header["groups"]):
-                group = Group.of(told, answer.pieces.pop(f"{SUMS}/{number}"))
-                group.travelled = rank != self.process.rank
-                groups.append(group)
+                where = "" if rank == self.process.rank else f"process {rank}"
+                groups.append(Group.of(told, answer.pieces.pop(f"{SUMS}/{number}"), where))
             found.update(answer.pieces)
             found.update({name: decode_error(error) for name, error in answer.header["errors"].items()})
             for name, seconds in answer.header["seconds"].items():
