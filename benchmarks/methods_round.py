@@ -20,7 +20,7 @@ import torch
 from flgraph import callbacks
 from flgraph.data import WholeGraphFederation
 from flgraph.federation import Aggregator, FederatedCallback, FederatedTrainer
-from flgraph.models import AdaFGL, MaskedGCN, NodeGCN
+from flgraph.models import FGGP, AdaFGL, MaskedGCN, NodeGCN
 
 HEAD = ["convs.1.*"]
 METHODS: dict[str, Callable[[], Aggregator]] = {
@@ -38,10 +38,16 @@ METHODS: dict[str, Callable[[], Aggregator]] = {
     "FedGTA": callbacks.FedGTA,
     "FED-PUB": callbacks.FedPUB,
     "FedTAD": callbacks.FedTAD,
+    "FGGP": callbacks.FGGP,
     "AdaFGL": callbacks.AdaFGL,
     "AdaFGL, alone": lambda: callbacks.AdaFGL(federated_rounds=1),
 }
-MODELS: dict[str, type[pl.LightningModule]] = {"FED-PUB": MaskedGCN, "AdaFGL": AdaFGL, "AdaFGL, alone": AdaFGL}
+MODELS: dict[str, type[pl.LightningModule]] = {
+    "FED-PUB": MaskedGCN,
+    "FGGP": FGGP,
+    "AdaFGL": AdaFGL,
+    "AdaFGL, alone": AdaFGL,
+}
 """Those that take another one than a GCN of two layers."""
 
 

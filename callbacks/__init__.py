@@ -25,18 +25,22 @@ from flgraph.callbacks.fedsage import FedSage
 from flgraph.callbacks.fedsageplus import FedSagePlus
 from flgraph.callbacks.fedstar import FedStar
 from flgraph.callbacks.fedtad import FedTAD
+from flgraph.callbacks.fggp import FGGP
 from flgraph.callbacks.gcfl import GCFL
 from flgraph.callbacks.gcflplus import GCFLPlus
 from flgraph.callbacks.graphfl import GraphFL
 from flgraph.callbacks.local import Local
 from flgraph.callbacks.moon import MOON
+from flgraph.callbacks.noisy_clients import NoisyClients
 from flgraph.callbacks.predicted_labels import PredictedLabels
 from flgraph.callbacks.scaffold import SCAFFOLD
 from flgraph.callbacks.schemafedavg import SchemaFedAvg
+from flgraph.callbacks.stragglers import Stragglers
 
 __all__ = [
     "APFL",
     "FCLG",
+    "FGGP",
     "GCFL",
     "MOON",
     "SCAFFOLD",
@@ -66,6 +70,8 @@ __all__ = [
     "GCFLPlus",
     "GraphFL",
     "Local",
+    "NoisyClients",
     "PredictedLabels",
     "SchemaFedAvg",
+    "Stragglers",
 ]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flgraph.errors import expect
 from flgraph.federation.callback import FederatedCallback, Run
+from flgraph.federation.template import expect_classes
 from flgraph.models.classifier import labels_of
 
 Attack = Literal["nan", "sign_flip", "scaled", "label_flip", "replacement"]
@@ -66,6 +67,7 @@ class BadClients(FederatedCallback):
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self.client not in self.clients or self.attack not in ("label_flip", "replacement"):
             return
+        expect_classes(pl_module, f"BadClients with {self.attack}")
         self._labels = labels_of(batch)
         flipped = pl_module.num_classes - 1 - self._labels
         batch.y = flipped if self.attack == "label_flip" else torch.full_like(self._labels, self.target)

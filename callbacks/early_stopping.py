@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from flgraph.errors import expect
 from flgraph.federation.callback import FederatedCallback, Run
-from flgraph.runs.history import evaluation, samples_of
+from flgraph.runs.history import evaluation, mode_of, samples_of
 
 _ALL = "all clients"
 
@@ -24,7 +24,7 @@ class EarlyStopping(FederatedCallback):
 
     Args:
         monitor: the metric; the trainer's when ``None``.
-        mode: whether more of it is better; the trainer's when ``None``.
+        mode: whether more of it is better; when ``None``, as its name says, or the trainer's with its metric.
         patience: evaluations without an improvement after which it ends.
         min_delta: what an improvement must exceed.
         average: ``"samples"`` weighs clients by the numbers of samples that they measured the metric on, ``"clients"``
@@ -112,7 +112,7 @@ class EarlyStopping(FederatedCallback):
         for unit, score in self._scores(trainer):
             if self._has_stopped(unit):
                 continue
-            if not self._improves(unit, score, self.mode or trainer.monitor_mode):
+            if not self._improves(unit, score, self._mode_of(trainer)):
                 self._waited[unit] = self._waited.get(unit, 0) + 1
                 if self.scope == "clients" and self._has_stopped(unit):
                     trainer.retire([unit])
@@ -134,6 +134,9 @@ class EarlyStopping(FederatedCallback):
         for name, metrics in record.metrics.items():
             if monitor in metrics:
                 yield name, metrics[monitor]
+
+    def _mode_of(self, trainer: Run) -> str:
+        return self.mode or (mode_of(self.monitor) if self.monitor else str(trainer.monitor_mode))
 
     def _improves(self, unit: str, score: float, mode: str) -> bool:
         if math.isnan(score):

@@ -80,6 +80,7 @@ class FedEgo(Aggregator):
     client_attributes: Sequence[str] = ("_own",)
     upload_scalars = ("num_classes", "fanouts")
     common_scalars = ("num_classes", "fanouts")
+    needs_classes = True
     reported_scalars = ("mixing/lambda", "mixing/emd", "mixing/divergence")
 
     def __init__(

@@ -64,6 +64,7 @@ class FedGTA(Aggregator):
 
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {f"{_MOMENTS}/moments": "data"}
     upload_scalars = ("confidence",)
+    needs_classes = True
     server_attributes: Sequence[str] = ("_models", "_counted")
 
     def __init__(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -12,24 +11,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flgraph.callbacks.further_loss import AddsLoss
+from flgraph.callbacks.prototypes import MOST, Inference, SendsPrototypes, evaluating
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.received import expect_between, expect_count, expect_group, expect_tensor
 from flgraph.federation.routes import Route, UploadKind, personal
 from flgraph.models.classifier import Classifier, labels_of
-from flgraph.nn import at_least_float32
-
-Inference = Literal["head", "prototypes"]
-
-_MOST = 100_000
-"""Classes, and columns of representations."""
 
 _NEVER = -1e6
 """The logit of a class without a prototype; not infinite, as losses are made of it."""
 
 
-class FedProto(AddsLoss):
+class FedProto(SendsPrototypes, AddsLoss):
     r"""Clients exchange prototypes, the mean representation of each class, and nothing of their models (Algorithm 1).
 
     After its training client :math:`i` sends of each class :math:`j` the mean of what its model makes of that class's
@@ -63,6 +57,7 @@ class FedProto(AddsLoss):
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"prototypes/*": "data"}
     upload_scalars: Sequence[str] = ("num_samples", "num_classes", "columns")
     common_scalars = ("num_classes", "columns")
+    needs_classes = True
     server_attributes = ("_prototypes", "_found")
     client_attributes = ("_received",)
 
@@ -76,24 +71,16 @@ class FedProto(AddsLoss):
     ) -> None:
         super().__init__(**kwargs)
         expect(0 <= lam < float("inf"), "aggregator.lam", "a finite number, 0 or more", lam)
-        expect(min_samples >= 1, "aggregator.min_samples", "1 or more", min_samples)
         expect(weighting in ("samples", "uniform"), "aggregator.weighting", "samples or uniform", weighting)
-        expect(inference in get_args(Inference), "aggregator.inference", "head or prototypes", inference)
-        self.lam, self.min_samples, self.weighting, self.inference = lam, min_samples, weighting, inference
+        self.set_prototypes(min_samples, inference)
+        self.lam, self.weighting = lam, weighting
         if weighting == "uniform":
             self.upload_scalars = self.common_scalars
         # The server half's, [C, D], and of which classes some client has told.
         self._prototypes, self._found = torch.zeros(0, 0), torch.zeros(0, dtype=torch.bool)
-        self._received: dict[str, Tensor] = {}  # the client half's
 
     def routes(self) -> list[Route]:
         return personal("*")
-
-    @property
-    def reveals(self) -> str:
-        if self.min_samples > 1:
-            return ""
-        return "The server gets the representation of a record that is the only one of its class in a client."
 
     # ----------------------------------------------------------------------------------------------- server half
     def download(self, client: str, round: int, exchange: str | None) -> Payload | None:
@@ -105,7 +92,7 @@ class FedProto(AddsLoss):
     def check_upload(self, client: str, upload: Payload, round: int, exchange: str) -> None:
         """A row for each class, and how many records it is of."""
         field = f"upload` of client `{client}"
-        least, most = (self._prototypes.shape,) * 2 if self._found.numel() else ((1, 1), (_MOST, _MOST))
+        least, most = (self._prototypes.shape,) * 2 if self._found.numel() else ((1, 1), (MOST, MOST))
         sizes = zip(self.common_scalars, least, most, strict=True)
         shape = [expect_count(upload, name, low, high, field) for name, low, high in sizes]
         sent = upload.group("prototypes")
@@ -154,16 +141,11 @@ class FedProto(AddsLoss):
 
     def further_loss(self, batch: Any, encoded: Tensor) -> Tensor:
         """The distance of representations from the prototypes of their classes."""
-        self._check_columns(encoded)
+        self.check_columns(self._received["mean"], encoded)
         labels = labels_of(batch).view(-1).long()
         toward, found = (self._received[name].index_select(0, labels) for name in ("mean", "found"))
         distance = F.mse_loss(encoded, toward.to(encoded), reduction="none")
         return self.lam * (distance * found.unsqueeze(1)).mean()
-
-    def _check_columns(self, rows: Tensor) -> None:
-        columns = self._received["mean"].size(1)
-        fits = columns == rows.size(1)
-        expect(fits, "download", f"one with prototypes of {rows.size(1)} columns, as the model has them,", columns)
 
     def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
         sums, counts = class_sums(client)
@@ -176,44 +158,25 @@ class FedProto(AddsLoss):
         scalars = {**self.sample_count(client), **dict(zip(self.common_scalars, mean.shape, strict=True))}
         return Payload({"prototypes": {"mean": mean.float(), "count": told.float()}}, scalars)
 
-    # ------------------------------------------------------------------------------------------------- inference
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Lets prototypes classify, if they are to."""
-        if self.inference == "prototypes" and self._received:
-            assert isinstance(pl_module, Classifier)
-            vars(pl_module)["head"] = partial(self._nearest, pl_module)
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leaves the model as it was."""
-        vars(pl_module).pop("head", None)
-
-    on_test_start = on_predict_start = on_validation_start
-    on_test_end = on_predict_end = on_validation_end
-
-    def _nearest(self, module: Classifier[Any], encoded: Tensor, batch: Any) -> Tensor:
+    def votes(self, module: Classifier[Any], rows: Tensor) -> Tensor:
         """Squared distances from prototypes, negated."""
-        rows = at_least_float32(module.rows(encoded, batch))
-        self._check_columns(rows)
-        means, found = (self._received[name].to(rows.device) for name in ("mean", "found"))
+        means, found = self._received["mean"], self._received["found"]
+        self.check_columns(means, rows)
         return torch.where(found, -torch.cdist(rows, means.to(rows.dtype)).square(), _NEVER)
 
 
-@torch.no_grad()
 def class_sums(client: Client) -> tuple[Tensor, Tensor]:
     """Sums ``[C, D]`` of what a client's model makes of its training data before the last layer, by class, and counts.
 
     Dropout is off. Both are float64 on the CPU.
     """
-    module, precision = client.module, client.trainer.precision_plugin
-    assert isinstance(module, Classifier)
-    module.eval()
-    sums, counts = torch.zeros((), dtype=torch.float64), torch.zeros(module.num_classes, dtype=torch.float64)
-    with precision.forward_context():
+    module: Any = client.module
+    with evaluating(client) as prepared:
+        sums, counts = torch.zeros((), dtype=torch.float64), torch.zeros(module.num_classes, dtype=torch.float64)
         for given in client.data.train_dataloader():
-            batch = module.transfer_batch_to_device(precision.convert_input(given), module.device, 0)
+            batch = prepared(given)
             of_class = F.one_hot(labels_of(batch).view(-1).long(), module.num_classes).double()
             # A product, since on a GPU sums by index have no order.
             sums = sums + (of_class.t() @ module.represent(batch).double()).cpu()
             counts += of_class.sum(0).cpu()
-    module.train()
     return sums, counts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -20,15 +19,14 @@ from flgraph.federation.received import (
     expect_count,
     expect_group,
     expect_tensor,
-    most_common,
     shapes_of,
 )
-from flgraph.federation.routes import Route, UploadKind, collected, personal, shared
+from flgraph.federation.routes import Route, UploadKind, personal, shared
 from flgraph.models.nodes.sage import NeighGenSAGE
-from flgraph.nn import FeatureGenerator
-from flgraph.nn.neighgen import feature_loss, first_ones, nearest_of_all
+from flgraph.nn import at_least_float32
+from flgraph.nn.neighgen import feature_loss, nearest_of_all
 
-_FGEN = "generator.fgen."
+_FEATURES = "features"
 _MOST_FEATURES = 10_000_000
 
 
@@ -38,21 +36,23 @@ class FedSagePlus(FedAvg):
     Before the first round (Section 4 and Algorithm 1 of the paper),
 
     - ``"generate"``: clients train generator and classifier together on their own graph with some of its nodes hidden
-      (:class:`flgraph.models.NeighGenSAGE`), and send the weights of the generator of features (fGen) and its input:
+      (:class:`flgraph.models.NeighGenSAGE`), and send the neighbours that the generator of features (fGen) makes of
       noisy representations of the nodes with hidden neighbours.
-    - ``"compare k"``, ``"refine k"``, as often as ``generator_rounds`` says: everyone gets all fGen with their
-      input, and answers for each other one with the gradient of
-      :math:`\sum_v \sum_{p \le n_v} \min_{u \in V_j} \lVert \tilde x_v^p - x_u \rVert_2^2`, where :math:`V_j` are the
-      nodes that it holds; then each client takes a step along its own gradient and
-      :math:`\alpha \lambda^f / |\bar V|` times the sum of these.
+    - ``"compare k"``, ``"refine k"``, as often as ``generator_rounds`` says: everyone gets all generated neighbours
+      :math:`\tilde x`, and answers for each other client's with the gradient of
+      :math:`\sum_v \sum_{p \le n_v} \min_{u \in V_j} \lVert \tilde x_v^p - x_u \rVert_2^2` with respect to them, where
+      :math:`V_j` are the nodes that it holds; then each client takes a step along its own gradient and
+      :math:`\alpha \lambda^f / |\bar V|` times the sum of these, carried on to the weights of fGen.
+
+    In the paper fGen itself and its input travel, and gradients of its weights come back. By the chain rule the step is
+    the same. Less travels here, and nobody gets another client's generator.
 
     Then clients mend their graphs, and the classifier is trained as in :class:`FedAvg`, from its first weights. With
     ``generator_rounds=0`` no generator learns from other clients.
 
-    What leaks: the server can solve a client's gradient for the features of the nodes that were nearest, exactly where
-    fewer neighbours are compared than the last hidden layer of fGen has columns; so can, with two clients, the other.
-    Clients see the others' fGen with its input, which is a model of hidden neighbours' features, and how many of each
-    node were hidden. The noise is drawn once, see :meth:`Client.private_seed`, as its mean over many draws is none.
+    What leaks: the server reads of a client's gradient the features of the nodes that were nearest; so does, with two
+    clients, the other. Clients see what the others' generators take hidden neighbours for. The noise in that is drawn
+    once, see :meth:`Client.private_seed`, as its mean over many draws is none.
 
     Goes with :class:`flgraph.models.NeighGenSAGE` and data whose batches are whole graphs, such as
     :class:`flgraph.data.WholeGraphFederation`.
@@ -66,7 +66,7 @@ class FedSagePlus(FedAvg):
     """
 
     network: ClassVar[str] = "NeighGenSAGE"
-    extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"input/*": "data", "gradient/*": "gradient"}
+    extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"generated/*": "data", "gradient/*": "gradient"}
     upload_scalars = ("num_samples", "num_features")
     common_scalars = ("num_features",)
 
@@ -79,19 +79,17 @@ class FedSagePlus(FedAvg):
         expect(0 <= alpha < float("inf"), "aggregator.alpha", "a finite number, 0 or more", alpha)
         self.pretrain_epochs, self.generator_rounds, self.alpha = pretrain_epochs, generator_rounds, alpha
         self._answers: dict[str, Payload] = {}  # what each client is sent before the first round
-        self._forms: dict[str, Shape] = {}  # shapes of the generator that most clients have, without prefixes
-        self._handed_round: list[str] = []  # the clients whose generators the others compare
-        self._gradients: dict[str, Tensor] = {}  # the client half's: sums of theirs, until the next step
-        self._visible = 0  # the client half's: nodes that are not hidden
+        self._sizes: dict[str, Shape] = {}  # of the neighbours that each client generated
+        self._gradients: dict[str, Tensor] = {}  # the client half's: of its fGen's weights, until the next step
 
     def routes(self) -> list[Route]:
-        return [*collected(_FGEN + "*"), *personal("generator.*"), *shared("*", on_mismatch="personal")]
+        return [*personal("generator.*"), *shared("*", on_mismatch="personal")]
 
     @property
     def reveals(self) -> str:
         return (
             "The server can work out the features of single nodes from gradients, with two clients each can work out "
-            "the other's; other clients get noisy representations of single nodes."
+            "the other's; other clients get a generator's guesses of single nodes' features."
         )
 
     def exchanges(self, round: int) -> Sequence[str]:
@@ -107,17 +105,17 @@ class FedSagePlus(FedAvg):
         return self._answers.get(client)
 
     def check_upload(self, client: str, upload: Payload, round: int, exchange: str) -> None:
-        """Weights; a generator whose layers fit together, with its input; or a gradient of each other one's."""
+        """Weights; generated neighbours; or a gradient of each other client's."""
         if round:
             return self.check_shared(client, upload)
         field = f"upload` of client `{client}"
         if exchange.startswith("compare"):
-            others = [other for other in self._handed_round if other != client]
-            shapes = {f"{other}/{name}": shape for other in others for name, shape in self._forms.items()}
-            expect_group(upload.group("gradient"), shapes, field)
+            others = {other: size for other, size in self._sizes.items() if other != client}
+            expect_group(upload.group("gradient"), others, field)
         elif exchange != self.exchanges(0)[-1]:
             features = expect_count(upload, "num_features", 1, _MOST_FEATURES, field)
-            _check_generator(_generator(upload), upload.group("input"), features, field)
+            expect(len(upload.tensors) == 1, field, "with generated neighbours alone", "other tensors")
+            _check_generated(upload.group("generated"), _FEATURES, features, field)
         return None
 
     def sums_suffice(self, round: int, exchange: str) -> bool:
@@ -132,34 +130,36 @@ class FedSagePlus(FedAvg):
             return super().aggregate(uploads, round, exchange)
         self._answers = {}
         if exchange.startswith("compare"):
-            self._answers = {client: Payload({"gradient": _summed(uploads, client)}) for client in uploads}
+            sums = {client: _summed(uploads, client) for client in uploads}
+            self._answers = {
+                client: Payload({"gradient": {_FEATURES: own}}) for client, own in sums.items() if own is not None
+            }
         elif exchange != self.exchanges(0)[-1] and uploads:
-            self._hand_round(uploads)
+            generated = {client: upload.group("generated")[_FEATURES] for client, upload in uploads.items()}
+            self._sizes = shapes_of(generated)
+            self._answers = dict.fromkeys(uploads, Payload({"generated": generated}))  # one message for all
         return {}
-
-    def _hand_round(self, uploads: Mapping[str, Payload]) -> None:
-        """Gives every client the same: all generators, without those of another form than most have."""
-        columns = {client: upload.scalars["num_features"] for client, upload in uploads.items()}
-        expect(len(set(columns.values())) <= 1, "data", "of as many features at all clients for FedSage+", columns)
-        forms = {client: tuple(shapes_of(_generator(upload)).items()) for client, upload in uploads.items()}
-        common = most_common(forms[client] for client in sorted(forms))
-        self._forms = dict(common)
-        self._handed_round = [client for client, form in forms.items() if form == common]
-        generators = {n: {**uploads[n].group(), **uploads[n].group("input")} for n in self._handed_round}
-        # One message for all, a client's own generator included: ten clients with 15 million weights each would
-        # otherwise wait for 5.5 GB of messages that differ by what each leaves out.
-        self._answers = dict.fromkeys(uploads, Payload({"generator": generators}))
 
     # ----------------------------------------------------------------------------------------------- client half
     def install(self, client: Client, download: Payload) -> None:
         super().install(client, download)
-        gradients, field = download.group("gradient"), f"download` of client `{client.name}"
-        if gradients:
-            module = _module(client)
-            ready = self._visible > 0 and not module.generator_frozen
-            expect(ready, field, "without gradients but for a generator that learns", "some")
-            expect_group(gradients, shapes_of(dict(module.generator.fgen.named_parameters())), field)
-        self._gradients = gradients
+        self._gradients = {}
+        if sums := download.group("gradient"):
+            self._gradients = self._of_weights(client, sums)
+
+    def _of_weights(self, client: Client, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients of fGen's weights from the sum of those of what it generated."""
+        module, field = _module(client), f"download` of client `{client.name}"
+        with torch.random.fork_rng(devices=()):  # the loader draws, and so does the training that follows
+            batch = _batch(client)
+        expect(not module.generator_frozen, field, "without gradients but for a generator that learns", "some")
+        with torch.enable_grad():
+            generated = module.generated(batch)
+        expect_group(sums, {_FEATURES: generated.shape}, field)
+        weight = self.alpha * module.feature_weight / module.impaired(batch).visible.numel()
+        names, parameters = zip(*module.generator.fgen.named_parameters(), strict=True)
+        outer = (sums[_FEATURES].to(module.device) * weight).to(generated)
+        return dict(zip(names, torch.autograd.grad(generated, parameters, outer), strict=True))
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         """Training of the generator; comparing others' generated neighbours with one's own nodes; local training."""
@@ -179,11 +179,10 @@ class FedSagePlus(FedAvg):
             return self._compare(client)
         if exchange == self.exchanges(0)[-1]:
             return None
-        module, batch = _module(client), _batch(client)
-        z, counts = module.anchors(batch)
-        self._visible = module.impaired(batch).visible.numel()
-        fgen = {_FGEN + name: tensor for name, tensor in module.generator.fgen.state_dict().items()}
-        return Payload({**fgen, "input": {"z": z, "counts": counts.int()}}, {"num_features": module.in_channels})
+        module = _module(client)
+        with torch.no_grad():
+            generated = module.generated(_batch(client))
+        return Payload({"generated": {_FEATURES: generated}}, {"num_features": module.in_channels})
 
     def _begin(self, client: Client) -> None:
         _module(client).draw_from(client.private_seed("neighgen"))
@@ -194,19 +193,13 @@ class FedSagePlus(FedAvg):
             client.swap_optimizers({})  # their moments are of another loss and, for the classifier, other weights
 
     def _compare(self, client: Client) -> Payload:
-        module, x = _module(client), _batch(client).x
-        fgen, gradients = copy.deepcopy(module.generator.fgen).eval(), {}
-        generators, own = client.last_download, shapes_of(fgen.state_dict())
-        most = 10_000 + 100 * x.size(0)
-        for other in sorted({name.partition("/")[0] for name in generators.group("generator")} - {client.name}):
-            part = {name: tensor.to(module.device) for name, tensor in generators.group(f"generator/{other}").items()}
-            field = f"download` of client `{client.name}"
-            z, counts = part.pop("z", torch.zeros(())), part.pop("counts", torch.zeros(()))
-            expect_group(part, {_FGEN + name: shape for name, shape in own.items()}, field)
-            _check_input({"z": z, "counts": counts}, own["layers.0.weight"][1], fgen.max_neighbours, field)
-            expect(len(z) <= most, field, f"with generators for at most {most} nodes", len(z))
-            fgen.load_state_dict({name.removeprefix(_FGEN): tensor for name, tensor in part.items()})
-            gradients[other] = foreign_gradients(fgen, z.to(next(fgen.parameters())), counts, x)
+        module, x, field = _module(client), _batch(client).x, f"download` of client `{client.name}"
+        generated = client.last_download.group("generated")
+        most, gradients = module.generator.fgen.max_neighbours * (10_000 + 100 * x.size(0)), dict[str, Tensor]()
+        for other in sorted(generated.keys() - {client.name}):
+            rows = _check_generated(generated, other, x.size(1), field)
+            expect(len(rows) <= most, field, f"with at most {most} neighbours that a client generated", len(rows))
+            gradients[other] = gradient_of_generated(rows.to(x.device), x)
         return Payload({"gradient": gradients})
 
     def on_before_optimizer_step(
@@ -216,69 +209,45 @@ class FedSagePlus(FedAvg):
         if not self._gradients:
             return
         assert isinstance(pl_module, NeighGenSAGE)
-        weight = self.alpha * pl_module.feature_weight / self._visible
         for name, parameter in pl_module.generator.fgen.named_parameters():
-            gradient = self._gradients[name].to(parameter) * weight
+            gradient = self._gradients[name]
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         self._gradients = {}
 
 
-def foreign_gradients(fgen: FeatureGenerator, z: Tensor, counts: Tensor, x: Tensor) -> dict[str, Tensor]:
-    r"""Gradient of :math:`\sum_v \sum_{p \le n_v} \min_u \lVert \tilde x_v^p - x_u \rVert_2^2` with respect to fGen.
+def gradient_of_generated(rows: Tensor, x: Tensor) -> Tensor:
+    r"""Gradient of :math:`\sum_p \min_u \lVert \tilde x^p - x_u \rVert_2^2` with respect to generated neighbours.
 
     Args:
-        fgen: another client's generator of features.
-        z: its input ``[n, C]``.
-        counts: neighbours of each node that count ``[n]``.
+        rows: features of the generated :math:`\tilde x` ``[m, F]``.
         x: features of the nodes that are held here ``[N, F]``, dense or sparse CSR.
 
     Returns:
-        Name of a parameter of ``fgen`` to gradient.
+        ``[m, F]``, float32 at least.
     """
+    rows = at_least_float32(rows).detach().requires_grad_()
     with torch.enable_grad():
-        generated = fgen(z)[first_ones(counts, fgen.max_neighbours)]
-        nearest = nearest_of_all(generated.detach(), x)
-        loss = feature_loss(generated, x, nearest)
-        names, parameters = zip(*fgen.named_parameters(), strict=True)
-        return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+        loss = feature_loss(rows, x, nearest_of_all(rows.detach(), x))
+    return torch.autograd.grad(loss, rows)[0]
 
 
-def _generator(upload: Payload) -> dict[str, Tensor]:
-    """The tensors of a client's fGen."""
-    return {name.removeprefix(_FGEN): t for name, t in upload.group().items() if name.startswith(_FGEN)}
+def _check_generated(tensors: Mapping[str, Tensor], name: str, features: int, field: str) -> Tensor:
+    """What a generator whose last step is a tanh can have made ``[m, features]``."""
+    rows = expect_tensor(tensors, name, (None, features), field)
+    expect_between(rows, -1, 1, "features", field)
+    return rows
 
 
-def _check_generator(fgen: Mapping[str, Tensor], inputs: Mapping[str, Tensor], features: int, field: str) -> None:
-    """Refuses layers that do not follow on each other, from the input to neighbours' features."""
-    shapes: dict[str, Shape] = {}
-    first = expect_tensor(fgen, "layers.0.weight", (None, None), field)
-    width = first.size(1)
-    for number in range(max(1, len(fgen) // 2)):
-        weight = expect_tensor(fgen, f"layers.{number}.weight", (None, width), field)
-        width = weight.size(0)
-        shapes |= {f"layers.{number}.weight": weight.shape, f"layers.{number}.bias": (width,)}
-    expect_group(fgen, shapes, field)
-    whole = width >= features and width % features == 0
-    expect(whole, field, f"one with {features} features for every neighbour", f"{width} columns")
-    _check_input(inputs, first.size(1), width // features, field)
-
-
-def _check_input(inputs: Mapping[str, Tensor], columns: int, neighbours: int, field: str) -> None:
-    z = expect_tensor(inputs, "z", (None, columns), field)
-    counts = expect_tensor(inputs, "counts", z.shape[:1], field, torch.int32)
-    expect_between(counts, 0, neighbours, "`counts`", field)
-
-
-def _summed(uploads: Mapping[str, Payload], client: str) -> dict[str, Tensor]:
+def _summed(uploads: Mapping[str, Payload], client: str) -> Tensor | None:
     """What the other clients answered to one, added up in the order of their names."""
-    sums: dict[str, Tensor] = {}
-    dtypes: dict[str, torch.dtype] = {}
-    for other in sorted(uploads):
-        for name, tensor in uploads[other].group(f"gradient/{client}").items():
-            total = sums.setdefault(name, torch.zeros_like(tensor, dtype=torch.float64))
-            total.add_(tensor)
-            dtypes[name] = tensor.dtype
-    return {name: total.to(dtypes[name]) for name, total in sums.items()}
+    name = f"gradient/{client}"
+    given = [uploads[other].tensors[name] for other in sorted(uploads) if name in uploads[other].tensors]
+    if not given:
+        return None
+    total = torch.zeros_like(given[0], dtype=torch.float64)
+    for gradient in given:
+        total.add_(gradient)
+    return total.to(given[0].dtype)
 
 
 def _module(client: Client) -> NeighGenSAGE:

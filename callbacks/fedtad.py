@@ -85,6 +85,7 @@ class FedTAD(FedAvg):
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {f"{_RELIABILITY}/classes": "data"}
     upload_scalars = ("num_samples", "in_channels", "num_classes")
     common_scalars = ("in_channels", "num_classes")
+    needs_classes = True
     server_attributes: Sequence[str] = ("_learned", "_losses")
 
     def __init__(

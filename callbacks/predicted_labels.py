@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from flgraph.errors import expect
 from flgraph.federation.callback import FederatedCallback
+from flgraph.federation.template import expect_classes
 
 
 class PredictedLabels(FederatedCallback):
@@ -39,6 +40,7 @@ class PredictedLabels(FederatedCallback):
         """Listens to the module's forward pass."""
         stages = getattr(pl_module, "test_stages", ("test",))
         expect(self.stage in stages, "callbacks.stage", f"one of {', '.join(stages)}", self.stage)
+        expect_classes(pl_module, "PredictedLabels")
         self._predicted, self._true = [], []
         self._release()  # of a test that was broken off
         self._hook = pl_module.register_forward_hook(self._keep)

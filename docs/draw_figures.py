@@ -155,6 +155,13 @@ METHODS = {
         "weighted mean, then learns on made-up graphs",
         "what came of the mean",
     ),
+    "fggp": Federation(
+        (("model", "shared"), ("prototypes of classes", "shared")),
+        "weights; mean representation of each class",
+        "weighted mean; clusters each class's prototypes",
+        "the mean; means of clusters",
+        "joins nodes alike, trains on views of that",
+    ),
     "adafgl": Federation(
         (("GCN", "shared"), ("parts for like and unlike neighbours", "own")),
         "the GCN's weights, in the first rounds",
@@ -164,9 +171,9 @@ METHODS = {
     ),
     "fedsageplus": Federation(
         (("generator of neighbours", "own"), ("classifier", "shared")),
-        "first generators, gradients; then weights",
+        "first made-up neighbours, gradients; then weights",
         "hands them round; then the mean",
-        "first generators, gradients; then the mean",
+        "first made-up neighbours, gradients; then the mean",
         "mends its graph, trains",
     ),
     "fedhgn": Federation(

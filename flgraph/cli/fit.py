@@ -150,11 +150,10 @@ class FederatedCLI(LightningCLI):
             return
         assert self.trainer.run_dir is not None
         folder = self.trainer.run_dir / "predictions"
-        predicted = getattr(self.model, "predicted", "probabilities")
         with writing(folder):
             folder.mkdir(exist_ok=True)
             for client, batches in predictions.items():
-                rows = self.trainer.prediction_rows[client]
+                rows, predicted = self.trainer.prediction_rows[client], self.trainer.predicted[client]
                 write_predictions(client, batches, rows, predicted, folder / f"{client}.csv")
         print(f"predictions in {folder}")
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
 
 from flgraph.errors import InputError, expect
+from flgraph.nn.tasks import check_targets, check_task
 
 
 def tensor_of(data: Any, field: str, name: str) -> Tensor:
@@ -32,8 +33,34 @@ def classes_of(y: Tensor, field: str) -> Tensor:
         InputError: some are no whole numbers.
     """
     whole = not y.is_floating_point() or bool((y == y.round()).all() and y.isfinite().all())
-    require(whole, field, "whole numbers, one class each,", "others")
+    wanted = "whole numbers, one class each (or `data.task` regression),"
+    require(whole, field, wanted, "others")
     return y.long()
+
+
+def targets_of(y: Tensor, count: int, task: str, field: str) -> Tensor:
+    """What is to be learned of so many graphs or nodes: classes ``[n]`` int64, or labels or numbers ``[n, T]`` float32.
+
+    Args:
+        y: ``[n]`` or ``[n, T]``; NaN for labels and numbers that are not known.
+        count: n.
+        task: see :data:`~flgraph.nn.tasks.Task`.
+        field: what an error message calls ``y``.
+
+    Raises:
+        InputError: they are not of this shape, or other numbers than the task has.
+    """
+    check_task(task, "data.task")
+    if task == "multiclass":
+        y = y[:, 0] if y.dim() == 2 and y.size(1) == 1 else y
+        wanted = f"of shape [{count}], one class for each (or `data.task` multilabel or regression),"
+        expect(list(y.shape) == [count], field, wanted, list(y.shape))
+        return classes_of(y, field)
+    fits = y.dim() in (1, 2) and y.size(0) == count and y.numel() > 0
+    expect(fits, field, f"of shape [{count}, T]", list(y.shape))
+    made = y.reshape(count, -1).float()
+    check_targets(made, task, field)
+    return made
 
 
 def edges_of(edge_index: Tensor, field: str) -> Tensor:

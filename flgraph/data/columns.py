@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flgraph.data.checks import require
 from flgraph.errors import InputError, expect
+from flgraph.nn.tasks import Task
 
 Missing = Literal["refuse", "zero", "mean"]
 """What becomes of a missing value: an error, 0, or the mean of its column at this client."""
@@ -145,15 +146,17 @@ class Coding:
     """What all partners agree on: the number of each class, and what features each column becomes.
 
     Attributes:
-        classes: names of the classes, in the order of their numbers.
+        classes: names of the classes, in the order of their numbers; with another task those of the labels or numbers.
         columns: name to what it becomes. Features are in the order of the columns' names, so that it does not matter in
             which order partners write them.
         missing: see :data:`Missing`.
+        task: see :data:`~flgraph.nn.tasks.Task`.
     """
 
     classes: Categories
     columns: Mapping[str, Kind]
     missing: Missing = "refuse"
+    task: Task = "multiclass"
 
     @property
     def width(self) -> int:
@@ -172,6 +175,25 @@ class Coding:
         wanted = f"one of the {len(self.classes)} classes of `data.classes`"
         require(not strange, where, wanted, f"another in row {strange}")
         return torch.tensor(codes, dtype=torch.long)
+
+    def targets(self, columns: Mapping[str, Column], where: str) -> Tensor:
+        """Labels or numbers ``[n, T]`` float32 in the order of their names, NaN where one is missing.
+
+        Raises:
+            InputError: one is not there, or no number, or other than 0 and 1 where they are labels.
+        """
+        for name in self.classes:
+            require(name in columns, where, f"one with `{_short(name)}`, as `data.classes` says,", "one without")
+        labels = self.task == "multilabel"
+        wanted = "0 or 1, true or false, or empty," if labels else "numbers, or empty,"
+        for name in self.classes:
+            numbers = columns[name].kind == NUMBER or bool(columns[name].missing.all())
+            require(numbers, columns[name].where, wanted, "something else")
+        rows = np.stack([columns[name].values.astype(np.float64) for name in self.classes], axis=1)
+        if labels:
+            strange = ~(np.isnan(rows) | (rows == 0) | (rows == 1)).all(axis=1)
+            require(not strange.any(), where, wanted, f"another in row {first_row(strange)}")
+        return torch.from_numpy(rows).float()
 
     def features(self, columns: Mapping[str, Column], count: int, where: str) -> Tensor:
         """Features ``[n, width]`` float32; without columns a single one that is 1 everywhere.
@@ -260,6 +282,23 @@ def derived_classes(labels: Iterable[Iterable[str | None]], least: int = 0) -> C
     found = {label for own in labels for label in own if label is not None} | set(map(str, range(least)))
     whole = all(re.fullmatch(r"-?\d+", label) for label in found)
     return tuple(sorted(found, key=int) if whole else sorted(found))
+
+
+def derived_targets(tables: Mapping[str, Mapping[str, Column]]) -> Categories:
+    """Names of the labels or numbers that are to be learned, which all clients must have, in the order of the letters.
+
+    Args:
+        tables: client to its columns of labels.
+
+    Raises:
+        InputError: a client has none, or others than the first.
+    """
+    first, names = next(iter(tables.items()))
+    for client, columns in tables.items():
+        require(len(columns) > 0, f"data.graphs.{client}", "data with `label`, or several `label_...`", "none")
+        same = sorted(columns) == sorted(names)
+        require(same, f"data.graphs.{client}", f"data with the same labels as `{first}`", "others")
+    return tuple(sorted(names))
 
 
 def derived_columns(tables: Mapping[str, Mapping[str, Column]]) -> dict[str, Kind]:

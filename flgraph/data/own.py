@@ -18,10 +18,12 @@ from flgraph.data.columns import (
     declared_columns,
     derived_classes,
     derived_columns,
+    derived_targets,
 )
 from flgraph.data.sources import SPLITS, Source
 from flgraph.data.splits import check_fractions, stratified_split
 from flgraph.errors import InputError, expect
+from flgraph.nn.tasks import Task, check_task
 
 Splits = tuple[Tensor, Tensor, Tensor]
 
@@ -35,15 +37,22 @@ class Declared:
         columns: column to ``number``, ``years`` (of a point in time, since 2000) or a list of categories; ``None`` to
             take them from the files.
         missing: see :data:`~flgraph.data.columns.Missing`.
+        task: see :data:`~flgraph.nn.tasks.Task`; with several labels, or numbers, ``classes`` are the names of these.
 
     Attributes:
         apart: whether there are clients elsewhere, whose files are not at hand: then nothing may be left open.
     """
 
     def __init__(
-        self, classes: int | Sequence[Any] | None, columns: Mapping[str, Any] | None, missing: Missing
+        self,
+        classes: int | Sequence[Any] | None,
+        columns: Mapping[str, Any] | None,
+        missing: Missing,
+        task: Task = "multiclass",
     ) -> None:
         check_missing(missing)
+        check_task(task, "data.task")
+        self.task = task
         self.classes, self.columns, self.missing = declared_classes(classes), declared_columns(columns), missing
         self.apart = False
 
@@ -61,12 +70,15 @@ class Declared:
             wanted = "given where partners keep their files apart, so that all count alike,"
             expect(self.classes is not None, "data.classes", wanted, "none")
             expect(self.columns is not None or not any(tables.values()), "data.columns", wanted, "none")
-        least = max(source.least_classes for source in sources.values())
-        classes = self.classes or derived_classes((source.labels for source in sources.values()), least)
+        if self.task == "multiclass":
+            least = max(source.least_classes for source in sources.values())
+            classes = self.classes or derived_classes((source.labels for source in sources.values()), least)
+        else:
+            classes = self.classes or derived_targets({name: source.targets for name, source in sources.items()})
         columns = self.columns
         if columns is None:
             columns = derived_columns(tables) if tables else {}
-        coding = Coding(classes, columns, self.missing)
+        coding = Coding(classes, columns, self.missing, self.task)
         widths = {name: coding.width or 1 if source.x is None else source.x.size(1) for name, source in sources.items()}
         first, width = next(iter(widths.items()))
         for name, own in widths.items():
@@ -76,7 +88,8 @@ class Declared:
     @property
     def settings(self) -> dict[str, Any]:
         """Plain values that tell declarations apart."""
-        return {"missing": self.missing, "declared": content_key(self.classes, self.columns)[:16]}
+        task = {} if self.task == "multiclass" else {"task": self.task}
+        return {"missing": self.missing, "declared": content_key(self.classes, self.columns)[:16], **task}
 
 
 @runtime_checkable
@@ -92,8 +105,14 @@ def features_of(source: Source, coding: Coding) -> Tensor:
 
 
 def labels_of(source: Source, coding: Coding) -> Tensor:
-    """Numbers of classes, -1 where there is no label."""
-    return coding.labels(source.labels, f"label of {source.name}")
+    """Numbers of classes ``[n]``, or labels or numbers ``[n, T]``; -1 and NaN where there is none."""
+    where = f"label of {source.name}"
+    return coding.labels(source.labels, where) if coding.task == "multiclass" else coding.targets(source.targets, where)
+
+
+def has_label(y: Tensor) -> Tensor:
+    """Of which nodes or graphs something is known ``[n]``, bool."""
+    return y >= 0 if y.dim() == 1 else ~y.isnan().all(dim=1)
 
 
 def splits_of(source: Source, y: Tensor, fractions: Sequence[float], seed: int, client: str) -> Splits:
@@ -109,7 +128,7 @@ def split_rows(
     They are those that the data says; where it says nothing, they are drawn with equal shares of every class.
 
     Args:
-        y: classes ``[n]``, -1 where there is no label.
+        y: see :func:`labels_of`.
         split: what the data says of each.
         where: the labels, for messages.
         fractions: see :func:`~flgraph.data.stratified_split`.
@@ -119,7 +138,8 @@ def split_rows(
     Raises:
         InputError: there are no labels, or some is missing where the data has a split.
     """
-    labelled = (y >= 0).nonzero()[:, 0]
+    known = has_label(y)
+    labelled = known.nonzero()[:, 0]
     require(labelled.numel() > 0, where, "there for some", "none")
     if split is None:
         check_fractions(fractions, "data.fractions")
@@ -131,7 +151,7 @@ def split_rows(
     rows = ([row for row, own in enumerate(split) if own == part] for part in SPLITS)
     train, val, test = (torch.tensor(own, dtype=torch.long) for own in rows)
     for name, part in zip(SPLITS, (train, val, test), strict=True):
-        bare = int((y[part] < 0).sum())
+        bare = int((~known[part]).sum())
         require(bare == 0, where, f"there for all that are for `{name}`", f"{bare} without")
     return train, val, test
 

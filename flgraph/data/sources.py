@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -20,6 +20,7 @@ from flgraph.data.checks import edges_of, expect_joined, require
 from flgraph.data.columns import Column, first_row
 from flgraph.data.tables import find_table
 from flgraph.errors import InputError, expect
+from flgraph.nn.tasks import Task
 
 SPLITS = ("train", "val", "test")
 _PYG = [Data, HeteroData, DataEdgeAttr, DataTensorAttr, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
@@ -27,6 +28,8 @@ _PYG = [Data, HeteroData, DataEdgeAttr, DataTensorAttr, BaseStorage, EdgeStorage
 _KNOWN = {"x", "edge_index", "y", "num_nodes", "num_classes", "name", *(f"{split}_mask" for split in SPLITS)}
 _TOLD = {"id", "label", "split", "graph"}
 """Columns that are no features."""
+_TARGET = "label_"
+"""What names of columns begin with, where there are several labels or numbers to be learned."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Source:
         graph_of: which graph each node is in ``[N]``, ascending; ``None`` for one graph.
         unused: what else the data holds, which nothing here makes use of.
         least_classes: so many classes there are, as the data says.
+        targets: where labels are no classes, their columns by name (``label`` where there is one).
     """
 
     name: str
@@ -56,9 +60,12 @@ class Source:
     graph_of: Tensor | None = None
     unused: Sequence[str] = ()
     least_classes: int = 0
+    targets: Mapping[str, Column] = field(default_factory=dict)
 
 
-def read_source(given: Any, name: str, root: str | Path | None = None, many: bool = False) -> Source:
+def read_source(
+    given: Any, name: str, root: str | Path | None = None, many: bool = False, task: Task = "multiclass"
+) -> Source:
     """One client's graph, or its graphs, from whatever it brings.
 
     Args:
@@ -68,13 +75,14 @@ def read_source(given: Any, name: str, root: str | Path | None = None, many: boo
         name: of the client.
         root: where relative paths begin; the current folder when ``None``.
         many: whether it holds several graphs with a label each, instead of one with labels on nodes.
+        task: what labels are, see :data:`~flgraph.nn.tasks.Task`.
 
     Raises:
         InputError: nothing is there, or it cannot be used.
     """
     if isinstance(given, str | Path):
         path = Path(root or ".").expanduser() / Path(given).expanduser()
-        given = _load(path, name, many)
+        given = _load(path, name, many, task)
         if isinstance(given, Source):
             return given
     if isinstance(given, Mapping) and "edge_index" in given:
@@ -87,7 +95,7 @@ def read_source(given: Any, name: str, root: str | Path | None = None, many: boo
     expect(sound, f"data.graphs.{name}", wanted, type(graphs[0]).__name__)
     make = _of_networkx if kinds == (nx.Graph,) else _of_pyg
     parts = [
-        make(graph, name if len(graphs) == 1 else f"{name}, graph {number}", many)
+        make(graph, name if len(graphs) == 1 else f"{name}, graph {number}", many, task)
         for number, graph in enumerate(graphs)
     ]
     return _joined(parts, name) if many else parts[0]
@@ -112,10 +120,10 @@ def load_pt(path: Path) -> Any:
     return content
 
 
-def _load(path: Path, name: str, many: bool) -> Any:
+def _load(path: Path, name: str, many: bool, task: Task) -> Any:
     if path.is_dir():
         found = sorted(path.glob("*.graphml")) if many else []
-        return [_graphml(file) for file in found] if found else _of_folder(path, many)
+        return [_graphml(file) for file in found] if found else _of_folder(path, many, task)
     kinds = "a folder with nodes.csv and edges.csv, or a file .npz, .pt or .graphml,"
     require(path.is_file(), f"data.graphs.{name}", kinds, f"{path}, which is not there")
     if path.suffix == ".graphml":
@@ -132,9 +140,9 @@ def _load(path: Path, name: str, many: bool) -> Any:
         texts = value.dtype.kind in "US" and key == "y"
         expect(texts or value.dtype.kind in "biuf", f"{key} in {path}", "an array of numbers", value.dtype)
     return (
-        _of_arrays(arrays, path)
+        _of_arrays(arrays, path, task)
         if many
-        else _of_pyg(Data(**{k: _tensor(v) for k, v in arrays.items()}), str(path), many)
+        else _of_pyg(Data(**{k: _tensor(v) for k, v in arrays.items()}), str(path), many, task)
     )
 
 
@@ -150,7 +158,7 @@ def _graphml(path: Path) -> nx.Graph:
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
-def _of_folder(path: Path, many: bool) -> Source:
+def _of_folder(path: Path, many: bool, task: Task) -> Source:
     nodes, edges = find_table(path, "nodes"), find_table(path, "edges")
     graphs = find_table(path, "graphs") if many else None
     ids, of = nodes.texts("id"), None
@@ -174,20 +182,31 @@ def _of_folder(path: Path, many: bool) -> Source:
         require(not across.any(), edges.where("target"), wanted, got)
     told = graphs if graphs is not None else nodes
     split = told.texts("split", empty=True) if "split" in told.names else None
+    targets = _target_names(told.names, task)
     unused = [f"{edges.file.name}: {name}" for name in edges.names if name not in ("source", "target", "graph")]
     if graphs is not None:
-        unused += [f"{graphs.file.name}: {name}" for name in graphs.names if name not in ("id", "label", "split")]
+        unused += [
+            f"{graphs.file.name}: {name}" for name in graphs.names if name not in ("id", "label", "split", *targets)
+        ]
         unused += [f"{nodes.file.name}: {name}" for name in nodes.names if name in ("label", "split")]
     return Source(
         str(path),
         len(ids),
         edge_index,
-        told.texts("label", empty=True) if "label" in told.names else [None] * len(told),
-        columns={name: nodes.column(name) for name in nodes.names if name not in _TOLD},
+        told.texts("label", empty=True) if "label" in told.names and not targets else [None] * len(told),
+        columns={name: nodes.column(name) for name in nodes.names if name not in {*_TOLD, *targets}},
         split=None if split is None else checked_split(split, told.where("split")),
         graph_of=None if of is None else torch.from_numpy(of).long(),
         unused=unused,
+        targets={own: told.column(name) for name, own in targets.items()},
     )
+
+
+def _target_names(names: Iterable[str], task: Task) -> dict[str, str]:
+    """Columns that are labels or numbers to be learned, with what these are called; none where there are classes."""
+    if task == "multiclass":
+        return {}
+    return {name: name.removeprefix(_TARGET) for name in names if name == "label" or name.startswith(_TARGET)}
 
 
 def checked_split(split: Sequence[str | None], where: str) -> Sequence[str | None]:
@@ -202,7 +221,7 @@ def checked_split(split: Sequence[str | None], where: str) -> Sequence[str | Non
 
 
 # ----------------------------------------------------------------------------------------------------- PyG and arrays
-def _of_pyg(data: Data, name: str, many: bool) -> Source:
+def _of_pyg(data: Data, name: str, many: bool, task: Task) -> Source:
     expect("_store" in vars(data), name, "a PyG graph", "one without content")  # as a file may hold it
     edge_index = data.get("edge_index")
     expect(isinstance(edge_index, Tensor), f"edge_index of {name}", "a tensor", type(edge_index).__name__)
@@ -212,7 +231,8 @@ def _of_pyg(data: Data, name: str, many: bool) -> Source:
     require(count is not None, f"x of {name}", "features of the nodes (or `num_nodes`)", "none")
     edge_index = edges_of(edge_index, f"edge_index of {name}")
     expect_joined(edge_index, int(count), f"edge_index of {name}")
-    labels = labels_of_tensor(y, 1 if many else int(count), f"y of {name}")
+    rows = 1 if many else int(count)
+    labels = labels_of_tensor(y if task == "multiclass" else None, rows, f"y of {name}")
     split = None if many else _masks(data, int(count), name)
     ignored = {f"{split}_mask" for split in SPLITS} if many else set()
     unused = [f"{key} of {name}" for key in data.to_dict() if key not in _KNOWN - ignored]
@@ -230,6 +250,7 @@ def _of_pyg(data: Data, name: str, many: bool) -> Source:
         split=split,
         unused=unused,
         least_classes=least_classes,
+        targets=targets_of_tensor(y, rows, f"y of {name}") if task != "multiclass" else {},
     )
 
 
@@ -256,7 +277,7 @@ def labels_of_tensor(y: Any, count: int, where: str) -> list[str | None]:
         return Column.of(y, where).texts()
     expect(isinstance(y, Tensor), where, "a tensor", type(y).__name__)
     y = y[:, 0] if y.dim() == 2 and y.size(1) == 1 else y
-    several = f"of shape {list(y.shape)}: several labels for one cannot be learned here"
+    several = f"of shape {list(y.shape)}: several labels for one need `data.task` multilabel or regression"
     require(
         y.dim() < 2 and y.numel() == count,
         where,
@@ -267,9 +288,23 @@ def labels_of_tensor(y: Any, count: int, where: str) -> list[str | None]:
     if values.is_floating_point():
         there = values[~values.isnan()]
         whole = bool((there == there.round()).all())
-        require(whole, where, "classes", "numbers with fractions: values to be estimated cannot be learned here")
+        require(whole, where, "classes", "numbers with fractions, which need `data.task` regression")
         values = torch.where(values.isnan(), -1.0, values)
     return [None if value < 0 else str(int(value)) for value in values.tolist()]
+
+
+def targets_of_tensor(y: Any, count: int, where: str) -> dict[str, Column]:
+    """The columns of labels or numbers, called ``label`` or ``0``, ``1`` and so on.
+
+    Raises:
+        InputError: there are others than ``count`` rows of finite numbers.
+    """
+    expect(isinstance(y, Tensor), where, "a tensor of numbers", type(y).__name__)
+    fits = count > 0 and y.numel() > 0 and y.numel() % count == 0 and (y.dim() < 2 or count in (1, y.size(0)))
+    expect(fits and not y.is_complex(), where, f"numbers of shape [{count}, T]", list(y.shape))
+    rows = y.reshape(count, -1).double().numpy()
+    names = ["label"] if rows.shape[1] == 1 else map(str, range(rows.shape[1]))
+    return {name: Column.of_numbers(rows[:, number], where) for number, name in enumerate(names)}
 
 
 def _masks(data: Data, count: int, name: str) -> list[str | None] | None:
@@ -287,7 +322,7 @@ def _masks(data: Data, count: int, name: str) -> list[str | None] | None:
     return split
 
 
-def _of_arrays(arrays: Mapping[str, np.ndarray], path: Path) -> Source:
+def _of_arrays(arrays: Mapping[str, np.ndarray], path: Path, task: Task) -> Source:
     """Several graphs as flat arrays, as :class:`~flgraph.data.FlatGraphs` has them."""
     for key in ("x", "edge_index", "y", "node_ptr", "edge_ptr"):
         require(key in arrays, str(path), "arrays x, edge_index, y, node_ptr and edge_ptr", f"none of the name {key}")
@@ -317,20 +352,23 @@ def _of_arrays(arrays: Mapping[str, np.ndarray], path: Path) -> Source:
         str(path),
         x.size(0),
         edges + node_ptr[owner],
-        labels_of_tensor(y, count, f"y in {path}"),
+        labels_of_tensor(y if task == "multiclass" else None, count, f"y in {path}"),
         _features(x, str(path)),
         graph_of=torch.repeat_interleave(torch.arange(count), node_ptr.diff()),
         unused=unused,
         least_classes=int(arrays.get("num_classes", 0)),
+        targets=targets_of_tensor(y, count, f"y in {path}") if task != "multiclass" else {},
     )
 
 
 # ----------------------------------------------------------------------------------------------------------- networkx
-def _of_networkx(graph: nx.Graph, name: str, many: bool) -> Source:
+def _of_networkx(graph: nx.Graph, name: str, many: bool, task: Task) -> Source:
     number = {node: position for position, node in enumerate(graph)}
     names = list(dict.fromkeys(key for _, own in graph.nodes(data=True) for key in own))
     values = {key: [own.get(key) for _, own in graph.nodes(data=True)] for key in names}
-    told = ("label", "split") if not many else ()
+    holder = graph.graph if many else values
+    targets = _target_names(holder, task)
+    told = ("label", "split", *targets) if not many else ()
     ends = [(number[source], number[target]) for source, target in graph.edges()]
     unused = [
         f"{key} of edges of {name}"
@@ -352,6 +390,10 @@ def _of_networkx(graph: nx.Graph, name: str, many: bool) -> Source:
         columns={key: Column.of(values[key], f"{key} of {name}") for key in names if key not in told},
         split=split,
         unused=unused,
+        targets={
+            own: Column.of([graph.graph[key]] if many else values[key], f"{key} of {name}")
+            for key, own in targets.items()
+        },
     )
 
 
@@ -373,6 +415,12 @@ def _joined(parts: Sequence[Source], name: str) -> Source:
         for key in parts[0].columns
     }
     unused = dict.fromkeys(entry.split(" of ")[0] for part in parts for entry in part.unused)
+    same = all(part.targets.keys() == parts[0].targets.keys() for part in parts)
+    require(same, f"label of {name}", "of the same names in all graphs", "others")
+    targets = {
+        key: Column.of([value for part in parts for value in _plain(part.targets[key])], f"{key} of {name}")
+        for key in parts[0].targets
+    }
     return Source(
         name,
         sum(counts),
@@ -383,6 +431,7 @@ def _joined(parts: Sequence[Source], name: str) -> Source:
         graph_of=torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(counts)),
         unused=[f"{entry} of {name}" for entry in unused],
         least_classes=max(part.least_classes for part in parts),
+        targets=targets,
     )
 
 

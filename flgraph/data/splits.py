@@ -23,7 +23,7 @@ def stratified_split(
     one side than classes) is made without stratifying.
 
     Args:
-        y: classes ``[G]``.
+        y: classes ``[G]``; or several labels or numbers ``[G, T]``, which nothing is stratified by.
         fractions: training, validation and test; they sum to 1, and a set of fraction 0 is empty.
         seed: of both draws.
 
@@ -42,7 +42,7 @@ def stratified_split(
     shown = list(fractions)
     check_fractions(shown)
     expect(0 <= seed < 2**32, "seed", "between 0 and 2^32 - 1", seed)
-    labels = y.cpu().numpy()
+    labels = y.cpu().numpy() if y.dim() == 1 else np.arange(len(y))  # each alone in its class
     train, rest = _divide(np.arange(labels.size), labels, shown[0], shown[1] + shown[2], seed)
     val, test = _divide(rest, labels, shown[1], shown[2], seed)
     for name, part, fraction in zip(("training", "validation", "test"), (train, val, test), shown, strict=True):

@@ -30,7 +30,7 @@ def partition_statistics(
         ``nodes``; ``edges``, those between its nodes, and ``edges_cut``, those from its nodes to others of the whole
         graph (an undirected edge counts once); ``train``, ``val``, ``test``; ``train_labels``, training nodes per
         class; ``emd``, the sum over classes of ``|P_i(c) - P(c)|`` where ``P`` are shares among training nodes, the
-        client's and those of the union of all clients' (FedEgo, Eq. 14).
+        client's and those of the union of all clients' (FedEgo, Eq. 14). Without classes nothing of labels is there.
 
     Example:
         >>> import networkx as nx
@@ -45,7 +45,7 @@ def partition_statistics(
     """
     names = names or [f"client-{number}" for number in range(1, len(partition.clients) + 1)]
     union = torch.cat([client.train for client in partition.clients]).unique()
-    overall = _shares(graph, union)
+    overall = _shares(graph, union) if graph.task == "multiclass" else None
     clients: dict[str, dict[str, Any]] = {}
     for name, client in zip(names, partition.clients, strict=True):
         kept, cut = _count_edges(graph, client.nodes)
@@ -56,18 +56,17 @@ def partition_statistics(
             "train": client.train.numel(),
             "val": client.val.numel(),
             "test": client.test.numel(),
-            "train_labels": torch.bincount(graph.y[client.train], minlength=graph.num_classes).tolist(),
-            "emd": label_emd(_shares(graph, client.train), overall),
         }
-    return {
-        "global_test": {
-            "nodes": partition.global_test.numel(),
-            "edges": _count_edges(graph, partition.global_test)[0],
-            "labels": torch.bincount(graph.y[partition.global_test], minlength=graph.num_classes).tolist(),
-        },
-        "mean_emd": math.fsum(client["emd"] for client in clients.values()) / len(clients),
-        "clients": clients,
-    }
+        if overall is not None:
+            clients[name]["train_labels"] = _counts(graph, client.train).tolist()
+            clients[name]["emd"] = label_emd(_shares(graph, client.train), overall)
+    rest = partition.global_test
+    everywhere: dict[str, Any] = {"nodes": rest.numel(), "edges": _count_edges(graph, rest)[0]}
+    if overall is None:
+        return {"global_test": everywhere, "clients": clients}
+    everywhere["labels"] = _counts(graph, rest).tolist()
+    mean = math.fsum(client["emd"] for client in clients.values()) / len(clients)
+    return {"global_test": everywhere, "mean_emd": mean, "clients": clients}
 
 
 def hetero_statistics(clients: Mapping[str, HeteroGraph]) -> dict[str, Any]:
@@ -104,6 +103,10 @@ def _count_edges(graph: NodeGraph, nodes: Tensor) -> tuple[int, int]:
     return int(kept.sum()) // both, int(cut.sum()) // both
 
 
+def _counts(graph: NodeGraph, nodes: Tensor) -> Tensor:
+    return torch.bincount(graph.y[nodes], minlength=graph.num_classes)
+
+
 def _shares(graph: NodeGraph, nodes: Tensor) -> Tensor:
-    counts = torch.bincount(graph.y[nodes], minlength=graph.num_classes).double()
+    counts = _counts(graph, nodes).double()
     return counts / counts.sum().clamp(min=1)

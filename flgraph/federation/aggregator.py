@@ -64,6 +64,9 @@ class Aggregator(FederatedCallback):
     client_attributes: Sequence[str] = ()
     """The same of the client half. What it was sent last it need not keep: :attr:`Client.last_download`."""
 
+    needs_classes: bool = False
+    """Whether it has no meaning for models that learn several labels or numbers; these are refused then."""
+
     initial_weights: Literal["first", "mean", "own"] = "first"
     """Which values shared tensors begin with at all clients: those of the first client that has them; the mean over the
     clients' own, which is smaller by the square root of their number where these are independent draws; or each client

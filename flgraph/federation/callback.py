@@ -57,6 +57,9 @@ class Run(Protocol):
     def retire(self, clients: Collection[str]) -> None:
         """Lets clients take part in no more rounds; they are evaluated all the same."""
 
+    def skip(self, clients: Collection[str]) -> None:
+        """Leaves clients out of the round that is about to begin; they are evaluated all the same."""
+
 
 class FederatedCallback(pl.Callback):
     """A Lightning callback that also listens to rounds.
@@ -85,6 +88,14 @@ class FederatedCallback(pl.Callback):
         given = dict(zip(signature.parameters, bound.args, strict=False)) | bound.kwargs
         self.arguments = {**defaults(cls), **{name: value for name, value in given.items() if name != "self"}}
         return self
+
+    def client_data(self, client: str, data: Any) -> Any:
+        """Called in every process when a client is made, with its data; what it returns is what the client has.
+
+        It may be called again when a client moves to another process, so it must not change ``data`` itself. Sites of
+        other owners refuse callbacks that have it.
+        """
+        return data
 
     def on_federation_start(self, trainer: Run) -> None:
         """Called by the trainer once, before the first round of this call of ``fit`` (after a resume, too).

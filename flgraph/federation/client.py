@@ -32,6 +32,7 @@ from flgraph.federation.payload import Payload
 from flgraph.federation.policy import Policy
 from flgraph.federation.routes import RouteKind, RoutingTable
 from flgraph.federation.seeding import derive_seed, seed_all
+from flgraph.federation.template import expect_classes
 from flgraph.federation.transforms import Draw, Pipeline, Transform, draw_key
 from flgraph.runs.checkpoint import readable
 from flgraph.runs.compatibility import plain_values, sealed
@@ -82,6 +83,8 @@ class Client:
         device: torch.device | None = None,
     ) -> None:
         self.name, self.module, self.data = name, module, data
+        if aggregator.needs_classes:
+            expect_classes(module, type(aggregator).__name__)
         described = described_of(data)
         plain = plain_values(described)
         for key, value in described.items():  # or else the first round would be lost with its checkpoint
@@ -319,7 +322,8 @@ class Client:
         """What the module says of the client's prediction data."""
         seed_all(derive_seed(self.seed, self.name, 0, "predict"))
         batches = self.trainer.predict(self.module, dataloaders=self._loader("predict")) or []
-        return Predictions(batches, dict(getattr(self.data, "prediction_rows", {})))
+        predicted = getattr(self.module, "predicted", "probabilities")
+        return Predictions(batches, dict(getattr(self.data, "prediction_rows", {})), predicted)
 
     def _loader(self, split: str) -> Any:
         if split not in self._loaders:

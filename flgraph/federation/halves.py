@@ -34,6 +34,7 @@ class ClientHalf(AlgorithmHalf, Protocol):
     network: ClassVar[str]
     seed: int
     optimizer_state: Literal["keep", "reset"]
+    needs_classes: bool
     reported_scalars: Sequence[str]
 
     def routes(self) -> list[Route]:

@@ -122,6 +122,11 @@ class FederatedLoop(pl.Trainer):
         assert self.server is not None
         self.server.retired |= set(clients)
 
+    def skip(self, clients: Collection[str]) -> None:
+        """Leaves clients out of the round that is about to begin; they are evaluated all the same."""
+        assert self.server is not None
+        self.server.skipped = set(clients)
+
     # ---------------------------------------------------------------------------------------------------- preparing
     def _serve(self, model: Model | None, datamodule: FederatedData, stage: str) -> None:
         """What a process does that does not lead; without a model its clients are there."""
@@ -213,6 +218,11 @@ class FederatedLoop(pl.Trainer):
             if isinstance(data, pl.LightningDataModule):
                 data.prepare_data()
                 data.setup(stage)
+            for callback in self.round_callbacks:
+                changes = type(callback).client_data is not FederatedCallback.client_data
+                wanted = "without those that change clients' data, at a site,"
+                expect(simulated or not changes, "trainer.callbacks", wanted, type(callback).__name__)
+                data = callback.client_data(name, data)
             return Client(
                 name,
                 client_module(model, data, own, name),

@@ -50,7 +50,9 @@ class Predictions:
         batches: what the module's ``predict_step`` returns for each batch.
         rows: what the rows are of: headings, and a value for each row, see :class:`ClientData`; empty where the data
             does not tell.
+        predicted: what the columns are, as the module says, see :mod:`flgraph.runs.predictions`.
     """
 
     batches: list[Any]
     rows: dict[str, list[Any]]
+    predicted: str = "probabilities"

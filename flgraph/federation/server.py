@@ -77,6 +77,8 @@ class Server:
         self.setup_record = RoundRecord(0)
         self.retired: set[str] = set()
         """Clients that take part in no more rounds; they are evaluated all the same."""
+        self.skipped: set[str] = set()
+        """Clients that do not take part in the next round."""
         self.strikes: dict[str, int] = {}
         """Client to how often it failed or sent what could not be used."""
         self.excluded: set[str] = set()
@@ -155,7 +157,8 @@ class Server:
 
     def round(self, number: int, record: RoundRecord) -> None:
         """Runs all exchanges of a round with the clients drawn for it."""
-        record.clients = self.participants(number)
+        record.clients = [name for name in self.participants(number) if name not in self.skipped]
+        self.skipped = set()
         missing = len(self._drawn(number) & self.excluded)
         for exchange in self.aggregator.exchanges(number):
             record.clients = self._exchange(number, exchange, record.clients, record, missing)

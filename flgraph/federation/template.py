@@ -69,6 +69,16 @@ def as_template(model: Model | None) -> pl.LightningModule:
     return model
 
 
+def expect_classes(module: pl.LightningModule, what: str) -> None:
+    """Refuses a model that learns several labels or numbers, as its ``task`` says, for what needs classes.
+
+    Raises:
+        InputError: names ``what``.
+    """
+    task = getattr(module, "task", "multiclass")
+    expect(task == "multiclass", "model.task", f"multiclass for {what}, which needs classes,", task)
+
+
 def _filled(model: pl.LightningModule, sizes: Mapping[str, Any], source: str) -> pl.LightningModule:
     given = _arguments(type(model), dict(model.hparams))
     if given is None:

@@ -33,7 +33,7 @@ from flgraph.federation.tolerance import Tolerance
 from flgraph.federation.trained import TrainedLoop
 from flgraph.federation.transforms import GaussianNoise, Transform, check_order
 from flgraph.runs.files import write_text
-from flgraph.runs.history import History, Metrics, RoundRecord
+from flgraph.runs.history import History, Metrics, RoundRecord, mode_of
 from flgraph.runs.results import Results
 
 AnyData = FederatedData | Mapping[str, pl.LightningDataModule]
@@ -58,7 +58,7 @@ class FederatedTrainer(TrainedLoop):
         transforms: what happens to clients' uploads behind the algorithm, in this order: clipping, noise, compression.
         privacy: what the run may cost a client, where ``transforms`` have :class:`GaussianNoise`.
         monitor: metric whose mean over clients decides the best round.
-        monitor_mode: whether more of it is better.
+        monitor_mode: whether more of it is better; when ``None``, as its name says: less of ``loss`` or ``rmse``.
         policy: what may leave a client; all that the algorithm's routes name when ``None``. A site has its own.
         tolerance: what becomes of the run when a client fails, or sends what cannot be used.
         seed: all randomness derives from it.
@@ -105,7 +105,7 @@ class FederatedTrainer(TrainedLoop):
         transforms: Sequence[Transform] = (),
         privacy: Privacy | None = None,
         monitor: str = "val/accuracy",
-        monitor_mode: Literal["max", "min"] = "max",
+        monitor_mode: Literal["max", "min"] | None = None,
         policy: Policy | None = None,
         tolerance: Tolerance | None = None,
         seed: int = 0,
@@ -134,7 +134,7 @@ class FederatedTrainer(TrainedLoop):
         _expect_counts(rounds=rounds, local_epochs=local_epochs, evaluate_every=evaluate_every)
         _expect_counts(checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
         expect(0 < client_fraction <= 1, "trainer.client_fraction", "above 0 and at most 1", client_fraction)
-        expect(monitor_mode in ("max", "min"), "trainer.monitor_mode", "max or min", monitor_mode)
+        expect(monitor_mode in ("max", "min", None), "trainer.monitor_mode", "max, min or null", monitor_mode)
         expect(name is None or is_file_name(name), "trainer.name", "the name of a folder, without /", name)
         if not isinstance(aggregator, Aggregator):
             raise InputError("trainer.aggregator", "an Aggregator", what_is(aggregator))
@@ -167,7 +167,7 @@ class FederatedTrainer(TrainedLoop):
         self.transforms, self.privacy, self._budget = list(transforms), privacy or Privacy(), []
         noisy = privacy is None or any(isinstance(own, GaussianNoise) for own in transforms)
         expect(noisy, "trainer.privacy", "null without GaussianNoise in `trainer.transforms`", privacy)
-        self.monitor, self.monitor_mode = monitor, monitor_mode
+        self.monitor, self.monitor_mode = monitor, monitor_mode or mode_of(monitor)
         self.policy, self.tolerance = policy, tolerance or Tolerance()
         self.seed, self.name, self.max_logged_clients = seed, name, max_logged_clients
         self.write_checkpoints, self.checkpoint_every = enable_checkpointing, checkpoint_every
@@ -182,8 +182,10 @@ class FederatedTrainer(TrainedLoop):
         self.run_dir = None
         self.prediction_rows: dict[str, dict[str, list[Any]]] = {}
         """Of each client, what the rows of the last predictions are of, see :class:`ClientData`; empty before them."""
+        self.predicted: dict[str, str] = {}
+        """Of each client, what the columns of the last predictions are, see :mod:`flgraph.runs.predictions`."""
         self.run_log = self.server = None
-        self.history = History(monitor, monitor_mode)
+        self.history = History(monitor, self.monitor_mode)
         self.current_round = 0
         self.record = RoundRecord(0)
         self._settings = {}
@@ -290,6 +292,7 @@ class FederatedTrainer(TrainedLoop):
             server.evaluate(self.current_round, (), RoundRecord(self.current_round))
             made = dict(self.engine.predict())
         self.prediction_rows = {name: predictions.rows for name, predictions in made.items()}
+        self.predicted = {name: predictions.predicted for name, predictions in made.items()}
         return {name: predictions.batches for name, predictions in made.items()}
 
     def host(

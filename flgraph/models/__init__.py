@@ -10,6 +10,7 @@ from flgraph.models.hetero.links import LinkPredictor
 from flgraph.models.hetero.rgcn import RGCN
 from flgraph.models.nodes.adafgl import AdaFGL, Knowledge
 from flgraph.models.nodes.fedego import EgoHead, FedEgo, MashedEgoGraphs
+from flgraph.models.nodes.fggp import FGGP
 from flgraph.models.nodes.gcn import NeighbourSums, NodeGCN
 from flgraph.models.nodes.masked import MaskedGCN
 from flgraph.models.nodes.sage import NeighGenSAGE, NodeSAGE
@@ -20,6 +21,7 @@ from flgraph.models.unsupervised.mvgrl import MVGRL
 
 __all__ = [
     "FCLG",
+    "FGGP",
     "GNN",
     "MVGRL",
     "RGCN",

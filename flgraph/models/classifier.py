@@ -1,4 +1,4 @@
-"""What all classifiers have in common: loss, metrics, and the checks of what users give."""
+"""What all models that learn from labels have in common: loss, metrics, and the checks of what users give."""
 
 from __future__ import annotations
 
@@ -6,45 +6,54 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from flgraph.errors import InputError, expect
 from flgraph.models.base import FurtherLoss, SizedModule, expect_sizes
-from flgraph.models.metrics import check_metrics, class_metrics
+from flgraph.models.metrics import DEFAULT_METRICS, check_metrics, task_metrics
 from flgraph.nn import at_least_float32
 from flgraph.nn.batches import EgoBatch, HeteroBatch, WholeGraph
+from flgraph.nn.tasks import PREDICTED, Task, check_targets, check_task, task_loss, task_predictions
 
 BatchT = TypeVar("BatchT", Data, EgoBatch, WholeGraph, HeteroBatch)
 """What a classifier may get: PyG's batch of graphs, or a batch of nodes."""
 
 
 class Classifier(SizedModule, ABC, Generic[BatchT]):
-    """One class per graph or node: a base for modules that represent a batch (:meth:`encode`), and classify it.
+    """A class, labels or numbers of each graph or node: a base for modules that represent a batch (:meth:`encode`).
 
     :meth:`head` makes logits of representations, :meth:`forward` does one after the other. An algorithm may add a loss
     on representations (:attr:`further_loss`).
 
     Sizes of -1 are given by the data, see :class:`~flgraph.models.base.SizedModule`.
 
-    Logs ``loss`` and ``metrics``, by default ``accuracy`` (which is micro F1) and ``f1`` (macro), of each epoch under
-    ``train/``, ``val/`` and ``test/``; of a second test loader, or of one that says so (:meth:`test_stage`), under
-    ``global_test/``. Evaluations have ``samples``, too, the number of graphs or nodes that they are of.
+    The task decides loss, targets and metrics, and nothing else (:mod:`flgraph.nn.tasks`).
+
+    Logs ``loss`` and ``metrics``, by default ``accuracy`` (which is micro F1) and ``f1`` (macro), of numbers ``rmse``
+    and ``mae``, of each epoch under ``train/``, ``val/`` and ``test/``; of a second test loader, or of one that says so
+    (:meth:`test_stage`), under ``global_test/``. Evaluations have ``samples``, too, the number of graphs or nodes that
+    they are of.
 
     Args:
-        num_classes: number of classes; -1: given by the data.
-        metrics: names of what is logged beside the loss, see :mod:`flgraph.models.metrics`.
-        class_weights: how much each class counts in the loss, a number above 0 for each; all alike when ``None``.
+        num_classes: number of classes, of labels, or of numbers; -1: given by the data.
+        task: ``multiclass``, ``multilabel`` or ``regression``; the data's when ``None``, the first where it says
+            nothing. Two classes are ``multiclass``.
+        metrics: names of what is logged beside the loss, see :mod:`flgraph.models.metrics`; the task's when ``None``.
+        class_weights: how much each class, or the presence of each label, counts in the loss, a number above 0 for
+            each; all alike when ``None``.
         kwargs: see :class:`~flgraph.models.base.SizedModule`.
 
     Raises:
         InputError: a hyper-parameter or a batch cannot be used.
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ("multiclass", "multilabel", "regression")
+    """What it can learn."""
 
     class_weights: Tensor | None
     further_loss: FurtherLoss | None = None
@@ -54,19 +63,33 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
     def __init__(
         self,
         num_classes: int,
-        metrics: Sequence[str] = ("accuracy", "f1"),
+        metrics: Sequence[str] | None = None,
         class_weights: Sequence[float] | None = None,
+        task: Task | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         expect_sizes(num_classes=num_classes)
-        check_metrics(metrics)
-        self.num_classes, self.metrics = num_classes, list(metrics)
+        if task is not None:
+            check_task(task, "model.task")
+            expect(task in self.tasks, "model.task", f"{' or '.join(self.tasks)} for {type(self).__name__}", task)
+        if num_classes == -1 and task is None:  # the data will say
+            check_metrics(metrics or (), None)
+        self.num_classes, self.task = num_classes, task or "multiclass"
+        self.metrics = list(DEFAULT_METRICS[self.task] if metrics is None else metrics)
+        if num_classes != -1 or task is not None:
+            check_metrics(self.metrics, self.task)
         if class_weights is not None:
+            expect(task != "regression", "model.class_weights", "null for regression, which has no classes", "numbers")
             _check_weights(class_weights, num_classes)
         # No part of the model's state: it is given whenever a model is made.
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
         self.register_buffer("class_weights", weights, persistent=False)
+
+    @property
+    def predicted(self) -> str:
+        """What :meth:`predict_step` gives, see :mod:`flgraph.runs.predictions`."""
+        return PREDICTED[self.task]
 
     # -------------------------------------------------------------------------------------- what a subclass must say
     @abstractmethod
@@ -91,7 +114,7 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
 
     # ------------------------------------------------------------------------------------------------------ steps
     def training_step(self, batch: BatchT, batch_idx: int = 0) -> Tensor:
-        """Cross-entropy of a training batch, and :attr:`further_loss` if there is one."""
+        """The loss of a training batch, and :attr:`further_loss` if there is one."""
         if self.further_loss is None:
             return self._step(batch, "train")
         encoded = self.encode(batch)
@@ -100,16 +123,16 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
         return loss + self.further_loss(batch, at_least_float32(self.rows(encoded, batch)))
 
     def validation_step(self, batch: BatchT, batch_idx: int = 0) -> Tensor:
-        """Cross-entropy of a validation batch."""
+        """The loss of a validation batch."""
         return self._step(batch, "val")
 
     def test_step(self, batch: BatchT, batch_idx: int = 0, dataloader_idx: int = 0) -> Tensor:
-        """Cross-entropy of a test batch."""
+        """The loss of a test batch."""
         return self._step(batch, self.test_stage(dataloader_idx))
 
     def predict_step(self, batch: BatchT, batch_idx: int = 0) -> Tensor:
-        """Class probabilities ``[B, num_classes]``."""
-        return at_least_float32(self(batch)).softmax(dim=-1)
+        """Probabilities of the classes or labels, or the numbers, ``[B, num_classes]``."""
+        return task_predictions(self.task, at_least_float32(self(batch)))
 
     # ------------------------------------------------------------------------------------- evaluation without a Trainer
     @property
@@ -136,9 +159,9 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
         self._collected.clear()
         try:
             for stages, batch in _with_graphs_joined(batches):
-                counts = list(stages.values())
                 with context():
                     logits = at_least_float32(self(batch))
+                    counts = list(stages.values()) if len(stages) > 1 else [logits.size(0)]
                     labels = self._labels(batch, logits.size(0))
                     for stage, own, y in zip(stages, logits.split(counts), labels.split(counts), strict=True):
                         self._score(own, y, stage)
@@ -154,15 +177,17 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
         return self._score(logits, self._labels(batch, logits.size(0)), stage)
 
     def _score(self, logits: Tensor, labels: Tensor, stage: str) -> Tensor:
-        """The mean cross-entropy, and what the epoch's metrics need of it."""
+        """The mean loss, and what the epoch's metrics need of it."""
         weights = None if self.class_weights is None else self.class_weights.to(logits)
-        loss = F.cross_entropy(logits, labels, weights)
+        loss = task_loss(self.task, logits, labels, weights)
         # An update of the metrics costs as much as a layer of a small model, so there is one per epoch, not per step.
         self.collect(stage, (loss.detach(), logits.detach(), labels))
         return loss
 
     def _labels(self, batch: BatchT, count: int) -> Tensor:
         labels = labels_of(batch)
+        if self.task != "multiclass":
+            return self._targets(labels, count)
         expect(labels.numel() == count, "batch.y", f"{count} classes, one per graph or node", list(labels.shape))
         expect(not labels.is_floating_point(), "batch.y", "of an integer type", labels.dtype)
         # Elsewhere a look at the values would make the host wait for the device at every step; there the loss itself
@@ -173,14 +198,24 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
             expect(fits, "batch.y", f"classes from 0 to {self.num_classes - 1}", high if low >= 0 else low)
         return labels.view(-1).long()
 
+    def _targets(self, y: Tensor, count: int) -> Tensor:
+        """Labels or numbers ``[count, num_classes]``."""
+        wanted = f"floats of shape [{count}, {self.num_classes}] for {self.task} (see `data.task`)"
+        fits = y.numel() == count * self.num_classes and y.is_floating_point()
+        expect(fits, "batch.y", wanted, f"{y.dtype} of shape {list(y.shape)}")
+        if y.device.type == "cpu":
+            check_targets(y, self.task, "batch.y")
+        return y.view(count, self.num_classes)
+
     def epoch_metrics(self, stage: str, parts: list[tuple[Tensor, Tensor, Tensor]]) -> dict[str, Tensor]:
         """``loss`` and the metrics, and the ``samples`` of an evaluation."""
         losses, logits, labels = zip(*parts, strict=True)
         target = torch.cat(labels)
-        counts = [part.numel() for part in labels]
+        counts = [len(part) for part in labels]
         # Summed once per sample: weights would be rounded otherwise.
         total = torch.stack(losses).float().repeat_interleave(torch.tensor(counts, device=target.device)).sum()
-        values = {**class_metrics(self.metrics, torch.cat(logits).float(), target), "loss": total / sum(counts)}
+        found = task_metrics(self.task, self.metrics, torch.cat(logits).float(), target)
+        values = {**found, "loss": total / sum(counts)}
         return values if stage == "train" else {**values, "samples": torch.tensor(float(sum(counts)))}
 
 
@@ -215,10 +250,10 @@ def _with_graphs_joined(batches: Iterable[tuple[str, BatchT]]) -> Iterator[tuple
                 and stage not in stages
             ):
                 index, y = torch.cat([before.index, batch.index]), torch.cat([before.y, batch.y])
-                last = {**stages, stage: batch.y.numel()}, replace(before, index=index, y=y)
+                last = {**stages, stage: len(batch.y)}, replace(before, index=index, y=y)
                 continue
             yield last
-        last = {stage: labels_of(batch).numel()}, batch
+        last = {stage: len(batch.y) if isinstance(batch, WholeGraph) else 0}, batch
     if last is not None:
         yield last
 

@@ -48,7 +48,8 @@ def nearest_graph(x: Tensor, k: int) -> Adjacency:
         k: how many, at least 1 and at most ``n``.
     """
     rows = F.normalize(x.detach(), dim=1)
-    near = torch.zeros(len(x), len(x), dtype=torch.bool).scatter_(1, (rows @ rows.t()).topk(k, dim=1).indices, True)
+    cosines = (rows @ rows.t()).fill_diagonal_(torch.inf)  # itself first, also where others point the same way
+    near = torch.zeros(len(x), len(x), dtype=torch.bool).scatter_(1, cosines.topk(k, dim=1).indices, True)
     joined = (near | near.t()).fill_diagonal_(False)
     return Adjacency.from_sorted(joined.nonzero().t().contiguous(), len(x), symmetric=True)
 

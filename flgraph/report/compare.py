@@ -23,7 +23,8 @@ from flgraph.report.settings import (
     seeds,
     shown,
 )
-from flgraph.runs.reader import Run, lower_is_better, mapping, natural, number
+from flgraph.runs.history import lower_is_better
+from flgraph.runs.reader import Run, mapping, natural, number
 from flgraph.runs.results import version_of
 
 T = TypeVar("T")

@@ -11,8 +11,8 @@ from typing import Any
 
 from flgraph.errors import InputError
 from flgraph.reproduce.study import PARTITION
-from flgraph.runs.history import read_records
-from flgraph.runs.reader import lower_is_better, mapping, number
+from flgraph.runs.history import lower_is_better, read_records
+from flgraph.runs.reader import mapping, number
 
 PROTOCOLS = {
     "final": "the last round, or the one that a run with early stopping went back to",

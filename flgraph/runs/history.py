@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flgraph.errors import InputError
 from flgraph.runs.files import finite, read_text, write_text
@@ -25,6 +26,19 @@ EPSILON = "privacy/epsilon"
 
 TOTALS = ("seconds", "bytes_up", "bytes_down", "metric_bytes")
 """Fields of a round that are summed up."""
+
+
+_LOWER = re.compile(r"loss|error|perplexity|\b(mae|mse|rmse)\b")
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a metric's name says that less of it is better, as in ``test/loss``."""
+    return bool(_LOWER.search(metric))
+
+
+def mode_of(metric: str) -> Literal["max", "min"]:
+    """Which of a metric's values is the best, as its name says."""
+    return "min" if lower_is_better(metric) else "max"
 
 
 @dataclass

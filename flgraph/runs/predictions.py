@@ -13,7 +13,7 @@ import torch
 from flgraph.errors import InputError, expect
 from flgraph.runs.files import write_text
 
-PREDICTED = ("probabilities", "embeddings", "scores")
+PREDICTED = ("probabilities", "label_probabilities", "values", "embeddings", "scores")
 """What the columns of ``predict_step`` may be: a model's ``predicted``, the first one if it has none."""
 
 
@@ -28,8 +28,9 @@ def write_predictions(
         rows: what their rows are of, a list of values for each heading; where there are none, rows are numbered from 0
             in a column ``row``.
         predicted: ``"probabilities"`` of classes, ``p0`` and so on, with the ``class`` of the greatest before them;
-            ``"embeddings"``, ``e0`` and so on; or ``"scores"``, ``score`` where there is one column and ``s0`` and so
-            on where there are several.
+            ``"label_probabilities"``, ``p0`` and so on; ``"embeddings"``, ``e0`` and so on; ``"values"`` or
+            ``"scores"``, ``value`` or ``score`` where there is one column, ``v0`` or ``s0`` and so on where there are
+            several.
         file: a CSV file; replaced if it is there.
 
     Raises:
@@ -46,6 +47,8 @@ def write_predictions(
     width = range(values.size(1))
     heads, digits = {
         "probabilities": (["class", *(f"p{number}" for number in width)], ".6f"),
+        "label_probabilities": ([f"p{number}" for number in width], ".6f"),
+        "values": (["value"] if len(width) == 1 else [f"v{number}" for number in width], ".6g"),
         "embeddings": ([f"e{number}" for number in width], ".6g"),
         "scores": (["score"] if len(width) == 1 else [f"s{number}" for number in width], ".6g"),
     }[predicted]

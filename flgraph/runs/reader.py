@@ -17,13 +17,11 @@ import yaml
 from flgraph.errors import InputError, expect
 from flgraph.runs.compatibility import flatten
 from flgraph.runs.files import read_text
-from flgraph.runs.history import Metrics, mean_metrics, read_records
+from flgraph.runs.history import Metrics, mean_metrics, mode_of, read_records
 from flgraph.runs.results import version_of
 
 FILES = ("results.json", "history.jsonl")
 """A folder with one of these is a run."""
-
-_LOWER = re.compile(r"loss|error|perplexity|\b(mae|mse|rmse)\b")
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,8 @@ class Run:
     def monitor(self) -> tuple[str, str]:
         """The metric that decides its best round, and ``max`` or ``min``."""
         trainer = mapping(self.config.get("trainer")) or self.config
-        return str(trainer.get("monitor") or "val/accuracy"), str(trainer.get("monitor_mode") or "max")
+        metric = str(trainer.get("monitor") or "val/accuracy")
+        return metric, str(trainer.get("monitor_mode") or mode_of(metric))
 
     @property
     def name(self) -> str:
@@ -260,11 +259,6 @@ def read_results(file: Path) -> dict[str, Any]:
 def number(value: Any) -> float:
     """As a float; NaN for null and whatever is none."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether a metric's name says that less of it is better, as in ``test/loss``."""
-    return bool(_LOWER.search(metric))
 
 
 def mapping(value: Any) -> dict[str, Any]:

@@ -17,7 +17,16 @@ NAMES = [
     *("FedAvg", "FedAvg-uniform", "FedProx", "FedProxAdaptive", "FedPer", "FedSage", "FedStar", "GCFL", "GCFLPlus"),
     *("FCLG", "FedEgo", "DFedGNN", "GraphFL", "FedGCN", "FedGTA", "FedPUB", "FedSagePlus", "FedHGN", "SchemaFedAvg"),
     *("SCAFFOLD", "FedOpt", "FedNova", "Ditto", "MOON", "FedProto", "FedRep", "APFL"),
-    *("AdaFGL", "FedTAD", "Local", "PublishedFedAvg", "PublishedFedProx", "PublishedDFedGNN", "GraphFLFromMean"),
+    *(
+        "AdaFGL",
+        "FGGP",
+        "FedTAD",
+        "Local",
+        "PublishedFedAvg",
+        "PublishedFedProx",
+        "PublishedDFedGNN",
+        "GraphFLFromMean",
+    ),
     *("PublishedGraphFL", "PublishedFedEgo", "PublishedSchemaFedAvg"),
 ]
 

@@ -54,6 +54,7 @@ ALGORITHMS: dict[str, tuple[Make, Make, str]] = {
         lambda: models.NodeGCN(hidden_channels=4),
         "Whole",
     ),
+    "FGGP": (callbacks.FGGP, lambda: models.FGGP(hidden_channels=4), "Whole"),
     "AdaFGL": (lambda: callbacks.AdaFGL(federated_rounds=1), lambda: models.AdaFGL(hidden_channels=4), "Whole"),
     "FedSagePlus": (
         lambda: callbacks.FedSagePlus(pretrain_epochs=1, generator_rounds=1),

@@ -25,9 +25,10 @@ DATA = {
     "FedGTA": ["topology/*"],
     "FedHGN": ["rows/*"],
     "FedProto": ["prototypes/*"],
+    "FGGP": ["prototypes/*"],
     "FedTAD": ["reliability/*"],
     "FedPUB": ["function/*"],
-    "FedSagePlus": ["input/*", "gradient/*", "generator.fgen.*"],
+    "FedSagePlus": ["generated/*", "gradient/*"],
 }
 """What of each algorithm's uploads is data, or weights that come back to nobody."""
 
@@ -84,7 +85,7 @@ ALGORITHMS = [
     *("Local", "FedAvg", "FedProx", "FedProxAdaptive", "FedPer", "FedSage", "FedStar", "GCFL", "GCFLPlus", "FCLG"),
     *("FedEgo", "DFedGNN", "GraphFL", "FedGCN", "FedSagePlus", "FedHGN", "SchemaFedAvg", "PublishedFedAvg"),
     *("PublishedFedProx", "PublishedGraphFL", "GraphFLFromMean", "PublishedFedEgo", "PublishedSchemaFedAvg"),
-    *("FedGTA", "FedPUB", "SCAFFOLD", "FedOpt", "Ditto"),
+    *("FGGP", "FedGTA", "FedPUB", "SCAFFOLD", "FedOpt", "Ditto"),
     *("APFL", "AdaFGL", "FedNova", "FedProto", "FedRep", "FedTAD", "MOON"),
 ]
 

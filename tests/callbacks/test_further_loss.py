@@ -27,6 +27,7 @@ CLASSIFIERS: dict[str, tuple[Callable[[], Any], str]] = {
     "NodeSAGE": (lambda: models.NodeSAGE(hidden_channels=4), "Whole"),
     "MaskedGCN": (lambda: models.MaskedGCN(hidden_channels=4), "Whole"),
     "AdaFGL": (lambda: models.AdaFGL(hidden_channels=4), "Whole"),
+    "FGGP": (lambda: models.FGGP(hidden_channels=4), "Whole"),
     "NeighGenSAGE": (lambda: models.NeighGenSAGE(hidden_channels=4), "Whole"),
     "RGCN": (lambda: models.RGCN(hidden_channels=4, num_bases=3), "Relations"),
     "HeteroGAT": (lambda: models.HeteroGAT(hidden_channels=4, num_bases=3), "Relations"),

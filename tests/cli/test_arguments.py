@@ -24,7 +24,7 @@ DATA = sorted(path.stem for path in (CONFIGS / "data").glob("*.yaml"))
 MODELS = {
     name: yaml.safe_load((CONFIGS / f"method/{name}.yaml").read_text())["model"]["class_path"] for name in METHODS
 }
-WHOLE = ("NodeGCN", "NodeSAGE", "NeighGenSAGE", "MaskedGCN", "AdaFGL")
+WHOLE = ("NodeGCN", "NodeSAGE", "NeighGenSAGE", "MaskedGCN", "AdaFGL", "FGGP")
 OF_WHOLE = [name for name in METHODS if MODELS[name].rpartition(".")[2] in WHOLE]
 OF_NODES = [name for name in METHODS if MODELS[name] == "flgraph.models.FedEgo" or name in OF_WHOLE]
 OF_EMBEDDINGS = [

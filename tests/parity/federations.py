@@ -103,6 +103,7 @@ KINDS = {
     "MVGRL": Views,
     "FedEgo": Nodes,
     "AdaFGL": Whole,
+    "FGGP": Whole,
     "MaskedGCN": Whole,
     "NeighGenSAGE": Whole,
     "NodeGCN": Whole,

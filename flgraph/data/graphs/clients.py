@@ -13,7 +13,7 @@ from flgraph.data.columns import Coding, Missing
 from flgraph.data.graphs.container import FlatGraphs
 from flgraph.data.graphs.datamodule import GraphFederation
 from flgraph.data.nodes.clients import check_clients
-from flgraph.data.own import Declared, Splits, features_of, labels_of, left_out, splits_of
+from flgraph.data.own import Declared, Splits, features_of, has_label, labels_of, left_out, splits_of
 from flgraph.data.sources import Source, read_source
 from flgraph.nn.sparse.adjacency import offsets
 
@@ -39,7 +39,7 @@ class GraphClients(GraphFederation):
         missing: see there.
         undirected: whether edges go both ways.
         name: how runs on this data are called.
-        **kwargs: see :class:`GraphFederation`.
+        **kwargs: see :class:`GraphFederation`; ``task`` as in :class:`~flgraph.data.NodeClients`.
 
     Raises:
         InputError: there is no client, a file cannot be used, or files do not go together.
@@ -70,12 +70,12 @@ class GraphClients(GraphFederation):
         super().__init__({}, None, name, **kwargs)
         check_clients(graphs)
         self.own, self.root, self.undirected = dict(graphs), root, undirected
-        self.declared = Declared(classes, columns, missing)
+        self.declared = Declared(classes, columns, missing, self.task)
         self._splits: dict[str, Splits] = {}
 
     def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
         """Reads and codes all clients' graphs."""
-        sources = {name: read_source(given, name, self.root, many=True) for name, given in self.own.items()}
+        sources = {name: read_source(given, name, self.root, True, self.task) for name, given in self.own.items()}
         coding = self.declared.agreed(sources)
         for name, source in sources.items():
             yield name, self.embed(self._flat(name, source, coding)), len(coding.classes)
@@ -84,18 +84,19 @@ class GraphClients(GraphFederation):
         warn_of_unused(left_out(source, self.undirected, coding.columns), name)
         assert source.graph_of is not None
         y = labels_of(source, coding)
-        bare = int((y < 0).sum())
+        bare = int((~has_label(y)).sum())
         require(bare == 0, f"label of {source.name}", "there for each graph", f"{bare} graphs without")
-        nodes = torch.bincount(source.graph_of, minlength=y.numel())
+        nodes = torch.bincount(source.graph_of, minlength=len(y))
         empty = int((nodes == 0).sum())
         require(empty == 0, source.name, "graphs with one node or more", f"{empty} without")
         self._splits[name] = splits_of(source, y, self.fractions, self.split_seed, name)
         edges = sorted_edges(source.edge_index, source.num_nodes, self.undirected)
         node_ptr, owner = offsets(nodes), source.graph_of[edges[0]]
-        edge_ptr = offsets(torch.bincount(owner, minlength=y.numel()))
+        edge_ptr = offsets(torch.bincount(owner, minlength=len(y)))
         x = features_of(source, coding)
         dense = x.to_dense() if x.layout != torch.strided else x
-        return FlatGraphs(dense.float(), edges - node_ptr[owner], y, node_ptr, edge_ptr, name=name)
+        own = edges - node_ptr[owner]
+        return FlatGraphs(dense.float(), own, y, node_ptr, edge_ptr, name=name, task=coding.task)
 
     def splits(self, name: str, graphs: FlatGraphs) -> tuple[Tensor, Tensor, Tensor]:
         """Those that the client's files say, else drawn."""

@@ -11,14 +11,15 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from flgraph.data.checks import (
-    classes_of,
     edge_keys,
     edges_of,
     expect_classes,
     expect_joined,
     expect_offsets,
+    expect_tensor,
     is_symmetric,
     require,
+    targets_of,
     tensor_of,
     warn_of_unused,
 )
@@ -28,6 +29,7 @@ from flgraph.data.graphs.weighted import WeightedEdges
 from flgraph.errors import InputError, expect
 from flgraph.nn.linear import OneHot
 from flgraph.nn.sparse.adjacency import Adjacency, gather_ranges, offsets
+from flgraph.nn.tasks import Task, check_targets
 
 _TENSORS = ("x", "edge_index", "y", "node_ptr", "edge_ptr")
 
@@ -49,7 +51,7 @@ class FlatGraphs:
             batch holds them as float32.
         edge_index: ``[2, E]`` integers, source and target as node numbers *within* the graph; sorted by (source,
             target) inside every graph. Use :meth:`from_pyg` or :func:`sort_edges` when they may not be.
-        y: class of each graph ``[G]``, int64.
+        y: class of each graph ``[G]``, int64; or its labels or numbers ``[G, T]``, float32.
         node_ptr: ``[G + 1]``; graph ``g`` owns the rows ``node_ptr[g]:node_ptr[g + 1]`` of ``x``.
         edge_ptr: ``[G + 1]``; graph ``g`` owns the columns ``edge_ptr[g]:edge_ptr[g + 1]`` of ``edge_index``.
         name: what error messages call this data.
@@ -58,6 +60,7 @@ class FlatGraphs:
         undirected: whether every edge is present in both directions; worked out when ``None``.
         views: further, weighted edges of all graphs by name, for example ``{"diffused": ...}``; a batch holds their
             :class:`~flgraph.nn.WeightedAdjacency` under this name.
+        task: what ``y`` is, see :data:`~flgraph.nn.tasks.Task`.
 
     Raises:
         InputError: an offset, an edge, a feature or a label is out of range or not a number.
@@ -75,9 +78,11 @@ class FlatGraphs:
         node_tensors: Mapping[str, Tensor] | None = None,
         undirected: bool | None = None,
         views: Mapping[str, WeightedEdges] | None = None,
+        task: Task = "multiclass",
         validate: bool = True,
     ) -> None:
         self.x = x
+        self.task = task
         self.edge_index = edge_index
         self.y = y
         self.node_ptr = node_ptr
@@ -98,11 +103,12 @@ class FlatGraphs:
 
     # ---------------------------------------------------------------------------------------------- construction
     @classmethod
-    def from_pyg(cls, dataset: Iterable[Data], name: str = "graphs") -> FlatGraphs:
-        """Flattens any iterable of :class:`torch_geometric.data.Data` with ``x``, ``edge_index`` and a scalar ``y``.
+    def from_pyg(cls, dataset: Iterable[Data], name: str = "graphs", task: Task = "multiclass") -> FlatGraphs:
+        """Flattens any iterable of :class:`torch_geometric.data.Data` with ``x``, ``edge_index`` and ``y``.
 
-        Edges are sorted by (source, target); repeated edges are kept, as PyG keeps them. Other fields, such as
-        ``edge_attr``, are not used; a warning names them.
+        A graph's ``y`` is one class, or with another task all of its labels or numbers. Edges are sorted by (source,
+        target); repeated edges are kept, as PyG keeps them. Other fields, such as ``edge_attr``, are not used; a
+        warning names them.
 
         Raises:
             InputError: a graph lacks ``x``, ``edge_index`` or ``y``, or holds values that cannot be used.
@@ -117,23 +123,27 @@ class FlatGraphs:
         for number, graph in enumerate(graphs):
             try:
                 x, y, edges = (tensor_of(graph, field, name) for field in ("x", "y", "edge_index"))
-                require(y.numel() == 1, f"{name}.y", "one class", f"{y.numel()} values")
+                one = "one class (or `data.task` multilabel or regression)"
+                require(y.numel() == 1 or task != "multiclass", f"{name}.y", one, f"{y.numel()} values")
                 edges = edges_of(edges, f"{name}.edge_index")
             except InputError as error:
                 raise error.within(f"graph {number}") from None
-            columns.append((x.view(-1, 1) if x.dim() == 1 else x, y.view(-1), edges))
+            columns.append((x.view(-1, 1) if x.dim() == 1 else x, y.reshape(1, -1), edges))
         xs, ys, parts = zip(*columns, strict=True)
         widths = sorted({x.size(1) for x in xs})
         expect(len(widths) == 1, f"{name}.x", "of equally many features in all graphs", widths)
+        targets = sorted({y.size(1) for y in ys})
+        expect(len(targets) == 1, f"{name}.y", "of equally many labels or numbers in all graphs", targets)
         node_ptr = offsets(torch.tensor([x.size(0) for x in xs]))
         edge_ptr = offsets(torch.tensor([part.size(1) for part in parts]))
         edge_index = torch.cat(parts, dim=1)
         _check_edges(edge_index, node_ptr, edge_ptr, name)
-        y = classes_of(torch.cat(ys), f"{name}.y")
-        return cls(torch.cat(xs), sort_edges(edge_index, node_ptr, edge_ptr), y, node_ptr, edge_ptr, name=name)
+        y = targets_of(torch.cat(ys), len(graphs), task, f"{name}.y")
+        edges = sort_edges(edge_index, node_ptr, edge_ptr)
+        return cls(torch.cat(xs), edges, y, node_ptr, edge_ptr, name=name, task=task)
 
     def _validate(self) -> None:
-        name, count = self.name, self.y.numel()
+        name, count = self.name, self.y.size(0)
         require(len(self) > 0, name, "one graph or more", "none")
         expect_offsets(self.node_ptr, f"{name}.node_ptr", count, self.x.size(0))
         expect_offsets(self.edge_ptr, f"{name}.edge_ptr", count, self.edge_index.size(-1))
@@ -144,7 +154,11 @@ class FlatGraphs:
         strange = (~self.x.isfinite()).any(dim=1).nonzero()
         if strange.numel():
             raise InputError(f"{name}.x", "finite", "NaN or infinity", f"graph {_owner(self.node_ptr, strange[0])}")
-        expect_classes(self.y, f"{name}.y", 0)
+        if self.task == "multiclass":
+            expect_classes(self.y, f"{name}.y", 0)
+        else:
+            expect_tensor(self.y, f"{name}.y", [count, "T"], torch.float32)
+            check_targets(self.y, self.task, f"{name}.y")
         for key, tensor in self.node_tensors.items():
             expect(tensor.size(0) == self.num_nodes, f"{name}.{key}", f"of {self.num_nodes} rows", tensor.size(0))
 
@@ -178,8 +192,8 @@ class FlatGraphs:
 
     @property
     def num_classes(self) -> int:
-        """Largest label + 1."""
-        return int(self.y.max()) + 1
+        """Largest class + 1; columns of ``y``, where it has several labels or numbers."""
+        return self.y.size(1) if self.y.dim() == 2 else int(self.y.max()) + 1
 
     @property
     def nbytes(self) -> int:
@@ -246,7 +260,7 @@ class FlatGraphs:
         return same
 
     def _like(self, **changed: Any) -> FlatGraphs:
-        fields = (*_TENSORS, "name", "node_tensors", "undirected", "views")
+        fields = (*_TENSORS, "name", "node_tensors", "undirected", "views", "task")
         return FlatGraphs(**{field: getattr(self, field) for field in fields} | changed, validate=False)
 
     def to(self, device: torch.device | str) -> FlatGraphs:

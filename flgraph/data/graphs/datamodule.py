@@ -25,6 +25,7 @@ from flgraph.data.partition_file import SavedPartition, is_partition_file, read_
 from flgraph.data.splits import check_fractions, check_splits, fewest_for, split_of, stratified_split
 from flgraph.errors import InputError, expect
 from flgraph.nn.structure import structure_embedding
+from flgraph.nn.tasks import Task, check_task
 
 Graphs = FlatGraphs | Iterable[Data]
 Structure = Literal["rwse+dse", "dse", "rwse", "ones", "none"]
@@ -34,7 +35,8 @@ class GraphDataModule(pl.LightningDataModule):
     """One client's labelled graphs, split three ways; goes with any Trainer, federated or not.
 
     Args:
-        graphs: a flat set or any iterable of PyG graphs with ``x``, ``edge_index`` and a scalar ``y``.
+        graphs: a flat set or any iterable of PyG graphs with ``x``, ``edge_index`` and a scalar ``y``; of graphs with
+            several labels or numbers a flat set, see :meth:`FlatGraphs.from_pyg`.
         splits: index tensors of the training, validation and test graphs; a stratified 80 / 10 / 10 split when
             ``None``.
         num_classes: number of classes; largest label + 1 when ``None``.
@@ -59,7 +61,8 @@ class GraphDataModule(pl.LightningDataModule):
         super().__init__()
         self.graphs = graphs if isinstance(graphs, FlatGraphs) else FlatGraphs.from_pyg(graphs)
         self.num_classes = self.graphs.num_classes if num_classes is None else num_classes
-        expect_classes(self.graphs.y, f"{self.graphs.name}.y", 0, self.num_classes - 1)
+        if self.graphs.task == "multiclass":
+            expect_classes(self.graphs.y, f"{self.graphs.name}.y", 0, self.num_classes - 1)
         self.train, self.val, self.test = splits or stratified_split(self.graphs.y)
         named = {"train": self.train, "val": self.val, "test": self.test}
         check_splits(len(self.graphs), "graph", self.graphs.name, **named)
@@ -78,7 +81,9 @@ class GraphDataModule(pl.LightningDataModule):
     @property
     def model_args(self) -> dict[str, Any]:
         """Sizes that the data decides."""
-        sizes = {"in_channels": self.graphs.num_features, "num_classes": self.num_classes}
+        sizes: dict[str, Any] = {"in_channels": self.graphs.num_features, "num_classes": self.num_classes}
+        if self.graphs.task != "multiclass":
+            sizes["task"] = self.graphs.task
         if "s" in self.graphs.node_tensors:
             sizes["structure_channels"] = self.graphs.node_tensors["s"].size(1)
         return sizes
@@ -133,6 +138,8 @@ class GraphFederation(Federation[GraphDataModule]):
             :mod:`flgraph.data.partition_file`; all, and by ``fractions``, when ``None``. Its clients must be those of
             the federation. Every run writes one, ``partition.npz``.
         cache_dir: where computed embeddings are kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
+        task: what the ``y`` of PyG graphs is: ``multiclass``, one class; ``multilabel``, 0 or 1 for each of several
+            labels; ``regression``, numbers; NaN where one is not known. A flat set brings its own.
 
     Raises:
         InputError: data or a setting cannot be used.
@@ -152,8 +159,11 @@ class GraphFederation(Federation[GraphDataModule]):
         eval_batch_size: int = 512,
         partition: str | None = None,
         cache_dir: str | Path | None = None,
+        task: Task = "multiclass",
     ) -> None:
         super().__init__(name)
+        check_task(task, "data.task")
+        self.task = task
         kinds = get_args(Structure)
         expect(structure in kinds, "data.structure", f"one of {', '.join(kinds)}", structure)
         expect(batch_size >= 1, "data.batch_size", "1 or more", batch_size)
@@ -220,7 +230,7 @@ class GraphFederation(Federation[GraphDataModule]):
     def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
         """Client name, graphs and number of classes of every client, one after another."""
         for name, given in self._given.items():
-            graphs = given if isinstance(given, FlatGraphs) else FlatGraphs.from_pyg(given, name)
+            graphs = given if isinstance(given, FlatGraphs) else FlatGraphs.from_pyg(given, name, self.task)
             classes = self._num_classes.get(name) if isinstance(self._num_classes, Mapping) else self._num_classes
             yield name, self.embed(graphs), graphs.num_classes if classes is None else classes
 
@@ -343,6 +353,7 @@ class TUFederation(GraphFederation):
         joined = "-".join(dataset.lower() for dataset in datasets[:3]) + ("-etc" if len(datasets) > 3 else "")
         joined = (tu_setting(datasets) or joined) + (f"-{shards}" if shards > 1 else "") + (f"-{cut}" if cut else "")
         super().__init__({}, None, name or joined, partition=None if cut else partition, **kwargs)
+        expect(self.task == "multiclass", "data.task", "multiclass: TU data sets have classes", self.task)
         self.cut, self.alpha = cut, alpha
         self.datasets, self.shards, self.features, self.root = list(datasets), shards, features, root
         self._read: tuple[str, FlatGraphs] | None = None  # the last data set, which has further shards

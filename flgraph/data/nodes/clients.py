@@ -14,6 +14,7 @@ from flgraph.data.nodes.whole_graph import WholeGraphDataModule
 from flgraph.data.own import Declared, features_of, labels_of, left_out, splits_of
 from flgraph.data.sources import Source, read_source
 from flgraph.errors import expect
+from flgraph.nn.tasks import Task
 
 
 class NodeClients(Federation[NodeDataModule]):
@@ -48,6 +49,8 @@ class NodeClients(Federation[NodeDataModule]):
         epoch_fraction: share of the training nodes that a local epoch visits, see :class:`NodeDataModule`.
         eval_batch_size: ego-graphs per batch otherwise.
         name: how runs on this data are called.
+        task: ``multiclass``, or ``multilabel`` (columns ``label_...`` of 0 and 1), or ``regression`` (a column
+            ``label``, or several ``label_...``, of numbers); ``classes`` are then the names behind ``label_``.
 
     Raises:
         InputError: there is no client, a file cannot be used, or files do not go together.
@@ -81,11 +84,12 @@ class NodeClients(Federation[NodeDataModule]):
         epoch_fraction: float = 1.0,
         eval_batch_size: int = 512,
         name: str = "nodes",
+        task: Task = "multiclass",
     ) -> None:
         super().__init__(name)
         check_clients(graphs)
         self.graphs, self.root = dict(graphs), root
-        self.declared = Declared(classes, columns, missing)
+        self.declared = Declared(classes, columns, missing, task)
         self.fractions, self.split_seed = tuple(fractions), split_seed
         self.undirected, self.normalize, self.ego_graphs = undirected, normalize, ego_graphs
         self.sampling: dict[str, Any] = {
@@ -99,7 +103,8 @@ class NodeClients(Federation[NodeDataModule]):
         """Reads and codes all clients' graphs, once."""
         if self._clients:
             return
-        sources = {name: read_source(given, name, self.root) for name, given in self.graphs.items()}
+        task = self.declared.task
+        sources = {name: read_source(given, name, self.root, task=task) for name, given in self.graphs.items()}
         coding = self.declared.agreed(sources)
         self._clients = {name: self._make(name, source, coding) for name, source in sources.items()}
 
@@ -110,10 +115,12 @@ class NodeClients(Federation[NodeDataModule]):
         graph = NodeGraph(
             sparse_rows(features_of(source, coding)),
             sorted_edges(source.edge_index, source.num_nodes, self.undirected),
-            y.clamp(min=0),  # of what has no label nobody asks for one: it is in no split
+            # Of what has no label nobody asks for one: it is in no split.
+            y.clamp(min=0) if coding.task == "multiclass" else y,
             len(coding.classes),
             name,
             undirected=self.undirected,
+            task=coding.task,
         )
         kind = NodeDataModule if self.ego_graphs else WholeGraphDataModule
         how = {"fractions": list(self.fractions), "split_seed": self.split_seed, "normalize": self.normalize}

@@ -14,7 +14,6 @@ from torch_geometric.utils import subgraph
 
 from flgraph.data.cache import content_key
 from flgraph.data.checks import (
-    classes_of,
     edge_keys,
     edges_of,
     expect_classes,
@@ -24,6 +23,7 @@ from flgraph.data.checks import (
     is_symmetric,
     require,
     sorted_edges,
+    targets_of,
     tensor_of,
     warn_of_unused,
 )
@@ -31,6 +31,7 @@ from flgraph.errors import expect
 from flgraph.nn.batches import WholeGraph
 from flgraph.nn.sparse.adjacency import Adjacency, lasting, offsets
 from flgraph.nn.sparse.csr import csr, take_rows
+from flgraph.nn.tasks import Task, check_targets
 
 _READ = {"x", "y", "edge_index", "num_nodes", "num_classes", "name"}
 """Fields of PyG's graphs that :meth:`NodeGraph.from_pyg` knows."""
@@ -45,14 +46,15 @@ class NodeGraph:
         x: features ``[N, F]`` float32, dense or sparse CSR.
         edge_index: ``[2, E]`` int64, sources and targets, sorted by (source, target), without self-loops and repeats;
             :meth:`from_pyg` puts any edges into this form.
-        y: class of each node ``[N]``, int64.
-        num_classes: number of classes; largest label + 1 when ``None``.
+        y: class of each node ``[N]``, int64; or its labels or numbers ``[N, T]``, float32.
+        num_classes: number of classes; largest label + 1 when ``None``. Of labels or numbers the columns of ``y``.
         name: what error messages call this graph.
         nodes: numbers of the nodes in the graph that this one was first cut from, ``[N]`` int64; 0 to N - 1 when
             ``None``.
         undirected: whether every edge is there in both directions.
         validate: whether to check all of this.
         keys: name to a text for each node ``[N]``, such as the hospital that it is of; partitions may go by them.
+        task: what ``y`` is, see :data:`~flgraph.nn.tasks.Task`.
 
     Raises:
         InputError: shapes do not agree, an edge or a label is out of range, edges are not in the form above, or a
@@ -70,10 +72,13 @@ class NodeGraph:
         undirected: bool = True,
         validate: bool = True,
         keys: Mapping[str, NDArray[np.str_]] | None = None,
+        task: Task = "multiclass",
     ) -> None:
         self.x, self.edge_index, self.y, self.name, self.undirected = x, edge_index, y, name, undirected
-        self.keys = dict(keys or {})
-        if num_classes is None:
+        self.keys, self.task = dict(keys or {}), task
+        if y.dim() == 2:
+            num_classes = y.size(1)
+        elif num_classes is None:
             num_classes = int(y.max()) + 1 if y.numel() else 0
         self.num_classes = num_classes
         self.nodes = torch.arange(y.size(0), device=y.device) if nodes is None else nodes
@@ -89,8 +94,9 @@ class NodeGraph:
         num_classes: int | None = None,
         undirected: bool = True,
         key: str | None = None,
+        task: Task = "multiclass",
     ) -> NodeGraph:
-        """From any :class:`~torch_geometric.data.Data` with ``x``, ``edge_index`` and one class per node in ``y``.
+        """From any :class:`~torch_geometric.data.Data` with ``x``, ``edge_index`` and what each node is in ``y``.
 
         Self-loops and repeated edges are left out. Dense features that are zero in three of four places become sparse.
         Other fields, such as masks and ``edge_attr``, are not used; a warning names them.
@@ -102,6 +108,7 @@ class NodeGraph:
             undirected: whether to add the reverse of every edge; otherwise edges keep their direction, and a node's
                 neighbours are those that send to it.
             key: a further field, of a whole number or a text for each node, that is kept in ``keys``.
+            task: what ``y`` is: a class ``[N]``; or several labels or numbers ``[N, T]``, NaN where one is not known.
 
         Raises:
             InputError: ``data`` lacks a field or holds values that cannot be used.
@@ -111,24 +118,28 @@ class NodeGraph:
         expect(not x.is_complex(), f"{name}.x", "of real numbers", x.dtype)
         expect(num_classes is None or num_classes >= 1, "num_classes", "1 or more, or None", num_classes)
         warn_of_unused((field for field in data.to_dict() if field not in _READ and field != key), name)
-        keys = {} if key is None else {key: key_of(data.get(key), y.size(0), f"{name}.{key}")}
-        y = y[:, 0] if y.dim() == 2 and y.size(1) == 1 else y
-        fits = list(y.shape) == [x.size(0)]
-        expect(fits, f"{name}.y", f"of shape [{x.size(0)}], one class per node,", list(y.shape))
+        n = x.size(0)
+        keys = {} if key is None else {key: key_of(data.get(key), n, f"{name}.{key}")}
+        y = targets_of(y, n, task, f"{name}.y")
         edge_index = edges_of(edge_index, f"{name}.edge_index")
-        expect_joined(edge_index, y.size(0), f"{name}.edge_index")
-        x, edges = sparse_rows(x.unsqueeze(1) if x.dim() == 1 else x), sorted_edges(edge_index, y.size(0), undirected)
-        return cls(x, edges, classes_of(y, f"{name}.y"), num_classes, name, undirected=undirected, keys=keys)
+        expect_joined(edge_index, n, f"{name}.edge_index")
+        x, edges = sparse_rows(x.unsqueeze(1) if x.dim() == 1 else x), sorted_edges(edge_index, n, undirected)
+        return cls(x, edges, y, num_classes, name, undirected=undirected, keys=keys, task=task)
 
     def _validate(self) -> None:
-        name, n, edges = self.name, self.y.numel(), self.edge_index
-        expect_tensor(self.y, f"{name}.y", ["N"], torch.long)
+        name, n, edges = self.name, len(self.y), self.edge_index
+        if self.task == "multiclass":
+            expect_tensor(self.y, f"{name}.y", ["N"], torch.long)
+        else:
+            expect_tensor(self.y, f"{name}.y", ["N", "T"], torch.float32)
+            check_targets(self.y, self.task, f"{name}.y")
         require(n > 0, f"{name}.y", "the classes of at least one node", "none")
         expect_tensor(self.x, f"{name}.x", [n, "F"], torch.float32)
         layouts = (torch.strided, torch.sparse_csr)
         expect(self.x.layout in layouts, f"{name}.x", "dense or sparse CSR", self.x.layout)
         expect_finite(self.x.values() if self.is_sparse else self.x, f"{name}.x")
-        expect_classes(self.y, f"{name}.y", 0, self.num_classes - 1)
+        if self.task == "multiclass":
+            expect_classes(self.y, f"{name}.y", 0, self.num_classes - 1)
         expect_tensor(self.nodes, f"{name}.nodes", [n], torch.long)
         expect_tensor(edges, f"{name}.edge_index", [2, "E"], torch.long)
         expect_joined(edges, n, f"{name}.edge_index")
@@ -149,7 +160,7 @@ class NodeGraph:
     @property
     def num_nodes(self) -> int:
         """N."""
-        return self.y.numel()
+        return self.y.size(0)
 
     @property
     def num_features(self) -> int:
@@ -230,7 +241,7 @@ class NodeGraph:
         return self._like(edge_index=edges, name=name, keys=keys, **own)
 
     def _like(self, **changed: Any) -> NodeGraph:
-        fields = ("x", "edge_index", "y", "num_classes", "name", "nodes", "undirected", "keys")
+        fields = ("x", "edge_index", "y", "num_classes", "name", "nodes", "undirected", "keys", "task")
         return NodeGraph(**{field: getattr(self, field) for field in fields} | changed, validate=False)
 
     def batch(self, index: Tensor) -> WholeGraph:

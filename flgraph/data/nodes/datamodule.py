@@ -29,6 +29,10 @@ from flgraph.data.partition_file import SavedPartition, file_title, is_partition
 from flgraph.data.splits import check_splits, split_of
 from flgraph.data.statistics import partition_statistics
 from flgraph.errors import expect
+from flgraph.nn.tasks import Task, check_task
+
+BY_CLASS = ("label_skew", "dirichlet", "louvain_plus", "metis_plus")
+"""Partitions that need classes."""
 
 
 class NodeDataModule(pl.LightningDataModule):
@@ -81,6 +85,7 @@ class NodeDataModule(pl.LightningDataModule):
             other = [global_graph.num_features, global_graph.num_classes]
             what = f"of as many features and classes as `{graph.name}`, {sizes},"
             expect(sizes == other, "global_graph", what, other)
+            expect(graph.task == global_graph.task, "global_graph", f"for {graph.task}", global_graph.task)
         self.graph, self.train, self.val, self.test, self.global_graph = graph, train, val, test, global_graph
         self.query = query
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
@@ -108,7 +113,8 @@ class NodeDataModule(pl.LightningDataModule):
     @property
     def model_args(self) -> dict[str, Any]:
         """Sizes that the data decides."""
-        return {"in_channels": self.graph.num_features, "num_classes": self.graph.num_classes}
+        task = {} if self.graph.task == "multiclass" else {"task": self.graph.task}
+        return {"in_channels": self.graph.num_features, "num_classes": self.graph.num_classes, **task}
 
     @property
     def epoch_share(self) -> float:
@@ -239,6 +245,8 @@ class NodeFederation(Federation[NodeDataModule]):
         client_names: what the clients are called; ``client-1``, ``client-2`` and so on when ``None``.
         partition_key: a field of the data that says whose each node is, such as ``hospital``; all nodes with the same
             value are a client's, which is called so. In place of ``partition``.
+        task: what a file's or PyG data set's ``y`` is: ``multiclass``, one class; ``multilabel``, 0 or 1 for each of
+            several labels; ``regression``, numbers. Any graph that is given brings its own.
 
     Attributes:
         statistics: what :func:`~flgraph.data.partition_statistics` returns; empty before ``setup``. Label counts of
@@ -283,7 +291,10 @@ class NodeFederation(Federation[NodeDataModule]):
         name: str | None = None,
         client_names: Sequence[str] | None = None,
         partition_key: str | None = None,
+        task: Task = "multiclass",
     ) -> None:
+        check_task(task, "data.task")
+        self.task = dataset.task if isinstance(dataset, NodeGraph) else task
         wanted = "the name of a data set or a NodeGraph, for example NodeGraph.from_pyg(data),"
         expect(isinstance(dataset, str | NodeGraph), "data.dataset", wanted, type(dataset).__name__)
         title = re.sub(r"[^\w.]+", "-", Path(dataset).stem) if isinstance(dataset, str) else dataset.name
@@ -343,7 +354,7 @@ class NodeFederation(Federation[NodeDataModule]):
 
     def figures(self) -> dict[str, Any]:
         """Tag to matplotlib figure of the partition, for TensorBoard; known after ``setup``."""
-        return {"partition/labels": label_figure(self.statistics)}
+        return {"partition/labels": label_figure(self.statistics)} if self.task == "multiclass" else {}
 
     def setup(self, stage: str | None = None) -> None:
         """Reads the graph and cuts it, once."""
@@ -374,7 +385,7 @@ class NodeFederation(Federation[NodeDataModule]):
     def read(self) -> NodeGraph:
         """The whole graph."""
         if isinstance(self.dataset, str):
-            return read_nodes(self.dataset, self.root, self.cache_dir, self.normalize, self.partition_key)
+            return read_nodes(self.dataset, self.root, self.cache_dir, self.normalize, self.partition_key, self.task)
         return self.dataset.normalized() if self.normalize else self.dataset
 
     def make_partition(self, graph: NodeGraph) -> NodePartition:
@@ -387,6 +398,8 @@ class NodeFederation(Federation[NodeDataModule]):
         if self.partition_key is not None:
             self._names, partition = natural(graph, self.partition_key, **self.partition_args)
             return partition
+        fits = graph.task == "multiclass" or self.partition not in BY_CLASS
+        expect(fits, "data.partition", f"one that needs no classes for {graph.task}, such as louvain,", self.partition)
         return self.partitioners[self.partition](graph, **self.partition_args)
 
     def client_args(self, graph: NodeGraph, partition: NodePartition, nodes: Tensor) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from flgraph.data.cache import content_key, data_folders
 from flgraph.data.checks import require
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.errors import InputError, expect, first_line
+from flgraph.nn.tasks import Task
 
 FILES = (".npz", ".pt")
 """Endings of files that :func:`read_node_file` reads."""
@@ -25,8 +26,8 @@ FILES = (".npz", ".pt")
 _WANTED = "a file of `x`, `edge_index` and `y`"
 
 
-def read_node_file(path: str | Path, key: str | None = None) -> NodeGraph:
-    """A graph from arrays or tensors ``x [N, F]``, ``edge_index [2, E]`` and ``y [N]``, undirected.
+def read_node_file(path: str | Path, key: str | None = None, task: Task = "multiclass") -> NodeGraph:
+    """A graph from arrays or tensors ``x [N, F]``, ``edge_index [2, E]`` and ``y``, undirected.
 
     ``num_classes`` may be there, too: classes that others have and this graph has not are counted nowhere else. Nothing
     in a file is executed.
@@ -35,6 +36,7 @@ def read_node_file(path: str | Path, key: str | None = None) -> NodeGraph:
         path: an ``.npz`` of arrays, as :func:`numpy.savez` writes it, or a ``.pt`` of a dictionary of tensors, as
             ``torch.save(data.to_dict(), path)`` does. The graph is called like the file.
         key: see :meth:`NodeGraph.from_pyg`.
+        task: what ``y`` is, see :meth:`NodeGraph.from_pyg`.
 
     Raises:
         InputError: the file cannot be read, or holds no such graph.
@@ -53,7 +55,8 @@ def read_node_file(path: str | Path, key: str | None = None) -> NodeGraph:
     named = isinstance(content, dict) and all(isinstance(key, str) for key in content)
     require(named, "data.dataset", _WANTED, f"{path} of a {type(content).__name__}")
     classes = content.get("num_classes")
-    return NodeGraph.from_pyg(Data(**content), path.stem, None if classes is None else int(classes), key=key)
+    least = None if classes is None else int(classes)
+    return NodeGraph.from_pyg(Data(**content), path.stem, least, key=key, task=task)
 
 
 def _tensor(array: np.ndarray) -> Any:
@@ -68,7 +71,11 @@ def names_pyg(name: str) -> bool:
 
 
 def read_pyg_nodes(
-    name: str, root: str | Path | None = None, cache_dir: str | Path | None = None, key: str | None = None
+    name: str,
+    root: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    key: str | None = None,
+    task: Task = "multiclass",
 ) -> NodeGraph:
     """The only graph of a data set of :mod:`torch_geometric.datasets`, undirected.
 
@@ -79,6 +86,7 @@ def read_pyg_nodes(
         cache_dir: where PyG has its folder, with copies of these files, see :func:`~flgraph.data.cache.cache_folder`;
             files that were changed since are copied again.
         key: see :meth:`NodeGraph.from_pyg`.
+        task: what ``y`` is, see :meth:`NodeGraph.from_pyg`.
 
     Raises:
         InputError: PyG cannot read the data set, it has several graphs, or lacks features or classes of nodes.
@@ -106,7 +114,7 @@ def read_pyg_nodes(
         reason = f"{name!r} ({type(error).__name__}: {first_line(error)})"
         raise InputError("data.dataset", wanted, reason) from error
     expect(len(dataset) == 1, "data.dataset", "of a single graph", f"{name}, which has {len(dataset)}")
-    return NodeGraph.from_pyg(dataset[0], name, key=key)
+    return NodeGraph.from_pyg(dataset[0], name, key=key, task=task)
 
 
 def _target(cache: Path, name: str, raw: Path | None) -> Path:

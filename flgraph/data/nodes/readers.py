@@ -31,6 +31,7 @@ from flgraph.data.nodes.files import FILES, names_pyg, read_node_file, read_pyg_
 from flgraph.data.nodes.generated import generate_nodes, homophily_of
 from flgraph.errors import InputError, expect, first_line
 from flgraph.nn.sparse.csr import csr
+from flgraph.nn.tasks import Task
 
 _READER_VERSION = 1
 """Part of the cache's key; raise it when the parsed tensors change."""
@@ -122,6 +123,7 @@ def read_nodes(
     cache_dir: str | Path | None = None,
     normalize: bool = False,
     key: str | None = None,
+    task: Task = "multiclass",
 ) -> NodeGraph:
     """Reads a graph for node classification, undirected, with the nodes, edges, features and labels of PyG's class.
 
@@ -157,6 +159,7 @@ def read_nodes(
         normalize: whether to divide each node's features by their sum. Bags of words are left as they are by default,
             since FedEgo's paper says nothing else.
         key: see :meth:`NodeGraph.from_pyg`; files of one's own, PyG's and generated ones may have it.
+        task: what ``y`` is, see :meth:`NodeGraph.from_pyg`; the data sets of the table have classes.
 
     Raises:
         InputError: the data set is unknown, neither found nor obtainable, or a file is damaged.
@@ -175,16 +178,18 @@ def read_nodes(
     known = {own.lower(): own for own in _SOURCES}
     homophily = homophily_of(name)
     if name.endswith(FILES):
-        graph = read_node_file(name, key)
+        graph = read_node_file(name, key, task)
     elif homophily is not None:
+        expect(task == "multiclass", "data.task", f"multiclass for {name}", task)
         graph = generate_nodes(homophily)
     elif name.lower() in known:
+        expect(task == "multiclass", "data.task", f"multiclass for {name}", task)
         graph = _read_known(known[name.lower()], root, cache_dir)
     else:
         others = "a data set of PyG such as Amazon:Photo, homophily-H, or a file NAME.npz or NAME.pt,"
         wanted = f"one of {', '.join(_SOURCES)}, {others}"
         expect(names_pyg(name), "data.dataset", wanted, name)
-        graph = read_pyg_nodes(name, root, cache_dir, key)
+        graph = read_pyg_nodes(name, root, cache_dir, key, task)
     return graph.normalized() if normalize else graph
 
 

@@ -54,6 +54,7 @@ class RGCN(Classifier[HeteroBatch], HeteroInputs):
         - **output:** logits of the nodes ``index``, ``[n, num_classes]``
     """
 
+    tasks: ClassVar[tuple[str, ...]] = ("multiclass",)
     data_sizes: ClassVar[tuple[str, ...]] = ("num_nodes", "num_relations", "num_classes", "num_features")
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -62,6 +62,8 @@ class AdaFGL(NodeClassifier[WholeGraph]):
         - **input:** a :class:`~flgraph.nn.batches.WholeGraph`
         - **output:** logits of the nodes ``index``, ``[n, num_classes]``; logarithms of probabilities later on
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ("multiclass",)
 
     def __init__(
         self, in_channels: int = -1, num_classes: int = -1, hidden_channels: int = 64, steps: int = 3, **kwargs: Any

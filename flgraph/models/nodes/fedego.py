@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -122,6 +122,8 @@ class FedEgo(NodeClassifier[EgoBatch]):
         - **input:** a :class:`~flgraph.nn.batches.EgoBatch`
         - **output:** logits ``[B, num_classes]``
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ("multiclass",)
 
     def __init__(
         self,

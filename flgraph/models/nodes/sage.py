@@ -269,21 +269,22 @@ class NeighGenSAGE(NodeSAGE):
         """Representations with noise that is always the same."""
         return z + torch.randn(z.shape, generator=torch.Generator().manual_seed(self.draw_seed)).to(z)
 
-    def anchors(self, batch: WholeGraph) -> tuple[Tensor, Tensor]:
-        """From what other clients generate neighbours with this one's fGen, to compare these with their own nodes.
+    def generated(self, batch: WholeGraph) -> Tensor:
+        """Neighbours that the generator makes for visible nodes with hidden ones, for other clients to compare.
 
         Args:
             batch: as in training.
 
         Returns:
-            Representations with noise, always the same, of the visible nodes that have hidden neighbours
-            ``[n, hidden_channels]``, and how many neighbours of each count ``[n]``.
+            Features of as many as are hidden of each node, at most ``max_neighbours``, without dropout and with noise
+            that is always the same ``[m, in_channels]``; differentiable in fGen alone.
         """
-        graph = self.impaired(batch)
-        with torch.no_grad(), self._without_dropout():
-            z, _ = self.generator(take_rows(batch.x, graph.visible), graph.adj)
+        graph, fgen = self.impaired(batch), self.generator.fgen
         counts = graph.missing
-        return self._noised(z)[counts > 0], counts[counts > 0].clamp(max=self.generator.fgen.max_neighbours)
+        with self._without_dropout():
+            with torch.no_grad():
+                z = self._noised(self.generator(take_rows(batch.x, graph.visible), graph.adj)[0])[counts > 0]
+            return fgen(z)[first_ones(counts[counts > 0], fgen.max_neighbours)]
 
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:

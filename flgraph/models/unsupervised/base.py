@@ -130,7 +130,9 @@ class GraphEmbedding(SizedModule, ABC):
 
     def test_step(self, batch: Data, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
         """Collects the embeddings for the end of the epoch."""
-        parts = [at_least_float32(self(batch)), labels_of(batch).view(-1)]
+        labels = labels_of(batch)
+        expect(not labels.is_floating_point(), "batch.y", "classes, which clusters are compared with,", labels.dtype)
+        parts = [at_least_float32(self(batch)), labels.view(-1)]
         if self.readout:
             several = [at_least_float32(functional_call(self, state, (batch,))) for state in self._tested]
             graph, count = inputs.graph_of_nodes(batch, parts[0].device)

@@ -200,7 +200,7 @@ def test_a_directed_graph_need_not_be_symmetric() -> None:
         (Data(x=torch.rand(2, 1), edge_index=torch.zeros(2, 0).long()), "`toy.y` to be a tensor but got None."),
         (
             Data(x=torch.rand(2, 1), edge_index=torch.zeros(2, 0).long(), y=torch.rand(2, 3)),
-            "`toy.y` to be of shape [2], one class per node, but got [2, 3].",
+            "`toy.y` to be of shape [2], one class for each (or `data.task` multilabel or regression), but got [2, 3].",
         ),
         ([raw()], "`toy` to be a torch_geometric.data.Data but got 'list'."),
         (
@@ -209,7 +209,7 @@ def test_a_directed_graph_need_not_be_symmetric() -> None:
         ),
         (
             Data(x=torch.rand(3, 1), edge_index=torch.tensor([[2], [1]]), y=torch.zeros(2)),
-            "`toy.y` to be of shape [3], one class per node, but got [2].",
+            "`toy.y` to be of shape [3], one class for each (or `data.task` multilabel or regression), but got [2].",
         ),
         (
             Data(x=torch.rand(2, 1), edge_index=torch.tensor([[0.9], [1.2]]), y=torch.zeros(2)),
@@ -217,7 +217,7 @@ def test_a_directed_graph_need_not_be_symmetric() -> None:
         ),
         (
             Data(x=torch.rand(2, 1), edge_index=torch.zeros(2, 0).long(), y=torch.tensor([0, torch.inf])),
-            "`toy.y` to be whole numbers, one class each, but got others.",
+            "`toy.y` to be whole numbers, one class each (or `data.task` regression), but got others.",
         ),
         (
             Data(x=torch.rand(2, 1).cfloat(), edge_index=torch.zeros(2, 0).long(), y=torch.zeros(2)),
@@ -225,7 +225,7 @@ def test_a_directed_graph_need_not_be_symmetric() -> None:
         ),
         (
             Data(x=torch.rand(2, 1), edge_index=torch.zeros(2, 0).long(), y=torch.tensor([0.5, 1])),
-            "`toy.y` to be whole numbers, one class each, but got others.",
+            "`toy.y` to be whole numbers, one class each (or `data.task` regression), but got others.",
         ),
         (
             Data(x=torch.rand(2, 1), edge_index=torch.zeros(3).long(), y=torch.tensor([0, 1])),

@@ -1,0 +1,78 @@
+"""Who misses which round, and that a run that goes on decides the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from flgraph.callbacks import FedAvg, Stragglers
+from flgraph.errors import InputError
+
+Federate = Callable[..., Any]
+
+
+def took_part(trainer: Any) -> list[list[str]]:
+    lines = (trainer.run_dir / "history.jsonl").read_text().splitlines()
+    return [json.loads(line)["clients"] for line in lines]
+
+
+@pytest.fixture
+def run(federate: Federate, toy_module: Any, toy_federation: Any) -> Callable[..., Any]:
+    def make(rounds: int, *callbacks: Any, ckpt_path: str | None = None, **kwargs: Any) -> Any:
+        trainer = federate(FedAvg(), rounds=rounds, callbacks=list(callbacks), **kwargs)
+        trainer.fit(toy_module(), toy_federation(4, 4, 4), ckpt_path=ckpt_path)
+        return trainer
+
+    return make
+
+
+def test_clients_come_and_go(run: Any) -> None:
+    trainer = run(4, Stragglers(away={"A": [[1, 2]], "C": [[2, 2], [4, 9]]}))
+    assert took_part(trainer) == [["B", "C"], ["B"], ["A", "B", "C"], ["A", "B"]]
+
+
+def test_each_is_late_as_often_as_wanted(run: Any) -> None:
+    parts = took_part(run(60, Stragglers(late={"A": 0.5, "B": 0.9})))
+    missed = {name: sum(name not in part for part in parts) / 60 for name in "ABC"}
+    assert missed["C"] == 0
+    assert missed["A"] == pytest.approx(0.5, abs=0.2)  # three standard errors
+    assert missed["B"] == pytest.approx(0.9, abs=0.12)
+
+
+def test_somebody_is_in_time(run: Any) -> None:
+    assert all(len(part) == 1 for part in took_part(run(5, Stragglers(late=0.999))))
+
+
+def test_a_run_goes_on_with_the_same_bits(run: Any) -> None:
+    late = Stragglers(late=0.5)
+    whole, half = run(4, late), run(2, late)
+    again = run(4, late, ckpt_path=str(half.run_dir / "checkpoints"))
+    assert took_part(again) == took_part(whole)
+    for name, client in whole.engine.clients.items():
+        weights = again.engine.clients[name].module.state_dict()
+        assert all(torch.equal(tensor, weights[key]) for key, tensor in client.module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"late": 1.0}, "`Stragglers.late` to be 0 or more and below 1 but got 1.0"),
+        ({"late": {"A": -0.1}}, "`Stragglers.late`"),
+        ({"away": {"A": [3]}}, r"`Stragglers.away` to be lists of rounds from 1, \[first, last\], but got \[3\]"),
+        ({"away": {"A": [[3, 2]]}}, "`Stragglers.away`"),
+    ],
+)
+def test_refusals(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        Stragglers(**arguments)
+
+
+def test_refusals_of_names_and_of_empty_rounds(run: Any) -> None:
+    with pytest.raises(InputError, match="`Stragglers` to be about clients among A, B, C but got 'Z'"):
+        run(1, Stragglers(away={"Z": [[1, 1]]}))
+    with pytest.raises(InputError, match="spans that leave a client in each round but got 'none in round 2'"):
+        run(2, Stragglers(away={name: [[2, 2]] for name in "ABC"}))
