@@ -33,10 +33,12 @@ from flgraph.federation import (
     Payload,
     ProcessGroup,
     SortedMean,
+    Sums,
     WeightedMean,
     weighted_mean,
 )
 from flgraph.federation.engines.distributed.launcher import launch
+from flgraph.federation.summing import Group, Summing
 from flgraph.runs.history import read_records
 from flgraph.runs.ledger_reader import read_ledger
 
@@ -316,28 +318,39 @@ def _on_flare(size: int, each: int, rounds: int) -> list[float]:
 # ------------------------------------------------------------------------------------------------------------ on paper
 def paper(size: int, clients: int, turn: float, network: float) -> list[str]:
     """Lines with what a round of many clients would take, from what its parts take here."""
-    weights = Payload({f"{n}": torch.rand(size // 10) for n in range(10)}, {"num_samples": 1})
-    data, count = weights.to_bytes(), 50
-    arrived = {str(n): Payload.from_bytes(data) for n in range(count)}
-    read = _busy(lambda: Payload.from_bytes(data), count)
-    mean = _busy(lambda: weighted_mean(arrived, dict.fromkeys(arrived, 1.0)), 5) / count
+    weights = Payload({f"{n}": 0.05 * torch.randn(size // 10) for n in range(10)}, {"num_samples": 1})
+    data, count, names = weights.to_bytes(), 50, list(weights.tensors)
+
+    def added() -> Summing:
+        summing = Summing(Idle())
+        for number in range(count):
+            summing.add(str(number), Payload.from_bytes(data), names, data)
+        return summing
+
+    (group,) = added().groups.values()
+    told, sums = json.dumps(group.told()), group.sums.to_payload().to_bytes()
+    each = _busy(added, 5) / count
+    take = _busy(lambda: Sums().merge(Sums.from_payload(Payload.from_bytes(sums))), 20)
+    line = _busy(lambda: Group.of(json.loads(told), sums), 5) / count
     thread = _busy(_threads, 5) / 100
     digest = _busy(lambda: hashlib.sha256(data).digest(), count) * 3  # a client's file: weights and Adam's two moments
     lines = [
-        f"assumed: {1e3 * turn:.0f} ms a turn, {network / 1e9:.2f} GB/s; an upload is {len(data) / 1e3:.0f} kB",
-        f"process 0: {1e3 * read:.3f} ms to read an upload, {1e3 * mean:.3f} to add it, "
-        f"{1e3 * digest:.3f} to digest a file, {1e3 * thread:.3f} per process and message",
-        f"{clients:,} clients, seconds of: processes, turns, network, reading and adding, threads; digests",
+        f"assumed: {1e3 * turn:.0f} ms a turn, {network / 1e9:.2f} GB/s; an upload is {len(data) / 1e3:.0f} kB, "
+        f"a sum {len(sums) / 1e3:.0f} kB, a client's line {len(told) / count / 1e3:.2f} kB",
+        f"every process: {1e3 * each:.3f} ms to read, digest and add an upload; process 0: {1e3 * take:.3f} to take a "
+        f"sum, {1e3 * line:.3f} a line, {1e3 * digest:.3f} to digest a file, {1e3 * thread:.3f} a process and message",
+        f"{clients:,} clients, seconds of: processes, turns, adding, network, sums and lines, threads; digests",
     ]
     for processes in (8, 64, 512):
         parts = (
             clients * turn / processes,
-            clients * len(data) / network,
-            clients * (read + mean),
+            clients * each / processes,
+            (processes * len(sums) + clients * len(told) / count) / network,
+            processes * take + clients * line,
             2 * processes * thread,
         )
-        told = "".join(f"{seconds:9.2f}" for seconds in (*parts, clients * digest))
-        lines.append(f"  {processes:4d}{told}")
+        seconds = "".join(f"{part:9.2f}" for part in (*parts, clients * digest))
+        lines.append(f"  {processes:4d}{seconds}")
     return lines
 
 
