@@ -32,8 +32,11 @@ from flgraph.federation import (
     FederatedTrainer,
     Payload,
     ProcessGroup,
+    Request,
+    Sequential,
     SortedMean,
     Sums,
+    Turn,
     WeightedMean,
     weighted_mean,
 )
@@ -194,6 +197,27 @@ def idle(size: int, clients: int, rounds: int, processes: Sequence[int]) -> list
 MEANS = {"uploads held": SortedMean, "uploads added up as they come": WeightedMean}
 
 
+class Drawn(Sequential):
+    """One client that speaks for all, and drawn weights for uploads: what is left is the server's part of a round."""
+
+    def setup(self, build: Callable[[str], Client], names: Sequence[str], release: Any = None) -> None:
+        super().setup(build, names[:1])
+        self.names, (self.client,) = names, self.clients.values()
+
+    def run(self, turns: Mapping[str, Turn]) -> Mapping[str, bytes]:
+        return {name: self._answer(turn) for name, turn in turns.items()}
+
+    def _answer(self, turn: Turn) -> bytes:
+        if turn.request != Request.EXCHANGE:
+            return self.client.turn(turn)
+        drawn = {name: 0.05 * torch.randn(tensor.shape) for name, tensor in self.client.shared_tensors().items()}
+        return Payload(drawn, {"num_samples": 1}).to_bytes()
+
+    def about(self) -> dict[str, dict[str, Any]]:
+        (about,) = super().about().values()
+        return dict.fromkeys(self.names, about)
+
+
 class Watch(FederatedCallback):
     """What rounds take in process 0, the first aside: seconds, and memory above what was there before."""
 
@@ -223,7 +247,7 @@ def crowd_worker(mean: str, size: int, clients: int, rounds: int, processes: int
     with tempfile.TemporaryDirectory() as folder:
         trainer = FederatedTrainer(
             Idle(combine=MEANS[mean]()),
-            engine=ProcessGroup(threads=1) if processes > 1 else None,
+            engine=ProcessGroup(threads=1) if processes > 1 else Drawn(),
             rounds=1 + rounds,
             evaluate_every=1 + rounds,
             callbacks=[watch],
@@ -254,8 +278,8 @@ def crowd(size: int, clients: int, rounds: int, repeats: int, processes: int) ->
                 command = [sys.executable, __file__, "--worker", str(out), "--mean", mean, *options]
                 assert launch(command, processes) == 0
                 found[mean].append(json.loads(out.read_text()))
-    many = f"{processes} processes" if processes > 1 else "one process"
-    lines = [f"{clients:,} clients with {size:,} parameters that do no work, {many}: process 0 in a round"]
+    many = f"{processes} processes, clients do no work" if processes > 1 else "uploads are drawn"
+    lines = [f"{clients:,} clients with {size:,} parameters, {many}: process 0 in a round"]
     for mean, runs in found.items():
         rows = [row for run in runs for row in run["rounds"]]
         middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}

@@ -45,7 +45,7 @@ class Shares(Sequential):
         for share in range(self.shares):
             own = {name: turn for number, (name, turn) in enumerate(turns.items()) if number % self.shares == share}
             answer = self.host.answer(run_request(own, keep_going=True, counts=counts))
-            for number, told in enumerate(answer.header["groups"]):
+            for number, told in enumerate(answer.header.get("groups", ())):
                 groups.append(Group.of(told, answer.pieces.pop(f"{SUMS}/{number}"), f"process {share}"))
             answers |= answer.pieces
         self.whole += len(answers)

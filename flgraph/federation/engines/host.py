@@ -181,8 +181,8 @@ class Host:
             seconds[name] = time.perf_counter() - began
         groups = [] if summing is None else list(summing.groups.values())
         sums = {f"{SUMS}/{number}": group.sums.to_payload().to_bytes() for number, group in enumerate(groups)}
-        header = {"seconds": seconds, "errors": errors, "groups": [group.told() for group in groups]}
-        return Message(header, {**answers, **sums})
+        told = {"groups": [group.told() for group in groups]} if groups else {}
+        return Message({"seconds": seconds, "errors": errors, **told}, {**answers, **sums})
 
     def _added(self, summing: Summing, name: str, answer: bytes, count: int | None) -> bool:
         """Adds an upload to others; not if there is something about it, which the server is to see itself."""
@@ -321,7 +321,7 @@ class SiteHost(Host):
                 self._bases, self._numbers = header["bases"], header["numbers"]
                 answer = self._run(request)
                 del answer.header["seconds"]
-                for number, told in enumerate(answer.header["groups"]):
+                for number, told in enumerate(answer.header.get("groups", ())):
                     self._ledger.add(event=SUM, clients=len(told), data=answer.pieces[f"{SUMS}/{number}"])
                 return answer
             case "save":

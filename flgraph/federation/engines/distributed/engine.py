@@ -193,7 +193,7 @@ class ProcessGroup(Sequential):
         requests = {rank: run_request(share, keep_going=self.keep_going, **further) for rank, share in shares.items()}
         groups: list[Group] = []
         for rank, answer in self._ask(requests).items():
-            for number, told in enumerate(answer.header["groups"]):
+            for number, told in enumerate(answer.header.get("groups", ())):
                 where = "" if rank == self.process.rank else f"process {rank}"
                 groups.append(Group.of(told, answer.pieces.pop(f"{SUMS}/{number}"), where))
             found.update(answer.pieces)
