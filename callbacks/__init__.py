@@ -23,6 +23,7 @@ from flgraph.callbacks.fedpub import FedPUB
 from flgraph.callbacks.fedrep import FedRep
 from flgraph.callbacks.fedsage import FedSage
 from flgraph.callbacks.fedsageplus import FedSagePlus
+from flgraph.callbacks.fedssp import FedSSP
 from flgraph.callbacks.fedstar import FedStar
 from flgraph.callbacks.fedtad import FedTAD
 from flgraph.callbacks.fggp import FGGP
@@ -63,6 +64,7 @@ __all__ = [
     "FedProx",
     "FedProxAdaptive",
     "FedRep",
+    "FedSSP",
     "FedSage",
     "FedSagePlus",
     "FedStar",

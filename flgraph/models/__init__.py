@@ -3,6 +3,7 @@
 from flgraph.models.base import OptimizerName
 from flgraph.models.classifier import Classifier
 from flgraph.models.graphs.classifier import GraphClassifier
+from flgraph.models.graphs.fedssp import FedSSP
 from flgraph.models.graphs.fedstar import FedStar
 from flgraph.models.graphs.gnn import GNN
 from flgraph.models.hetero.gat import HeteroGAT
@@ -30,6 +31,7 @@ __all__ = [
     "EgoHead",
     "Encoded",
     "FedEgo",
+    "FedSSP",
     "FedStar",
     "GraphClassifier",
     "GraphEmbedding",

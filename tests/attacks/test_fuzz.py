@@ -14,19 +14,10 @@ COUNT = 40
 """Attacks on each algorithm; ``python tests/attacks/fuzz.py --count N`` does more."""
 
 NAMES = [
-    *("FedAvg", "FedAvg-uniform", "FedProx", "FedProxAdaptive", "FedPer", "FedSage", "FedStar", "GCFL", "GCFLPlus"),
-    *("FCLG", "FedEgo", "DFedGNN", "GraphFL", "FedGCN", "FedGTA", "FedPUB", "FedSagePlus", "FedHGN", "SchemaFedAvg"),
-    *("SCAFFOLD", "FedOpt", "FedNova", "Ditto", "MOON", "FedProto", "FedRep", "APFL"),
-    *(
-        "AdaFGL",
-        "FGGP",
-        "FedTAD",
-        "Local",
-        "PublishedFedAvg",
-        "PublishedFedProx",
-        "PublishedDFedGNN",
-        "GraphFLFromMean",
-    ),
+    *("FedAvg", "FedAvg-uniform", "FedProx", "FedProxAdaptive", "FedPer", "FedSage", "FedStar", "FedSSP", "GCFL"),
+    *("GCFLPlus", "FCLG", "FedEgo", "DFedGNN", "GraphFL", "FedGCN", "FedGTA", "FedPUB", "FedSagePlus", "FedHGN"),
+    *("SchemaFedAvg", "SCAFFOLD", "FedOpt", "FedNova", "Ditto", "MOON", "FedProto", "FedRep", "APFL", "AdaFGL", "FGGP"),
+    *("FedTAD", "Local", "PublishedFedAvg", "PublishedFedProx", "PublishedDFedGNN", "GraphFLFromMean"),
     *("PublishedGraphFL", "PublishedFedEgo", "PublishedSchemaFedAvg"),
 ]
 

@@ -32,6 +32,7 @@ ALGORITHMS: dict[str, tuple[Make, Make, str]] = {
     "FedPer": (callbacks.FedPer, lambda: models.GNN(**SMALL), "Graphs"),
     "FedSage": (callbacks.FedSage, lambda: models.GNN(conv="sage", **SMALL), "Graphs"),
     "FedStar": (callbacks.FedStar, lambda: models.FedStar(**SMALL), "Graphs"),
+    "FedSSP": (callbacks.FedSSP, lambda: models.FedSSP(heads=2, **SMALL), "Graphs"),
     "GCFL": (lambda: callbacks.GCFL(**EARLY_SPLIT), lambda: models.GNN(**SMALL), "Graphs"),
     "GCFLPlus": (
         lambda: callbacks.GCFLPlus(sequence_length=2, **EARLY_SPLIT),

@@ -26,6 +26,7 @@ DATA = {
     "FedHGN": ["rows/*"],
     "FedProto": ["prototypes/*"],
     "FGGP": ["prototypes/*"],
+    "FedSSP": ["consensus/*"],
     "FedTAD": ["reliability/*"],
     "FedPUB": ["function/*"],
     "FedSagePlus": ["generated/*", "gradient/*"],
@@ -85,7 +86,7 @@ ALGORITHMS = [
     *("Local", "FedAvg", "FedProx", "FedProxAdaptive", "FedPer", "FedSage", "FedStar", "GCFL", "GCFLPlus", "FCLG"),
     *("FedEgo", "DFedGNN", "GraphFL", "FedGCN", "FedSagePlus", "FedHGN", "SchemaFedAvg", "PublishedFedAvg"),
     *("PublishedFedProx", "PublishedGraphFL", "GraphFLFromMean", "PublishedFedEgo", "PublishedSchemaFedAvg"),
-    *("FGGP", "FedGTA", "FedPUB", "SCAFFOLD", "FedOpt", "Ditto"),
+    *("FGGP", "FedSSP", "FedGTA", "FedPUB", "SCAFFOLD", "FedOpt", "Ditto"),
     *("APFL", "AdaFGL", "FedNova", "FedProto", "FedRep", "FedTAD", "MOON"),
 ]
 

@@ -85,11 +85,11 @@ class GraphClassifier(Classifier[Data]):
 
     def node_input(self, batch: Data, name: str, columns: int) -> Tensor:
         """See :func:`~flgraph.models.graphs.inputs.node_input`; in the precision of the weights."""
-        return inputs.node_input(batch, name, columns, self.post.weight.dtype)
+        return inputs.node_input(batch, name, columns, self.readout.weight.dtype)
 
     def features(self, batch: Data) -> Tensor | OneHot:
         """The input ``x``, see :func:`~flgraph.models.graphs.inputs.features`."""
-        return inputs.features(batch, self.in_channels, self.post.weight.dtype)
+        return inputs.features(batch, self.in_channels, self.readout.weight.dtype)
 
     def neighbours(self, batch: Data) -> Adjacency:
         """The adjacency that the batch brings along, or a new one of its edges."""
