@@ -1,4 +1,4 @@
-"""How much of a federation may fail before the run does."""
+"""What becomes of a run when clients fail."""
 
 from __future__ import annotations
 

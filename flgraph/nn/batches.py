@@ -69,7 +69,9 @@ class WholeGraph(TensorBatch):
         adj: their adjacency.
         nodes: their numbers in the graph that this one was cut from ``[N]``.
         index: the nodes to classify ``[n]``, numbers of this graph.
-        y: their classes ``[n]``.
+        y: their classes ``[n]``, or their labels or numbers ``[n, T]``.
+        edge_index: all edges ``[2, E]``, where they have features; layers that use none take ``adj``.
+        edge_attr: features of the edges ``[E, D]``; ``None`` where they have none.
     """
 
     x: Tensor
@@ -77,6 +79,8 @@ class WholeGraph(TensorBatch):
     nodes: Tensor
     index: Tensor
     y: Tensor
+    edge_index: Tensor | None = None
+    edge_attr: Tensor | None = None
 
 
 @dataclass
