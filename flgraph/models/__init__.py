@@ -14,6 +14,7 @@ from flgraph.models.nodes.fedego import EgoHead, FedEgo, MashedEgoGraphs
 from flgraph.models.nodes.fggp import FGGP
 from flgraph.models.nodes.gcn import NeighbourSums, NodeGCN
 from flgraph.models.nodes.gnn import NodeGNN
+from flgraph.models.nodes.links import NodeLinks
 from flgraph.models.nodes.masked import MaskedGCN
 from flgraph.models.nodes.sage import NeighGenSAGE, NodeSAGE
 from flgraph.models.unsupervised.base import Encoded, GraphEmbedding
@@ -46,6 +47,7 @@ __all__ = [
     "NeighbourSums",
     "NodeGCN",
     "NodeGNN",
+    "NodeLinks",
     "NodeSAGE",
     "OptimizerName",
 ]
