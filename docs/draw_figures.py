@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 FIGURES = Path(__file__).parent / "figures"
+FCLG = Path(__file__).parents[1] / "reproduction" / "fclg"
 CLIENTS = ("north", "east", "west")
 COLOURS = {
     "shared": ("#3f6fb5",) * 3,
@@ -310,9 +312,47 @@ def federation_round() -> str:
     return page(720, 402, "One round of a federation", parts)
 
 
+def curve(x: float, dataset: str, size: str, first: int, last: int) -> list[str]:
+    """A panel: accuracy against a threshold on the size of a graph, beside the paper's FCLG and the largest class."""
+    with open(FCLG / "size.csv", newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if (row["dataset"], row["size"]) == (dataset, size)]
+    with open(FCLG / "without_model.csv", newline="") as stream:
+        others = {r["representation"]: float(r["accuracy"]) for r in csv.DictReader(stream) if r["dataset"] == dataset}
+    wide, top, bottom = 186, 66, 246
+
+    def at(threshold: float, accuracy: float) -> tuple[float, float]:
+        return x + wide * (threshold - first) / (last - first), bottom - (bottom - top) * (accuracy - 35) / 40
+
+    points = [at(int(r["threshold"]), float(r["accuracy"])) for r in rows if first <= int(r["threshold"]) <= last]
+    parts = [text(x + wide / 2, 48, f"{dataset}: fewer {size} than", 14), box(x, top, wide, bottom - top, "#f4f6f8")]
+    for accuracy in (40, 50, 60, 70):
+        y = at(first, accuracy)[1]
+        parts += [f"<line x1='{x:g}' y1='{y:g}' x2='{x + wide:g}' y2='{y:g}' stroke='#d5dce1'/>"]
+        parts += [text(x - 6, y + 4, str(accuracy), 11, "end", "#62727f")]
+    parts += [text(at(n, 0)[0], bottom + 16, str(n), 11, fill="#62727f") for n in range(first, last + 1, 10)]
+    for name, colour in (("all graphs in the largest class", "#62727f"), ("FCLG, the paper's Table II", "#c0392b")):
+        y = at(first, others[name])[1]
+        parts += [
+            f"<line x1='{x:g}' y1='{y:g}' x2='{x + wide:g}' y2='{y:g}' stroke='{colour}' stroke-dasharray='5 4'/>"
+        ]
+        paper = "paper" in name
+        words = f"{'paper' if paper else 'largest class'} {others[name]:.1f}"
+        parts += [text(x + wide - 4, y - 6 if paper else bottom - 8, words, 11, "end", colour)]
+    line = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
+    return [*parts, f"<polyline points='{line}' fill='none' stroke='#3f6fb5' stroke-width='2'/>"]
+
+
+def size_cuts() -> str:
+    """FCLG's printed accuracies beside a cut by size."""
+    panels = [("PROTEINS", "nodes", 5, 65), ("NCI1", "edges", 5, 65), ("DHFR", "nodes", 20, 70)]
+    parts = [part for number, panel in enumerate(panels) for part in curve(40 + 228 * number, *panel)]
+    title = "Accuracy of one threshold on the size of a graph"
+    return page(720, 282, title, [text(360, 24, f"{title}, in percent; nothing is trained", 13), *parts])
+
+
 def figures() -> dict[str, str]:
     """File name to contents."""
-    return {"round.svg": federation_round()} | {
+    return {"round.svg": federation_round(), "fclg-size.svg": size_cuts()} | {
         f"{name}.svg": federation(f"What is shared: {name}", shown) for name, shown in METHODS.items()
     }
 

@@ -92,8 +92,11 @@ def _differences(told: Comparison) -> Iterator[str]:
 
 
 def _message(line: Line) -> str:
-    what = line.exchange or line.request
-    return f"{line.client}, round {line.round}, {what}, {line.direction}, {_digest(line)}"
+    return f"{line.client}, round {line.round}, {_what(line)}, {line.direction}, {_digest(line)}"
+
+
+def _what(row: Line | Total) -> str:
+    return row.exchange if row.request == "exchange" else row.request
 
 
 def _digest(line: Line) -> str:
@@ -109,7 +112,7 @@ def _table(rows: Sequence[Total], title: str) -> Table:
     clients: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         cells = (
-            row.exchange or row.request,
+            _what(row),
             f"{row.times}",
             _TIMES.get(row.again, f"{row.again} times"),
             f"{row.dropped}" if row.dropped else "",

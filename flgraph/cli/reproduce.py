@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,9 +18,10 @@ from flgraph.errors import InputError, expect
 from flgraph.reproduce.figures import plan_figures
 from flgraph.reproduce.index import RunIndex, alone_in, index_file, read_index, record_runs
 from flgraph.reproduce.leaderboard import has_leaderboard, write_leaderboard
-from flgraph.reproduce.missing import find_gaps, told
-from flgraph.reproduce.runner import run_study
-from flgraph.reproduce.study import Study, list_studies, load_study
+from flgraph.reproduce.missing import dearest_first, find_gaps, told
+from flgraph.reproduce.runner import find_results, run_each, run_folder, run_study
+from flgraph.reproduce.runner import told as told_run
+from flgraph.reproduce.study import Run, Study, list_studies, load_study
 from flgraph.reproduce.tables import collect, finished, keep_larger, write_tables
 
 
@@ -40,6 +43,14 @@ def main(args: Sequence[str]) -> None:
     option(
         "--missing", nargs="?", const=True, metavar="PAPER", help="list printed numbers that lack runs, and core hours"
     )
+    option(
+        "--all",
+        nargs="?",
+        const=True,
+        metavar="PAPER",
+        help="run what --missing lists, the most informative per core hour first; a stopped one goes on",
+    )
+    option("--budget", type=str, help="time after which --all begins and goes on with nothing, such as 2h or 30m")
     option("--settings", type=str, help="comma-separated names; all if not given")
     option("--methods", type=str, help="comma-separated names; all if not given")
     option("--seeds", type=str, help="comma-separated numbers; the study's if not given")
@@ -59,6 +70,11 @@ def main(args: Sequence[str]) -> None:
         gaps = find_gaps(given.out, None if given.missing is True else given.missing)
         print("\n".join(told(gaps)) or "every printed number has its runs")
         return
+    expect(given.budget is None or given.all, "--budget", "given with --all", given.budget)
+    if given.all:
+        _folders(given.out, given.runs)
+        work_off(None if given.all is True else given.all, given.out, given.runs, given.jobs, _seconds(given.budget))
+        return
     if given.leaderboard:
         with _folder_of("--out", given.out):
             print("\n".join(f"wrote {file}" for file in write_leaderboard(given.out)))
@@ -69,9 +85,7 @@ def main(args: Sequence[str]) -> None:
     full, runs = load_study(given.study), given.runs
     numbers = [int(seed) for seed in seeds or ()]
     study = full.cut(_split(given.settings), _split(given.methods), numbers or None, given.rounds)
-    for name, folder in (("--out", given.out), ("--runs", runs)):
-        with _folder_of(name, folder):
-            folder.mkdir(parents=True, exist_ok=True)
+    _folders(given.out, runs)
     index = read_index(index_file(study, given.out)) if given.recorded else {}
     fewer = any(study.rounds_of(method) < full.rounds_of(method) for method in study.methods)
     keep_checkpoints, every = given.keep_checkpoints or fewer, given.checkpoint_every
@@ -82,6 +96,61 @@ def main(args: Sequence[str]) -> None:
         with _folder_of("--out", given.out):
             files = write_study(study, runs, given.out, index)
         print("\n".join(f"wrote {file}" for file in files) or "no run is done yet: no table was written")
+
+
+def work_off(
+    paper: str | None,
+    out: Path,
+    runs: Path,
+    jobs: int,
+    seconds: float = math.inf,
+    report: Callable[[str], None] = print,
+) -> None:
+    """Runs what :func:`~flgraph.reproduce.missing.find_gaps` finds, in the order of ``dearest_first``.
+
+    Each run is recorded when it ends, so that none is done twice; tables are written at the end, however it comes.
+
+    Args:
+        paper: one paper; all if not given.
+        out: where tables and records go.
+        runs: where run folders go.
+        jobs: runs at a time.
+        seconds: after which nothing is begun or goes on; what is under way goes on another time.
+        report: called with a line for each run that ends.
+
+    Raises:
+        InputError: a run failed; names its log. The others are done first.
+    """
+    deadline = time.monotonic() + seconds
+    work = dearest_first(find_gaps(out, paper))
+    known = [hours for *_, hours in work if math.isfinite(hours)]
+    report(f"{len(work)} runs, {math.fsum(known):.1f} core hours, {len(work) - len(known)} never timed")
+    failed: list[Path] = []
+    touched: dict[str, Study] = {}
+    count = 0
+
+    def ended(study: Study, run: Run, code: int) -> None:
+        nonlocal count
+        count += 1
+        report(f"[{count}/{len(work)}] {study.name} {told_run(run)}: {'FAILED' if code else 'done'}")
+        results = find_results(study, run, runs)
+        if code or results is None:
+            failed.append(run_folder(study, run, runs) / "log.txt")
+            return
+        touched[study.name] = study
+        with _folder_of("--out", out):
+            record_runs(index_file(study, out), [(run, results)])
+
+    try:
+        each = [(study, run) for study, run, _ in work]
+        run_each(each, runs, jobs, ended, keep_checkpoints=False, deadline=deadline)
+    finally:
+        for study in touched.values():
+            with _folder_of("--out", out):
+                files = write_study(study, runs, out, read_index(index_file(study, out)))
+            report("\n".join(f"wrote {file}" for file in files))
+    if failed:
+        raise InputError("runs", "done", f"{len(failed)} that failed; the first's log is {failed[0]}")
 
 
 def write_study(study: Study, runs: Path, out: Path, index: RunIndex | None = None) -> list[Path]:
@@ -117,6 +186,22 @@ def write_study(study: Study, runs: Path, out: Path, index: RunIndex | None = No
                 draw(file)
     board = write_leaderboard(out) if study.paper_name and has_leaderboard(out) else []
     return [*files, *kept, *shown, *board]
+
+
+def _seconds(text: str | None) -> float:
+    """A budget in seconds."""
+    if text is None:
+        return math.inf
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([smh])", text)
+    expect(found is not None, "--budget", "a number with s, m or h, such as 2h", text)
+    assert found is not None
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def _folders(out: Path, runs: Path) -> None:
+    for name, folder in (("--out", out), ("--runs", runs)):
+        with _folder_of(name, folder):
+            folder.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager

@@ -27,10 +27,12 @@ from flgraph.federation.lightning import (
     load_loop,
     persistent_trainer,
 )
-from flgraph.federation.messages import Predictions, Request, Turn
+from flgraph.federation.messages import ABOUT_SUMS, Predictions, Request, Turn
 from flgraph.federation.payload import Payload
 from flgraph.federation.policy import Policy
 from flgraph.federation.routes import RouteKind, RoutingTable
+from flgraph.federation.secure.client import MaskedUploads
+from flgraph.federation.secure.settings import Layout, SecureSums
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.template import expect_classes
 from flgraph.federation.transforms import Draw, Pipeline, Transform, draw_key
@@ -55,6 +57,7 @@ class Client:
         local_epochs: epochs per training exchange.
         personal: patterns of tensors that stay, whatever the algorithm's routes say.
         transforms: what happens to its uploads behind the algorithm; copies are made.
+        secure_sums: how its uploads are masked, if they are.
         trainer_args: arguments of the client's :class:`pytorch_lightning.Trainer`.
         device: where the client's model stays, unless ``trainer_args`` name a strategy; Lightning decides when
             ``None``.
@@ -79,6 +82,7 @@ class Client:
         local_epochs: int = 1,
         personal: Sequence[str] = (),
         transforms: Sequence[Transform] = (),
+        secure_sums: SecureSums | None = None,
         trainer_args: Mapping[str, Any] | None = None,
         device: torch.device | None = None,
     ) -> None:
@@ -105,7 +109,11 @@ class Client:
             network=self.aggregator.network,
         )
         self.transforms.check_names(self.routing.rows, name)
-        self.door = ClientDoor(self.routing, self.aggregator, policy, rounds, local_epochs, data.num_train_samples)
+        masks, samples = secure_sums is not None, data.num_train_samples
+        self.door = ClientDoor(self.routing, self.aggregator, policy, rounds, local_epochs, samples, masks)
+        fewest = 0 if policy is None else policy.secure_sums or 0
+        self.masked = None if secure_sums is None else MaskedUploads(name, secure_sums, fewest)
+        """Its half of secure sums, where uploads are masked."""
         self.changed = True  # since it was last written to disk
         self._snapshot: dict[str, Tensor] = {}
         self._download: bytes | None = None  # as it came: clients in one process share its memory
@@ -134,6 +142,8 @@ class Client:
             PolicyError: the policy does not allow for it.
         """
         download = self.door.admit(turn)
+        if turn.request in ABOUT_SUMS:
+            return self._about_sums(turn, download or Payload())
         seed_all(derive_seed(self.seed, self.name, turn.round, turn.name))
         answer: Payload | None = None
         match turn.request:
@@ -149,14 +159,34 @@ class Client:
                 self._install(turn, download)
                 return self.door.metrics(turn, self.evaluate(turn.splits, turn.round))
             case Request.EXCHANGE:
+                if self.masked is not None:
+                    self.masked.check_ready(turn)
                 self._install(turn, download)
                 self.changed = True
                 self.aggregator.local_update(self, turn.round, turn.exchange)
                 answer = self.aggregator.upload(self, turn.round, turn.exchange)
+                if self.masked is not None:
+                    return self._masked(self.masked, answer or Payload(), turn)
                 if answer is not None and self.transforms:
                     self.routing.check_upload(answer)
                     return self.door.upload(turn, self._transformed(answer, turn), self.transforms.codes)
         return b"" if answer is None else self.door.upload(turn, answer)
+
+    def _about_sums(self, turn: Turn, told: Payload) -> bytes:
+        if self.masked is None:
+            raise InputError(f"request to client `{self.name}", "one of a run with secure sums", str(turn.request))
+        layout: Layout = [(name, self.routing.rows[name].shape) for name in sorted(self.routing.shared)]
+        return self.door.about_sums(turn, self.masked.answer(turn, told, layout))
+
+    def _masked(self, masked: MaskedUploads, answer: Payload, turn: Turn) -> bytes:
+        self.routing.check_upload(answer)
+        changed = self._transformed(answer, turn) if self.transforms else answer
+        shared = set(changed.tensors) == set(self.routing.shared)
+        expect(
+            shared, f"upload` of client `{self.name}", "of all shared tensors and no others for secure sums", "others"
+        )
+        weight = self.aggregator.client_weight(changed)
+        return self.door.masked(turn, answer, masked.mask(turn, changed.tensors, weight))
 
     def _transformed(self, answer: Payload, turn: Turn) -> Payload:
         def draw(transform: Transform) -> Draw:

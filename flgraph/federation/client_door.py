@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from flgraph.errors import InputError, PolicyError
 from flgraph.federation.door import COLLECTED, SHARED, alike, expect_plain, largest_values, note_message, shortened
 from flgraph.federation.halves import AlgorithmHalf
-from flgraph.federation.messages import Request, Turn
+from flgraph.federation.messages import ABOUT_SUMS, Request, Turn
 from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.policy import NUM_SAMPLES, Job, Policy
 from flgraph.federation.routes import RouteKind, RoutingTable, form_of
@@ -30,6 +30,7 @@ class ClientDoor:
         rounds: of the run.
         local_epochs: of an exchange.
         num_samples: training samples of the client.
+        masks: whether uploads are masked, see :class:`~flgraph.federation.SecureSums`.
 
     Raises:
         PolicyError: the policy does not let the client take part.
@@ -43,6 +44,7 @@ class ClientDoor:
         rounds: int,
         local_epochs: int,
         num_samples: int,
+        masks: bool = False,
     ) -> None:
         self.routing, self.aggregator, self.policy = routing, aggregator, policy
         self.ledger: Ledger | None = None
@@ -66,6 +68,7 @@ class ClientDoor:
             rounds=rounds,
             local_epochs=local_epochs,
             num_samples=num_samples,
+            masks=masks,
         )
         self.begun = False
         """Whether the client has worked: what it says of its initial weights would be more than that now."""
@@ -100,7 +103,7 @@ class ClientDoor:
     def _count(self, turn: Turn) -> None:
         evaluation = turn.request == Request.EVALUATE
         what = "evaluations" if evaluation else "turns"
-        self.spent[what] += 1
+        self.spent[what] += turn.request not in ABOUT_SUMS  # which come to nothing without an exchange
         if self.policy is None:
             return
         most = self.policy.most_evaluations(self.job) if evaluation else self.policy.most_turns(self.job)
@@ -110,12 +113,13 @@ class ClientDoor:
             raise PolicyError("round", f"from 0 to {self.job.rounds}, as the job says,", shortened(turn.round))
         known = self.aggregator.exchanges(turn.round)
         allowed = any(fnmatchcase(turn.exchange, pattern) for pattern in self.policy.exchanges)
-        if turn.request == Request.EXCHANGE and not (turn.exchange in known and allowed):
+        exchange = turn.request == Request.EXCHANGE or turn.request in ABOUT_SUMS
+        if exchange and not (turn.exchange in known and allowed):
             raise PolicyError("exchange", f"of those of round {turn.round} and the policy", shortened(turn.exchange))
 
     def _check(self, turn: Turn, download: Payload) -> None:
         field = f"download` of client `{self.routing.client}"
-        if turn.request == Request.AGREE:
+        if turn.request == Request.AGREE or turn.request in ABOUT_SUMS:
             return
         shared = set(self.routing.shared)
         for name, tensor in download.group().items():
@@ -146,7 +150,7 @@ class ClientDoor:
     @property
     def tells_samples(self) -> bool:
         """Whether the number of training samples may be told as it is."""
-        return self.policy is None or self.policy.num_samples == 1
+        return not self.job.masks and (self.policy is None or self.policy.num_samples == 1)
 
     def describe(self, turn: Turn) -> bytes:
         """Forms of the tensors that the routes let out, and how many samples there are if the algorithm needs it."""
@@ -155,7 +159,7 @@ class ClientDoor:
             SHARED: json.dumps(self.routing.signature()),
             **({COLLECTED: json.dumps(collected)} if collected else {}),
         }
-        if NUM_SAMPLES in self.job.scalars:
+        if NUM_SAMPLES in self.job.scalars and not self.job.masks:
             scalars[NUM_SAMPLES] = self.count(self.job.num_samples)
         return self._send(turn, Payload(scalars=scalars))
 
@@ -172,6 +176,15 @@ class ClientDoor:
         """
         self.routing.check_upload(answer, coded)
         return self._send(turn, answer)
+
+    def masked(self, turn: Turn, answer: Payload, masked: Payload) -> bytes:
+        """An upload that travels masked, if routes and policy would let it out as it is; raises as :meth:`upload`."""
+        self.routing.check_upload(answer)
+        return self._send(turn, masked, "masked")
+
+    def about_sums(self, turn: Turn, answer: Payload | None) -> bytes:
+        """An answer of the framework's own, by which masks are agreed on."""
+        return b"" if answer is None else self._send(turn, answer)
 
     def metrics(self, turn: Turn, metrics: Mapping[str, float]) -> bytes:
         """An answer with those metrics that may be told."""

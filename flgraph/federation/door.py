@@ -57,12 +57,17 @@ class ServerDoor:
         aggregator: the server half.
         personal: patterns of tensors that stay with clients, whatever the algorithm's routes say.
         transforms: what clients did to uploads; undone here.
+        masked: whether uploads come masked, numbers of samples among them.
     """
 
     def __init__(
-        self, aggregator: Aggregator, personal: Sequence[str] = (), transforms: Pipeline | None = None
+        self,
+        aggregator: Aggregator,
+        personal: Sequence[str] = (),
+        transforms: Pipeline | None = None,
+        masked: bool = False,
     ) -> None:
-        self.aggregator, self.personal = aggregator, personal
+        self.aggregator, self.personal, self.masked = aggregator, personal, masked
         self.transforms = transforms or Pipeline((), aggregator)
         self.sent: dict[str, bytes] = {}
         """Client to its last download, where uploads are relative to it for transforms."""
@@ -83,7 +88,7 @@ class ServerDoor:
         shared = self._forms(payload.scalars.get(SHARED), field, RouteKind.SHARED)
         collected = self._forms(payload.scalars.get(COLLECTED, "{}"), field, RouteKind.COLLECTED)
         count = payload.scalars.get(NUM_SAMPLES)
-        if NUM_SAMPLES in self.aggregator.upload_scalars:
+        if NUM_SAMPLES in self.aggregator.upload_scalars and not self.masked:
             whole = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 2**53
             expect(whole, field, f"with a whole number as {NUM_SAMPLES}", shortened(count))
             self.counts[client] = int(count or 0)
@@ -147,6 +152,10 @@ class ServerDoor:
         expect(same, field, f"of {told} samples, as at the start", shortened(count))
         self.aggregator.check_upload(client, payload, round, exchange)
         return payload
+
+    def plain(self, client: str, answer: bytes) -> Payload:
+        """An answer that whoever asked looks at."""
+        return self._read(client, answer)
 
     def reference(self, client: str) -> Payload:
         """What a client was sent last, if transforms need it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.utilities import registry
 from pytorch_lightning.profilers import PassThroughProfiler
 from pytorch_lightning.strategies import SingleDeviceStrategy
 
@@ -62,19 +65,37 @@ def persistent_trainer(
         arguments: further ones of :class:`pytorch_lightning.Trainer`.
         whole_epochs: how many epochs all its fits will have together, where that is known.
     """
-    trainer = PersistentTrainer(
-        **{"profiler": _NoProfiler(), **arguments},
-        max_epochs=0,
-        callbacks=list(callbacks),
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        inference_mode=False,  # who is evaluated before training may keep tensors, and must be able to train with them
-    )
+    with _entry_points_read_once():
+        trainer = PersistentTrainer(
+            **{"profiler": _NoProfiler(), **arguments},
+            max_epochs=0,
+            callbacks=list(callbacks),
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            inference_mode=False,  # who is evaluated before training may keep tensors, and train with them later
+        )
     trainer.whole_epochs = whole_epochs
     return trainer
+
+
+@contextmanager
+def _entry_points_read_once() -> Iterator[None]:
+    """Each new Trainer asks every installed package for callbacks of its own, which takes longer than all the rest."""
+    reader: Any = registry
+    if getattr(reader, "entry_points", None) is not importlib.metadata.entry_points:  # a Lightning that reads otherwise
+        yield
+        return
+    reader.entry_points = _entry_points
+    try:
+        yield
+    finally:
+        reader.entry_points = importlib.metadata.entry_points
+
+
+_entry_points = functools.cache(importlib.metadata.entry_points)
 
 
 class _NoProfiler(PassThroughProfiler):

@@ -40,6 +40,8 @@ class Policy:
         evaluations: evaluations that a client answers in a run; when ``None``, two for each round, and 20.
         megabytes: that a client sends in a run, at most.
         accept_states: whether a server may put clients into states that it sends, as a run needs that began elsewhere.
+        secure_sums: uploads leave in secure sums only (:class:`SecureSums`), over so many clients or more; when
+            ``None``, as the job says.
 
     Raises:
         InputError: a number is out of range.
@@ -59,9 +61,10 @@ class Policy:
     evaluations: int | None = None
     megabytes: float = 100_000.0
     accept_states: bool = False
+    secure_sums: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_samples", "min_samples", "rounds", "local_epochs", "turns", "evaluations"):
+        for name in ("num_samples", "min_samples", "rounds", "local_epochs", "turns", "evaluations", "secure_sums"):
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             optional = value is None and name not in ("min_samples", "rounds", "local_epochs")
@@ -106,6 +109,9 @@ class Policy:
             if not _matches(name, self.exchanges):
                 yield PolicyError("exchange", f"among those of the policy, {', '.join(self.exchanges)},", name)
         yield from self.excess(job.rounds, job.local_epochs)
+        if self.secure_sums is not None and not job.masks:
+            wanted = f"given: uploads leave in sums over {self.secure_sums} clients or more only, as the policy says,"
+            yield PolicyError("trainer.secure_sums", wanted, "null")
         if self.num_samples is None and NUM_SAMPLES in job.scalars:
             without = "one that does without `num_samples` (such as `weighting: uniform`), which the policy withholds,"
             yield PolicyError("aggregator", without, job.algorithm)
@@ -174,6 +180,7 @@ class Job:
         rounds: of the run.
         local_epochs: of an exchange.
         num_samples: training samples of the client.
+        masks: whether uploads are masked.
     """
 
     algorithm: str
@@ -186,6 +193,7 @@ class Job:
     rounds: int
     local_epochs: int
     num_samples: int
+    masks: bool = False
 
 
 def _rounded(value: float, decimals: int) -> float:

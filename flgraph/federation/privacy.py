@@ -63,15 +63,23 @@ class Account:
         aggregator: the server half.
         clients: of the federation.
         trusted: whether all is a simulation.
+        sums_only: whether uploads are masked, so that the server sees sums.
 
     Raises:
         InputError: the noise hides nothing in this algorithm, or a limit is set where nothing can be claimed.
     """
 
     def __init__(
-        self, privacy: Privacy, noise: GaussianNoise, aggregator: Aggregator, clients: Sequence[str], trusted: bool
+        self,
+        privacy: Privacy,
+        noise: GaussianNoise,
+        aggregator: Aggregator,
+        clients: Sequence[str],
+        trusted: bool,
+        sums_only: bool = False,
     ) -> None:
         self.privacy, self.noise, self.clients, self.trusted = privacy, noise, list(clients), trusted
+        self.sums_only = sums_only
         self.uploads: Counter[str] = Counter()
         """Client to how many uploads it was asked for."""
         self.sums: Counter[str] = Counter()
@@ -144,6 +152,8 @@ class Account:
         epsilon = self.epsilon()
         whom = "the server and everybody else" if self.noise.at == "client" else "everybody but the server"
         claim = f"({epsilon:.3g}, {self.privacy.delta:g})-differential privacy of each client's uploads towards {whom}"
+        if self.noise.at == "server" and self.sums_only:
+            claim += ", which sees sums of these without noise"
         if self._sampled:
             claim += ", as long as nobody else learns who took part when"
         return {**told, "epsilon": epsilon, "claim": claim}
@@ -171,11 +181,16 @@ class Account:
 
 
 def account_of(
-    transforms: Sequence[Transform], privacy: Privacy, aggregator: Aggregator, clients: Sequence[str], trusted: bool
+    transforms: Sequence[Transform],
+    privacy: Privacy,
+    aggregator: Aggregator,
+    clients: Sequence[str],
+    trusted: bool,
+    sums_only: bool = False,
 ) -> Account | None:
     """The account of a run with noise; see :class:`Account`."""
     noise = next((own for own in transforms if isinstance(own, GaussianNoise)), None)
-    return None if noise is None else Account(privacy, noise, aggregator, clients, trusted)
+    return None if noise is None else Account(privacy, noise, aggregator, clients, trusted, sums_only)
 
 
 class PrivacyBudget(FederatedCallback):

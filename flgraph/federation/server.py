@@ -6,7 +6,6 @@ import copy
 import logging
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from operator import index
 from typing import Any, Literal, TypeVar
 
@@ -21,7 +20,10 @@ from flgraph.federation.messages import Request, Turn
 from flgraph.federation.payload import Payload, pack, unpack
 from flgraph.federation.privacy import Account
 from flgraph.federation.routes import agree
+from flgraph.federation.secure.server import MaskedSum, Read, layout_of
+from flgraph.federation.secure.settings import SecureSums
 from flgraph.federation.seeding import derive_seed, seed_all
+from flgraph.federation.tolerance import Tolerance
 from flgraph.federation.transforms import Draw, Pipeline, Transform, draw_key
 from flgraph.runs.history import Metrics, RoundRecord
 from flgraph.runs.ledger import Ledger
@@ -29,33 +31,6 @@ from flgraph.runs.ledger import Ledger
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """What becomes of a run when a client fails, sends what cannot be used, or nothing.
-
-    Args:
-        min_clients: clients that must answer, or all that were asked where those are fewer.
-        on_bad_upload: ``"end"`` ends the run at the first failure or bad upload; ``"drop"`` leaves the client out of
-            the exchange. When ``None``, clients at sites are dropped, and what fails here ends the run.
-        strikes: after so many of these a client is left out for the rest of the run; before round 1 after the first.
-
-    Raises:
-        InputError: a number is out of range.
-    """
-
-    min_clients: int = 1
-    on_bad_upload: Literal["drop", "end"] | None = None
-    strikes: int = 3
-
-    def __post_init__(self) -> None:
-        for name in ("min_clients", "strikes"):
-            value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            expect(whole, f"trainer.tolerance.{name}", "a whole number of 1 or more", value)
-        known = self.on_bad_upload in ("drop", "end", None)
-        expect(known, "trainer.tolerance.on_bad_upload", "drop, end or null", self.on_bad_upload)
 
 
 class Server:
@@ -70,6 +45,7 @@ class Server:
         personal: patterns of tensors that stay with clients, whatever the algorithm's routes say.
         transforms: what happens to uploads; copies are made.
         tolerance: what becomes of the run when a client fails.
+        secure_sums: how uploads are masked, if they are.
         ledger: where every message is noted; nowhere when ``None``.
     """
 
@@ -84,17 +60,18 @@ class Server:
         personal: Sequence[str] = (),
         transforms: Sequence[Transform] = (),
         tolerance: Tolerance | None = None,
+        secure_sums: SecureSums | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         self.aggregator, self.engine, self.clients = aggregator, engine, list(clients)
         self.seed, self.client_fraction, self.personal = seed, client_fraction, list(personal)
-        self.tolerance = tolerance or Tolerance()
+        self.tolerance, self.secure_sums = tolerance or Tolerance(), secure_sums
         engine.keep_going = (self.tolerance.on_bad_upload or ("end" if engine.trusted else "drop")) == "drop"
         aggregator.seed = seed
         self.ledger = ledger
         self._sent: dict[str, Payload] = {}  # what is about to be sent
         self.transforms = Pipeline(copy.deepcopy(list(transforms)), aggregator)
-        self.door = ServerDoor(aggregator, self.personal, self.transforms)
+        self.door = ServerDoor(aggregator, self.personal, self.transforms, secure_sums is not None)
         self.account: Account | None = None
         """What the run has cost its clients, where their uploads get noise."""
         self.version = 0  # how often the aggregator changed what it has to give
@@ -148,6 +125,8 @@ class Server:
             initial = weighted_mean(own, dict.fromkeys(own, 1.0))
         self.aggregator.owners = {name: agreed[name] if name in self.members else [] for name in self.clients}
         self.aggregator.start(initial, self.members)
+        if self.secure_sums is not None:
+            layout_of(self.aggregator.shared, {name: self.aggregator.owners[name] for name in self.members})
         self.version += 1
 
     def _initial(
@@ -240,6 +219,8 @@ class Server:
         self, number: int, exchange: str, clients: Sequence[str], record: RoundRecord, missing: int
     ) -> list[str]:
         """Returns who took part; ``missing`` is how many would have been asked, were they not excluded."""
+        if self.secure_sums is not None:
+            return self._sum(self.secure_sums, number, exchange, clients, record, missing)
         turns = {
             name: Turn(number, Request.EXCHANGE, exchange, self._download(name, number, exchange, record))
             for name in clients
@@ -260,14 +241,55 @@ class Server:
         self.version += 1
         return list(uploads)
 
+    def _sum(
+        self,
+        secure: SecureSums,
+        number: int,
+        exchange: str,
+        clients: Sequence[str],
+        record: RoundRecord,
+        missing: int,
+    ) -> list[str]:
+        """The same where uploads are masked: the server gets their weighted mean alone."""
+        layout = layout_of(self.aggregator.shared, {name: self.aggregator.owners[name] for name in clients})
+        masked = MaskedSum(secure, number, exchange, layout)
+
+        def ask(request: Request, told: Mapping[str, Payload | None], read: Read) -> list[str]:
+            turns = {}
+            for name, payload in told.items():
+                if request == Request.EXCHANGE:
+                    sent = self._download(name, number, exchange, record)
+                else:
+                    sent = None if payload is None else self._send(name, payload, record)
+                turns[name] = Turn(number, request, exchange, sent)
+            if self.account is not None and request == Request.EXCHANGE:
+                self.account.count(turns, len(self._drawn(number)) if number else len(self.clients))
+            gone = missing + len(clients) - len(turns)
+            taken = self._ask(
+                turns, record, lambda name, answer: read(name, self.door.plain(name, answer)), missing=gone
+            )
+            return list(taken)
+
+        used = masked.run(clients, ask)
+        seed_all(derive_seed(self.seed, "aggregate", number, exchange))
+        mean = masked.mean({name: self.aggregator.shared[name].dtype for name, _ in layout})
+        mean = self.transforms.receive_mean(
+            mean, len(used), lambda transform: self._draw("", transform, number, exchange)
+        )
+        self.aggregator.accept(self.aggregator.take_mean(mean, number, exchange))
+        self.version += 1
+        return used
+
     def _received(self, uploads: Mapping[str, Payload], number: int, exchange: str) -> dict[str, Payload]:
         """Uploads as transforms have them used."""
+        references = {name: self.door.reference(name) for name in uploads}
+        return self.transforms.receive(
+            uploads, references, lambda client, transform: self._draw(client, transform, number, exchange)
+        )
 
-        def draw(client: str, transform: Transform) -> Draw:
-            purpose = (self.seed, "server", client, number, exchange, type(transform).__name__)
-            return Draw(draw_key(self.engine.trusted or not transform.protects, *purpose))
-
-        return self.transforms.receive(uploads, {name: self.door.reference(name) for name in uploads}, draw)
+    def _draw(self, client: str, transform: Transform, number: int, exchange: str) -> Draw:
+        purpose = (self.seed, "server", client, number, exchange, type(transform).__name__)
+        return Draw(draw_key(self.engine.trusted or not transform.protects, *purpose))
 
     def _ask(
         self,

@@ -59,8 +59,10 @@ def _leaves(client: Client, policy: Policy, sent: str, trainer: Mapping[str, Any
     for name in job.scalars:
         known = name == NUM_SAMPLES and policy.num_samples is not None
         yield f"  and {name}" + (f", {policy.count(job.num_samples)}" if known else "")
+    if job.masks:
+        yield "  all of it masked: the server can read the sum over an exchange's clients, and no client's own part"
     parts = ["the client's name", "names and shapes of these tensors"]
-    if policy.num_samples == 1:
+    if policy.num_samples == 1 and not job.masks:
         parts.append(f"the number of training samples ({job.num_samples})")
     parts.append("a keyed digest of the data's settings, which tells that these have changed and nothing else")
     if trainer:
@@ -95,6 +97,8 @@ def _limits(policy: Policy, clients: dict[str, Client]) -> Iterator[str]:
     yield f"  {policy.most_turns(job)} requests for work, {policy.most_evaluations(job)} evaluations"
     yield f"  {policy.megabytes:g} megabytes sent"
     yield "A run of another name begins with all of this anew: whether there is one is decided where jobs are approved."
+    if policy.secure_sums is not None:
+        yield f"Uploads leave in secure sums over {policy.secure_sums} clients or more only."
     yield f"The server {'may' if policy.accept_states else 'may not'} put clients into states that it sends."
     yield "It sees, too, when an answer comes and how long it is. What it does with what it gets, no policy decides."
     yield "FLARE's own privacy filters do not see these messages; the section `policy` stands in their place."

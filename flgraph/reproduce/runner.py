@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
@@ -55,35 +57,69 @@ def run_study(
     Raises:
         InputError: a run failed; names its log. The other runs are finished first. Or a folder cannot be written.
     """
-    planned, stopped, failed = list(study.runs()), Event(), []
+    planned, failed = list(study.runs()), list[Run]()
     waiting = [run for run in planned if find_results(study, run, runs, index) is None]
     done = len(planned) - len(waiting)
     report(f"{study.name}: {done} of {len(planned)} runs are done")
     further = [] if checkpoint_every is None else [f"--trainer.checkpoint_every={checkpoint_every}"]
+
+    def ended(study: Study, run: Run, code: int) -> None:
+        nonlocal done
+        done += 1
+        report(f"[{done}/{len(planned)}] {told(run)}: {'FAILED' if code else 'done'}")
+        failed.extend([run] if code else [])
+
+    run_each([(study, run) for run in waiting], runs, jobs, ended, keep_checkpoints, further)
+    if failed:
+        log = run_folder(study, failed[0], runs) / "log.txt"
+        raise InputError(f"runs of {study.name}", "done", f"{len(failed)} that failed; the first's log is {log}")
+
+
+def told(run: Run) -> str:
+    """A run in words."""
+    return f"{run.setting} {run.method} seed {run.seed}"
+
+
+def run_each(
+    work: Sequence[tuple[Study, Run]],
+    runs: Path,
+    jobs: int,
+    ended: Callable[[Study, Run, int], None],
+    keep_checkpoints: bool = True,
+    further: Sequence[str] = (),
+    deadline: float = math.inf,
+) -> None:
+    """Runs of any studies in their order, several side by side; those that are done count as ended well.
+
+    Args:
+        work: studies and runs of them.
+        runs: where run folders go.
+        jobs: how many runs at a time.
+        ended: called in this thread with the exit status of each run that ends.
+        keep_checkpoints: see :func:`run_study`.
+        further: arguments of ``flgraph fit``.
+        deadline: of ``time.monotonic``, at which no run is begun any more and those under way are ended, to go on from
+            their last checkpoints another time.
+    """
+    stopped = Event()
     with ThreadPoolExecutor(jobs) as pool:
 
-        def begin(run: Run) -> Future[int | None]:
-            return pool.submit(_execute, study, run, runs, keep_checkpoints, further, stopped)
+        def begin(one: tuple[Study, Run]) -> Future[int | None]:
+            return pool.submit(_execute, *one, runs, keep_checkpoints, further, stopped, deadline)
 
         try:
-            pending = {begin(run): run for run in waiting}
+            pending = {begin(one): one for one in work}
             while pending:
                 for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                    run, code = pending.pop(future), future.result()
-                    if code is None:  # another command has it under way: again after all others
-                        pending[begin(run)] = run
-                        continue
-                    done += 1
-                    end = "done" if code == 0 else "FAILED"
-                    report(f"[{done}/{len(planned)}] {run.setting} {run.method} seed {run.seed}: {end}")
-                    failed += [run] if code else []
+                    one, code = pending.pop(future), future.result()
+                    if code is not None:
+                        ended(*one, code)
+                    elif time.monotonic() < deadline:  # another command has it under way: again after all others
+                        pending[begin(one)] = one
         except BaseException:  # an interruption, a full disk: none of the runs that still wait is begun
             stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    if failed:
-        log = run_folder(study, failed[0], runs) / "log.txt"
-        raise InputError(f"runs of {study.name}", "done", f"{len(failed)} that failed; the first's log is {log}")
 
 
 def command(study: Study, run: Run, runs: Path) -> list[str]:
@@ -132,10 +168,16 @@ def run_locked(lock: str, *args: str) -> None:
 
 
 def _execute(
-    study: Study, run: Run, runs: Path, keep_checkpoints: bool, further: list[str], stopped: Event
+    study: Study,
+    run: Run,
+    runs: Path,
+    keep_checkpoints: bool,
+    further: Sequence[str],
+    stopped: Event,
+    deadline: float = math.inf,
 ) -> int | None:
-    """Its exit status; ``None`` where another command has it under way, or where nothing is to begin any more."""
-    if stopped.is_set():
+    """Its exit status; ``None`` where another command has it under way, or where nothing is to go on any more."""
+    if stopped.is_set() or time.monotonic() >= deadline:
         return None
     rounds, home = study.rounds_of(run.method), run_folder(study, run, runs).parent
     with writing(runs):
@@ -149,7 +191,7 @@ def _execute(
                 resumed = [] if checkpoint is None else [f"--ckpt_path={checkpoint}"]
                 done = find_results(study, run, runs) is not None
             args = [*command(study, run, runs), *further, *resumed]
-            code = 0 if done else _call(lock.lock_file, args, folder / "log.txt")
+            code = 0 if done else _call(lock.lock_file, args, folder / "log.txt", deadline)
             if code == 0 and not keep_checkpoints:
                 with lock:
                     for store in _stores(folder):
@@ -163,13 +205,20 @@ def _execute(
     return code
 
 
-def _call(lock: str, args: list[str], log: Path) -> int:
-    """The exit status of ``flgraph`` with these arguments, a process of its own with one thread."""
+def _call(lock: str, args: list[str], log: Path, deadline: float = math.inf) -> int | None:
+    """The exit status of ``flgraph`` with these arguments, a process of its own with one thread, or ``None``."""
     code = "import sys; from flgraph.reproduce.runner import run_locked; run_locked(*sys.argv[1:])"
     call = [sys.executable, "-c", code, lock, *args]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with open(log, "a") as stream:
-        return subprocess.run(call, stdout=stream, stderr=subprocess.STDOUT, env=environment, check=False).returncode
+        left = None if math.isinf(deadline) else max(deadline - time.monotonic(), 0)
+        try:
+            ended = subprocess.run(
+                call, stdout=stream, stderr=subprocess.STDOUT, env=environment, check=False, timeout=left
+            )
+        except subprocess.TimeoutExpired:
+            return None
+    return ended.returncode
 
 
 def _checkpoint(folder: Path, rounds: int) -> Path | None:

@@ -317,6 +317,8 @@ def readable(values: Mapping[str, Any]) -> dict[str, Any]:
 def _is_readable(value: Any) -> bool:
     if value is None or type(value) in (bool, int, float, str):
         return True
+    if type(value) in (list, tuple) and all(inner is None or type(inner) in (bool, int, float, str) for inner in value):
+        return True
     import torch
 
     buffer = io.BytesIO()

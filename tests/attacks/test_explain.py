@@ -62,6 +62,14 @@ def test_what_leaves_and_what_stays(explain: Callable[..., str], tmp_path: Path)
     assert "The server may not put clients into states that it sends." in text
 
 
+def test_secure_sums_are_told_and_demanded(explain: Callable[..., str]) -> None:
+    text = explain("--trainer.secure_sums={threshold: 0.7}", policy={"secure_sums": 5})
+    assert "all of it masked: the server can read the sum over an exchange's clients, and no client's own part" in text
+    assert "Uploads leave in secure sums over 5 clients or more only." in text
+    assert "the number of training samples" not in text
+    assert "refused: Expected `trainer.secure_sums` to be given: uploads leave in" in explain(policy={"secure_sums": 5})
+
+
 def test_a_strict_policy(explain: Callable[..., str]) -> None:
     policy = {"metrics": {}, "num_samples": 10, "turns": 3, "evaluations": 2, "megabytes": 1, "min_samples": 5}
     text = explain(policy=policy, trainer={"accelerator": "cpu"})

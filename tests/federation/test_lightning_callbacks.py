@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.utilities import registry
 from pytorch_lightning import callbacks as lightning
 from torch import Tensor
 
 from flgraph.callbacks import FedAvg, Local
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
+from flgraph.federation import lightning as trainers_of
 
 Federate = Callable[..., FederatedTrainer]
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "lightning.md"
@@ -195,3 +198,25 @@ def test_learning_rates_are_logged_by_the_module(federate: Federate, toy_federat
 
     results = federate(FedAvg(), rounds=3).fit(Logging(decay_every=1), toy_federation(6))
     assert list(results.history["train/lr"]) == pytest.approx([0.1, 0.05, 0.025])
+
+
+def test_callbacks_of_installed_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each Trainer has its own, though what is installed is read once."""
+    (tmp_path / "more_callbacks.py").write_text(
+        "import pytorch_lightning as pl\n\ndef factory():\n    return [type('Further', (pl.Callback,), {})()]\n"
+    )
+    installed = tmp_path / "more_callbacks-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: more-callbacks\nVersion: 1\n")
+    group = "[pytorch_lightning.callbacks_factory]\nfurther = more_callbacks:factory\n"
+    (installed / "entry_points.txt").write_text(group)
+    monkeypatch.syspath_prepend(tmp_path)
+    trainers_of._entry_points.cache_clear()
+    try:
+        trainers: list[Any] = [trainers_of.persistent_trainer([], {"accelerator": "cpu"}) for _ in range(2)]
+        own = [next(c for c in trainer.callbacks if type(c).__name__ == "Further") for trainer in trainers]
+        assert own[0] is not own[1]
+        assert trainers_of._entry_points.cache_info().hits == 1
+        assert registry.entry_points is importlib.metadata.entry_points
+    finally:
+        trainers_of._entry_points.cache_clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +50,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     one_by_one = threading.Lock()
 
-    def call(lock: str, args: list[str], log: Path) -> int:
+    def call(lock: str, args: list[str], log: Path, deadline: float = math.inf) -> int:
         with (
             one_by_one,
             open(log, "a") as stream,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any
 import pytest
 
 from flgraph.cli import main as cli
-from flgraph.cli.reproduce import write_study
+from flgraph.cli.reproduce import work_off, write_study
+from flgraph.errors import InputError
 from flgraph.reproduce import Study, leaderboard, missing
 from flgraph.reproduce.index import index_file, read_index
-from flgraph.reproduce.missing import find_gaps, told
+from flgraph.reproduce.missing import Gap, dearest_first, find_gaps, told
 from flgraph.reproduce.records import papers_studies, read_records
 
 RECORDED = Path(__file__).parents[2] / "reproduction"
@@ -118,6 +120,88 @@ def test_runs_that_tables_share_are_counted_once(study: Study, out: Path, monkey
     assert lines[-1] == "4 numbers, 6.0 core hours"
 
 
+def test_the_most_informative_by_the_hour_comes_first(study: Study) -> None:
+    """Firsts before further seeds; 1 / 2 in 2 hours before 1 / 6 in one, 1 / 12 in 0.1 before both."""
+
+    def gap(method: str, have: int, hours: float, data: str = "") -> Gap:
+        left = tuple(study.run("TINY", method, seed) for seed in range(have + 1, 4 + 1))
+        return Gap(study, "TINY", method, have, 4, hours * len(left), left, data)
+
+    gaps = [gap("Local", 1, 2.0), gap("FedStar (wide)", 3, 0.1), gap("FedStar", 0, 9.0), gap("FedStar", 0, 1.0, "BGS")]
+    shared = replace(gaps[0], left=(), hours=0.0)
+    found = [(run.method, run.seed, hours) for _, run, hours in dearest_first([*gaps, shared])]
+    assert found == [
+        ("FedStar", 1, 9.0),
+        ("FedStar (wide)", 4, 0.1),
+        ("Local", 2, 2.0),
+        ("Local", 3, 2.0),
+        ("FedStar", 2, 9.0),
+        ("Local", 4, 2.0),
+        ("FedStar", 3, 9.0),
+        ("FedStar", 4, 9.0),
+    ]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_all_works_off_the_list_and_does_nothing_twice(
+    tiny_study: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = replace(tiny_study(rounds=1), paper={"TINY": {"Local": [50.0], "FedStar": [60.0]}})
+    monkeypatch.setattr(missing, "papers_studies", lambda paper=None: [study])
+    out, runs, lines = tmp_path / "out", tmp_path / "runs", list[str]()
+    work_off(None, out, runs, 1, seconds=0, report=lines.append)  # nothing is begun
+    assert lines == ["4 runs, 0.0 core hours, 4 never timed"]
+
+    def interrupting(line: str) -> None:
+        lines.append(line)
+        if line.startswith("[2/4]"):
+            raise KeyboardInterrupt
+
+    lines.clear()
+    with pytest.raises(KeyboardInterrupt):
+        work_off(None, out, runs, 1, report=interrupting)
+    assert lines[1:3] == [  # a number without a run comes before another's second seed
+        "[1/4] tiny/table TINY Local seed 1: done",
+        "[2/4] tiny/table TINY FedStar seed 1: done",
+    ]
+    assert f"wrote {out}/tiny/table.md" in lines[-1].splitlines()
+    shutil.rmtree(runs)  # records are enough
+    before = read_index(index_file(study, out)).keys()
+    assert len(before) in (2, 3)  # one was under way
+    lines.clear()
+    work_off(None, out, runs, 1, seconds=3600, report=lines.append)
+    assert lines[0].startswith(f"{4 - len(before)} runs, ")
+    assert len(list(runs.glob("tiny/*/TINY*"))) == 4 - len(before)
+    found = {(record["run"], record["seed"]) for record in read_index(index_file(study, out)).values()}
+    assert found == {(f"TINY-{method}", seed) for method in ("Local", "FedStar") for seed in (1, 2)}
+    lines.clear()
+    work_off(None, out, runs, 1, report=lines.append)
+    assert lines == ["0 runs, 0.0 core hours, 0 never timed"]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_all_goes_on_after_a_run_that_fails(
+    tiny_study: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = replace(tiny_study(rounds=1), paper={"TINY": {"Local": [50.0], "FedStar": [60.0]}}, seeds=[1])
+    study = replace(study, methods={**study.methods, "Local": f"{study.methods['Local']} --model.lr=-1"})
+    monkeypatch.setattr(missing, "papers_studies", lambda paper=None: [study])
+    lines = list[str]()
+    with pytest.raises(InputError, match="Expected `runs` to be done but got 1 that failed; the first's log is"):
+        work_off(None, tmp_path / "out", tmp_path / "runs", 1, report=lines.append)
+    assert [line.rpartition(" ")[2] for line in lines[1:3]] == ["FAILED", "done"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [(["--budget", "2h"], "given with --all"), (["--all", "--budget", "2"], "a number with s, m or h, such as 2h")],
+)
+def test_budgets_that_cannot_be_used(args: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["reproduce", *args])
+    assert f"Expected `--budget` to be {said}" in capsys.readouterr().err
+
+
 def test_what_was_never_timed_and_what_no_file_allows(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +230,7 @@ def test_an_unknown_paper_is_refused(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_every_paper_with_methods_is_in_the_picture() -> None:
     pictured = {study.paper_name for study in papers_studies() if study.leaderboard}
-    assert pictured == {"fclg", "fedego", "fedhgn", "fedstar", "openfgl"}
+    assert pictured == {"fclg", "fedego", "fedhgn", "fedstar", "openfgl", "synthetic"}
 
 
 def test_the_leaderboard_that_is_committed_is_what_the_records_give() -> None:

@@ -177,6 +177,13 @@ def test_a_run_of_another_command_is_waited_for_last(
     assert lines[1:] == ["[1/2] TINY Local seed 2: done", "[2/2] TINY Local seed 1: done"]
 
 
+def test_a_run_is_cut_off_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that would sleep for a minute; it is no failure."""
+    real = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda call, **how: real(["sleep", "60"], **how))
+    assert runner._call(str(tmp_path / "lock"), [], tmp_path / "log.txt", time.monotonic() + 0.2) is None
+
+
 @pytest.fixture
 def interruptible() -> Iterator[None]:
     """What was begun in the background of a shell ignores interruptions."""

@@ -245,7 +245,9 @@ class SiteHost(Host):
         self.key, self.accept_states = key, accept_states
         self.states = SiteStates(folder, run, key, encryption)
         self._algorithm = {
-            name: algorithm_digest(own.aggregator, own.routing, own.transforms.transforms)
+            name: algorithm_digest(
+                own.aggregator, own.routing, own.transforms.transforms, own.masked and own.masked.settings
+            )
             for name, own in self.clients.items()
         }
         self._number = dict.fromkeys(self.clients, 0)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flgraph.errors import InputError, expect
@@ -42,10 +43,13 @@ class Draw:
     def __init__(self, key: bytes) -> None:
         self._stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
+    def integers(self, count: int) -> NDArray[np.uint64]:
+        """``[count]`` whole numbers below 2^64."""
+        return np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
+
     def uniform(self, count: int) -> Tensor:
         """``[count]`` float64 between 0 and 1, neither of them among it."""
-        drawn = np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
-        return torch.from_numpy(((drawn >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
+        return torch.from_numpy(((self.integers(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
 
     def normal(self, count: int) -> Tensor:
         """``[count]`` float64 of the standard normal distribution, by the inverse of its distribution function."""
@@ -122,6 +126,10 @@ class Transform(ABC):
             draw: random numbers.
             count: how many clients' uploads are used.
         """
+        return update
+
+    def receive_mean(self, update: Update, draw: Draw, count: int) -> Update:
+        """At the server, in place of :meth:`receive`, where it knows nothing but the mean of ``count`` uploads."""
         return update
 
     def state_dict(self) -> dict[str, Any]:
@@ -285,6 +293,23 @@ class Pipeline:
             new = {n: _added(bases[n], t, upload.tensors[n].dtype) for n, t in update.items() if t is not before[n]}
             received[client] = Payload({**upload.tensors, **new}, upload.scalars) if new else upload
         return received
+
+    def receive_mean(
+        self, mean: Mapping[str, Tensor], count: int, draw_of: Callable[[Transform], Draw]
+    ) -> dict[str, Tensor]:
+        """The mean of uploads as it is used, where the server knows none of these.
+
+        Args:
+            mean: name to tensor.
+            count: how many uploads it is the mean of.
+            draw_of: random numbers for a transform.
+        """
+        before = {name: mean[name].double() for name in sorted(mean) if mean[name].is_floating_point()}
+        before = {name: tensor for name, tensor in before.items() if not self.leaves(name)}
+        update: Update = dict(before)
+        for transform in self.transforms:
+            update = transform.receive_mean(update, draw_of(transform), count)
+        return {**mean, **{name: t.to(mean[name].dtype) for name, t in update.items() if t is not before[name]}}
 
     # --------------------------------------------------------------------------------------------------------- both
     def _kind(self, name: str) -> UploadKind:

@@ -57,6 +57,9 @@ class GaussianNoise(Transform):
         known = clipped(_withheld(update), self.norm, ROUNDING)
         return _noisy(known, self.norm * self.multiplier / math.sqrt(count), draw)
 
+    def receive_mean(self, update: Update, draw: Draw, count: int) -> Update:
+        return update if self.at == "client" else _noisy(update, self.norm * self.multiplier / count, draw)
+
 
 def _withheld(update: Update) -> dict[str, Tensor]:
     """Nothing new of whole numbers, and none that are not finite: a length would bound neither."""
