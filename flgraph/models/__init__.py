@@ -10,6 +10,7 @@ from flgraph.models.hetero.gat import HeteroGAT
 from flgraph.models.hetero.links import LinkPredictor
 from flgraph.models.hetero.rgcn import RGCN
 from flgraph.models.nodes.adafgl import AdaFGL, Knowledge
+from flgraph.models.nodes.dgi import DGI
 from flgraph.models.nodes.fedego import EgoHead, FedEgo, MashedEgoGraphs
 from flgraph.models.nodes.fggp import FGGP
 from flgraph.models.nodes.gcn import NeighbourSums, NodeGCN
@@ -23,6 +24,7 @@ from flgraph.models.unsupervised.infograph import InfoGraph
 from flgraph.models.unsupervised.mvgrl import MVGRL
 
 __all__ = [
+    "DGI",
     "FCLG",
     "FGGP",
     "GNN",
