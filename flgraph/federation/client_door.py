@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from flgraph.errors import InputError, PolicyError
-from flgraph.federation.door import COLLECTED, SHARED, alike, expect_plain, largest_values, note_message, shortened
+from flgraph.federation.door import COLLECTED, SHARED, note_message
 from flgraph.federation.halves import AlgorithmHalf
 from flgraph.federation.messages import ABOUT_SUMS, Request, Turn
 from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.policy import NUM_SAMPLES, Job, Policy
 from flgraph.federation.routes import RouteKind, RoutingTable, form_of
+from flgraph.federation.values import alike, expect_plain, largest_values, shortened
 from flgraph.runs.ledger import Ledger
 
 _FIRST_ROUNDS = 100

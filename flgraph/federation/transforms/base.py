@@ -20,7 +20,7 @@ from torch import Tensor
 from flgraph.errors import InputError, expect
 from flgraph.federation.halves import AlgorithmHalf
 from flgraph.federation.payload import Payload
-from flgraph.federation.routes import UploadKind
+from flgraph.federation.routes import UploadKind, parsed_form
 
 Update = Mapping[str, Tensor]
 """What a client's upload adds to what it was sent: name to float64, or int64 where the tensor is of whole numbers."""
@@ -187,6 +187,11 @@ class Pipeline:
         for pattern in (pattern for transform in self.transforms for pattern in transform.leave):
             found = any(fnmatchcase(name, pattern) for name in known)
             expect(found, "transforms.leave", f"patterns of tensors of client `{client}`", pattern)
+
+    @property
+    def receives(self) -> bool:
+        """Whether the server changes uploads, and so has to hold them all."""
+        return any(type(transform).receive is not Transform.receive for transform in self.transforms)
 
     # ------------------------------------------------------------------------------------------------------- client
     def encode(
@@ -368,9 +373,7 @@ def _zeros(name: str, forms: Mapping[str, str]) -> Tensor | None:
     form = forms.get(name.partition("/")[2])
     if form is None:
         return None
-    shape, dtype = form.split()
-    sizes = [] if shape == "scalar" else [int(size) for size in shape.split("x")]
-    known = getattr(torch, dtype, None)
-    if not isinstance(known, torch.dtype) or math.prod(sizes) > _MOST:  # what clients told of themselves
+    sizes, known = parsed_form(form)
+    if known is None or math.prod(sizes) > _MOST:  # what clients told of themselves
         return None
     return torch.zeros((), dtype=known).expand(sizes)  # of no size before as many numbers came
