@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
+
+import torch
 
 from flgraph.data.checks import require, warn_of_unused
 from flgraph.data.columns import Coding, Missing
 from flgraph.data.federation import Federation
 from flgraph.data.nodes.container import NodeGraph, sparse_rows
 from flgraph.data.nodes.datamodule import NodeDataModule
+from flgraph.data.nodes.links import LinkDataModule, link_arguments
 from flgraph.data.nodes.whole_graph import WholeGraphDataModule
 from flgraph.data.own import Declared, edges_of_source, features_of, labels_of, left_out, splits_of
 from flgraph.data.sources import Source, read_source
@@ -53,7 +56,9 @@ class NodeClients(Federation[NodeDataModule]):
         eval_batch_size: ego-graphs per batch otherwise.
         name: how runs on this data are called.
         task: ``multiclass``, or ``multilabel`` (columns ``label_...`` of 0 and 1), or ``regression`` (a column
-            ``label``, or several ``label_...``, of numbers); ``classes`` are then the names behind ``label_``.
+            ``label``, or several ``label_...``, of numbers); ``classes`` are then the names behind ``label_``. Or
+            ``links``, to predict links: labels are not looked at.
+        links: further arguments of :class:`~flgraph.data.nodes.links.LinkDataModule`, for links.
 
     Raises:
         InputError: there is no client, a file cannot be used, or files do not go together.
@@ -87,12 +92,16 @@ class NodeClients(Federation[NodeDataModule]):
         epoch_fraction: float = 1.0,
         eval_batch_size: int = 512,
         name: str = "nodes",
-        task: Task = "multiclass",
+        task: Task | Literal["links"] = "multiclass",
         edge_columns: dict[str, str | list[str | int | bool | None]] | None = None,
+        links: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(name)
         check_clients(graphs)
         self.graphs, self.root = dict(graphs), root
+        self.links = link_arguments(task, links) if task == "links" or links else None
+        if task == "links":  # of classes nobody asks
+            classes, task = 1, "multiclass"
         self.declared = Declared(classes, columns, missing, task, edge_columns)
         self.fractions, self.split_seed = tuple(fractions), split_seed
         self.undirected, self.normalize, self.ego_graphs = undirected, normalize, ego_graphs
@@ -114,8 +123,11 @@ class NodeClients(Federation[NodeDataModule]):
 
     def _make(self, name: str, source: Source, coding: Coding) -> NodeDataModule:
         warn_of_unused(left_out(source, self.undirected, coding.columns, self.declared.edge_columns), name)
-        y = labels_of(source, coding)
-        splits = splits_of(source, y, self.fractions, self.split_seed, name)
+        links = self.links is not None
+        y = torch.zeros(source.num_nodes, dtype=torch.long) if links else labels_of(source, coding)
+        splits: Any = (torch.arange(source.num_nodes), y[:0], y[:0])
+        if not links:
+            splits = splits_of(source, y, self.fractions, self.split_seed, name)
         edges, edge_attr = edges_of_source(source, self.declared, self.undirected)
         graph = NodeGraph(
             sparse_rows(features_of(source, coding)),
@@ -128,10 +140,11 @@ class NodeClients(Federation[NodeDataModule]):
             task=coding.task,
             edge_attr=edge_attr,
         )
-        kind = NodeDataModule if self.ego_graphs else WholeGraphDataModule
+        kind = LinkDataModule if links else NodeDataModule if self.ego_graphs else WholeGraphDataModule
         how = {"fractions": list(self.fractions), "split_seed": self.split_seed, "normalize": self.normalize}
         graph = graph.normalized() if self.normalize else graph
-        return kind(graph, *splits, **self.sampling, settings={**how, **self.declared.settings})
+        settings = {**how, **self.declared.settings}
+        return kind(graph, *splits, **{**self.sampling, **(self.links or {}), "settings": settings})
 
 
 def check_clients(graphs: Mapping[str, Any]) -> None:
