@@ -137,6 +137,32 @@ class LinkBatch(TensorBatch):
         return self.first.unsqueeze(1) + (draws * self.count.unsqueeze(1)).long()
 
 
+@dataclass
+class GraphLinks(TensorBatch):
+    """A graph, and links of it to be told from pairs that are none.
+
+    Attributes:
+        x: features of all nodes ``[N, F]``, dense or sparse CSR.
+        adj: the edges that messages take; held-out links are not among them.
+        nodes: their numbers in the graph that this one was cut from ``[N]``.
+        source: ``[P]``.
+        target: ``[P]``.
+        negatives: targets that each link competes with ``[P, k]``; ``None`` where they are to be drawn.
+    """
+
+    x: Tensor
+    adj: Adjacency
+    nodes: Tensor
+    source: Tensor
+    target: Tensor
+    negatives: Tensor | None = None
+
+    def draw_negatives(self, k: int) -> Tensor:
+        """Random nodes ``[P, k]``; a link's own target may be among them."""
+        # Drawn on the CPU, so that a seed means the same nodes on every device.
+        return torch.randint(self.adj.num_nodes, (self.target.numel(), k)).to(self.target.device)
+
+
 def _moved(part: Any, device: torch.device | str) -> Any:
     if isinstance(part, tuple):
         return tuple(_moved(member, device) for member in part)

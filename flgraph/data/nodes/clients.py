@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from flgraph.data.columns import Coding, Missing
 from flgraph.data.federation import Federation
 from flgraph.data.nodes.container import NodeGraph, sparse_rows
 from flgraph.data.nodes.datamodule import NodeDataModule
+from flgraph.data.nodes.links import LinkDataModule, link_arguments
 from flgraph.data.nodes.whole_graph import WholeGraphDataModule
 from flgraph.data.own import Declared, Splits, edges_of_source, features_of, labels_of, left_out, splits_of
 from flgraph.data.sources import Source, read_source
@@ -57,7 +58,9 @@ class NodeClients(Federation[NodeDataModule]):
         eval_batch_size: ego-graphs per batch otherwise.
         name: how runs on this data are called.
         task: ``multiclass``, or ``multilabel`` (columns ``label_...`` of 0 and 1), or ``regression`` (a column
-            ``label``, or several ``label_...``, of numbers); ``classes`` are then the names behind ``label_``.
+            ``label``, or several ``label_...``, of numbers); ``classes`` are then the names behind ``label_``. Or
+            ``links``, to predict links: labels are not looked at.
+        links: further arguments of :class:`~flgraph.data.nodes.links.LinkDataModule`, for links.
 
         partition_key: where a single graph is given, a column of its nodes that says whose each is: all with the same
             value are a client's, which is called so. It is no feature; edges between clients are left out.
@@ -94,9 +97,10 @@ class NodeClients(Federation[NodeDataModule]):
         epoch_fraction: float = 1.0,
         eval_batch_size: int = 512,
         name: str = "nodes",
-        task: Task = "multiclass",
+        task: Task | Literal["links"] = "multiclass",
         partition_key: str | None = None,
         edge_columns: dict[str, str | list[str | int | bool | None]] | None = None,
+        links: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(name)
         check_clients(graphs)
@@ -104,6 +108,9 @@ class NodeClients(Federation[NodeDataModule]):
         expect(alone, "data.partition_key", "null where there are graphs of several clients", partition_key)
         self.partition_key = partition_key
         self.graphs, self.root = dict(graphs), root
+        self.links = link_arguments(task, links) if task == "links" or links else None
+        if task == "links":  # of classes nobody asks
+            classes, task = 1, "multiclass"
         self.declared = Declared(classes, columns, missing, task, edge_columns)
         self.fractions, self.split_seed = tuple(fractions), split_seed
         self.undirected, self.normalize, self.ego_graphs = undirected, normalize, ego_graphs
@@ -139,8 +146,11 @@ class NodeClients(Federation[NodeDataModule]):
     ) -> dict[str, NodeDataModule]:
         """The source's only client, or those that own its nodes."""
         warn_of_unused(left_out(source, self.undirected, coding.columns, self.declared.edge_columns), name)
-        y = labels_of(source, coding)
-        splits = splits_of(source, y, self.fractions, self.split_seed, name)
+        links = self.links is not None
+        y = torch.zeros(source.num_nodes, dtype=torch.long) if links else labels_of(source, coding)
+        splits: Any = (torch.arange(source.num_nodes), y[:0], y[:0])
+        if not links:
+            splits = splits_of(source, y, self.fractions, self.split_seed, name)
         edges, edge_attr = edges_of_source(source, self.declared, self.undirected)
         graph = NodeGraph(
             sparse_rows(features_of(source, coding)),
@@ -161,14 +171,18 @@ class NodeClients(Federation[NodeDataModule]):
         for owner in dict.fromkeys(sorted(map(str, owners))):
             own = torch.tensor([row for row, value in enumerate(owners) if value == owner])
             split = None if source.split is None else [source.split[row] for row in own.tolist()]
-            splits = splits_of(replace(source, split=split), y[own], self.fractions, self.split_seed, owner)
+            splits = (torch.arange(own.numel()), own[:0], own[:0])
+            if not links:
+                splits = splits_of(replace(source, split=split), y[own], self.fractions, self.split_seed, owner)
             found[owner] = self._client(graph.subgraph(own, owner), splits)
         return found
 
     def _client(self, graph: NodeGraph, splits: Splits) -> NodeDataModule:
-        kind = NodeDataModule if self.ego_graphs else WholeGraphDataModule
+        links = self.links is not None
+        kind = LinkDataModule if links else NodeDataModule if self.ego_graphs else WholeGraphDataModule
         how = {"fractions": list(self.fractions), "split_seed": self.split_seed, "normalize": self.normalize}
-        return kind(graph, *splits, **self.sampling, settings={**how, **self.declared.settings})
+        settings = {**how, **self.declared.settings}
+        return kind(graph, *splits, **{**self.sampling, **(self.links or {}), "settings": settings})
 
 
 def check_clients(graphs: Mapping[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -11,10 +12,12 @@ from torch_geometric.utils import index_to_mask
 from flgraph.data.nodes.batching import WholeGraphLoader
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.datamodule import NodeDataModule, NodeFederation
+from flgraph.data.nodes.links import LinkDataModule, link_arguments
 from flgraph.data.nodes.partition import NodePartition
 from flgraph.data.nodes.sampled import SampledLoader
 from flgraph.errors import expect
 from flgraph.nn.batches import WholeGraph
+from flgraph.nn.tasks import Task
 
 
 class WholeGraphDataModule(NodeDataModule):
@@ -59,23 +62,38 @@ class WholeGraphFederation(NodeFederation):
             numbers of these; FedGCN assumes so.
         sampled: whether clients train on batches of ``batch_size`` nodes and neighbours sampled for them, ``fanouts``
             of each hop (:class:`~flgraph.data.SampledLoader`), as large graphs need; they are evaluated on whole
-            graphs. Only without ``cross_edges``.
+            graphs. Only without ``cross_edges``, and not for links.
+        task: see there; or ``links``, to predict links between a client's nodes.
+        links: further arguments of :class:`LinkDataModule`, for links.
         **kwargs: see there.
 
     Raises:
         InputError: as :class:`NodeFederation`, or both are true.
     """
 
-    client_class = WholeGraphDataModule
+    client_class: ClassVar[type[NodeDataModule]] = WholeGraphDataModule
 
-    def __init__(self, *args: Any, cross_edges: bool = True, sampled: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        cross_edges: bool = True,
+        sampled: bool = False,
+        task: Task | Literal["links"] = "multiclass",
+        links: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        kwargs["task"] = "multiclass" if task == "links" else task
         super().__init__(*args, **kwargs)
         expect(not (sampled and cross_edges), "data.cross_edges", "false where training is sampled", cross_edges)
-        self.cross_edges, self.sampled = cross_edges, sampled
+        expect(not (sampled and task == "links"), "data.sampled", "false for links", sampled)
+        self.cross_edges, self.sampled = cross_edges and task != "links", sampled
+        self.links = link_arguments(task, links)
+        if task == "links":
+            self.client_class = LinkDataModule  # type: ignore[misc]
 
     def client_args(self, graph: NodeGraph, partition: NodePartition, nodes: Tensor) -> dict[str, Any]:
         """As :class:`NodeFederation` has them, and the edges between clients, which are in no client's graph."""
-        args = super().client_args(graph, partition, nodes)
+        args = {**super().client_args(graph, partition, nodes), **self.links}
         if self.sampled:
             return {**args, "sampled": True}
         if not self.cross_edges:

@@ -11,8 +11,8 @@ from torch_geometric.data import Data
 
 from flgraph.errors import expect
 from flgraph.models.graphs.classifier import GraphClassifier
-from flgraph.nn import ConcatLinear, ConvName, NormName, OneHot, make_conv
-from flgraph.nn.conv.edges import EDGE_CONVS, EdgeConvName, edge_channels_of, edge_features, make_edge_conv
+from flgraph.nn import ConcatLinear, NormName, OneHot, make_conv
+from flgraph.nn.conv.edges import EDGE_CONVS, AnyConvName, edge_channels_of, edge_features, make_edge_conv
 
 
 class GNN(GraphClassifier):
@@ -51,7 +51,7 @@ class GNN(GraphClassifier):
         self,
         in_channels: int = -1,
         num_classes: int = -1,
-        conv: ConvName | EdgeConvName = "gin",
+        conv: AnyConvName = "gin",
         structure_channels: int = 0,
         norm: NormName = "none",
         edge_channels: int = -1,
@@ -61,7 +61,7 @@ class GNN(GraphClassifier):
         expected = "0, a positive integer, or -1 for given by the data"
         expect(structure_channels >= -1, "model.structure_channels", expected, structure_channels)
         self.edge_channels = edge_channels_of(self, conv, edge_channels)
-        known = (*get_args(ConvName), *EDGE_CONVS)
+        known = get_args(AnyConvName)
         expect(conv in known, "model.conv", f"one of {', '.join(known)}", conv)
         expect(norm in get_args(NormName), "model.norm", "none or batch", norm)
         self.structure_channels = structure_channels

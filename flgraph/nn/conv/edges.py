@@ -14,6 +14,9 @@ from flgraph.errors import expect
 EdgeConvName = Literal["gine", "gat"]
 """Names that :func:`make_edge_conv` takes."""
 
+AnyConvName = Literal["gcn", "gin", "sage", "gine", "gat"]
+"""These, and those of :func:`~flgraph.nn.make_conv`."""
+
 EDGE_CONVS = ("gine", "gat")
 
 HEADS = 4
