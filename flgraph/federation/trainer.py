@@ -138,7 +138,7 @@ class FederatedTrainer(TrainedLoop):
         _expect_counts(rounds=rounds, local_epochs=local_epochs, evaluate_every=evaluate_every)
         _expect_counts(checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
         expect(0 < client_fraction <= 1, "trainer.client_fraction", "above 0 and at most 1", client_fraction)
-        expect(monitor_mode in ("max", "min", None), "trainer.monitor_mode", "max, min or null", monitor_mode)
+        expect(monitor_mode in ("max", "min", None), "trainer.monitor_mode", "max or min", monitor_mode)
         expect(name is None or is_file_name(name), "trainer.name", "the name of a folder, without /", name)
         if not isinstance(aggregator, Aggregator):
             raise InputError("trainer.aggregator", "an Aggregator", what_is(aggregator))
