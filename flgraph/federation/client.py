@@ -14,6 +14,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from flgraph.errors import InputError, expect
+from flgraph.federation.budget import AddsNoise
 from flgraph.federation.callback import FederatedCallback, acts_in_clients
 from flgraph.federation.client_door import ClientDoor
 from flgraph.federation.data import ClientData, Movable, described_of
@@ -109,8 +110,9 @@ class Client:
             network=self.aggregator.network,
         )
         self.transforms.check_names(self.routing.rows, name)
+        noise = [own for own in [*self.transforms.transforms, *callbacks] if isinstance(own, AddsNoise) and own.local]
         masks, samples = secure_sums is not None, data.num_train_samples
-        self.door = ClientDoor(self.routing, self.aggregator, policy, rounds, local_epochs, samples, masks)
+        self.door = ClientDoor(self.routing, self.aggregator, policy, rounds, local_epochs, samples, masks, noise)
         fewest = 0 if policy is None else policy.secure_sums or 0
         self.masked = None if secure_sums is None else MaskedUploads(name, secure_sums, fewest)
         """Its half of secure sums, where uploads are masked."""
@@ -122,9 +124,9 @@ class Client:
         self._loaders: dict[str, Any] = {}
         self._optimizers = OptimizerStates(keep=self.aggregator.optimizer_state == "keep")
         own = [copy.deepcopy(callback) for callback in callbacks if acts_in_clients(callback)]
-        for callback in own:
-            if isinstance(callback, FederatedCallback):
-                callback.client = name
+        self._callbacks = [callback for callback in own if isinstance(callback, FederatedCallback)]
+        for callback in self._callbacks:
+            callback.client = name
         arguments = dict(trainer_args or {})
         if device is not None and arguments.get("strategy", "auto") == "auto":
             arguments["strategy"] = KeepOnDevice(device)
@@ -359,7 +361,10 @@ class Client:
         if split not in self._loaders:
             name = f"{split}_dataloader"
             own = getattr(type(self.data), name, None) is not getattr(pl.LightningDataModule, name)
-            self._loaders[split] = getattr(self.data, name)() if own else None
+            loader = getattr(self.data, name)() if own else None
+            for callback in self._callbacks if split == "train" else ():
+                loader = callback.train_loader(self, loader)
+            self._loaders[split] = loader
         return self._loaders[split]
 
     # ------------------------------------------------------------------------------------------------- persistence

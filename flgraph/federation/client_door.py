@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from flgraph.errors import InputError, PolicyError
+from flgraph.federation.budget import AddsNoise, Event, Spending
 from flgraph.federation.door import COLLECTED, SHARED, note_message
 from flgraph.federation.halves import AlgorithmHalf
 from flgraph.federation.messages import ABOUT_SUMS, Request, Turn
@@ -32,6 +33,7 @@ class ClientDoor:
         local_epochs: of an exchange.
         num_samples: training samples of the client.
         masks: whether uploads are masked, see :class:`~flgraph.federation.SecureSums`.
+        noise: what adds noise before anything leaves the client.
 
     Raises:
         PolicyError: the policy does not let the client take part.
@@ -46,12 +48,16 @@ class ClientDoor:
         local_epochs: int,
         num_samples: int,
         masks: bool = False,
+        noise: Sequence[AddsNoise] = (),
     ) -> None:
         self.routing, self.aggregator, self.policy = routing, aggregator, policy
         self.ledger: Ledger | None = None
         """Where every message is noted, at a site."""
         self.spent: Counter[str] = Counter()
         """What the client has answered in this run: ``turns``, ``evaluations`` and ``bytes``."""
+        self.spending = Spending()
+        """What noise has cost the client; a site keeps it in a file."""
+        self._noise = noise
         kind = type(aggregator)
         exchanges = [aggregator.exchanges(number) for number in range(min(rounds, _FIRST_ROUNDS) + 1)]
         self.job = Job(
@@ -69,6 +75,8 @@ class ClientDoor:
             rounds=rounds,
             local_epochs=local_epochs,
             num_samples=num_samples,
+            noise=min((own.multiplier for own in noise), default=None),
+            uncovered=[name for own in noise for name in own.uncovered(aggregator)],
             masks=masks,
         )
         self.begun = False
@@ -117,6 +125,9 @@ class ClientDoor:
         exchange = turn.request == Request.EXCHANGE or turn.request in ABOUT_SUMS
         if exchange and not (turn.exchange in known and allowed):
             raise PolicyError("exchange", f"of those of round {turn.round} and the policy", shortened(turn.exchange))
+        for own in self._noise if turn.request == Request.EXCHANGE else ():
+            if own.unit == "client":  # before the work: who asks again gets other noise, and so counts again
+                self.spend(Event(own.unit, own.multiplier, 1.0), 1)
 
     def _check(self, turn: Turn, download: Payload) -> None:
         field = f"download` of client `{self.routing.client}"
@@ -132,6 +143,19 @@ class ClientDoor:
         largest_values(download.tensors, field)
         for value in download.scalars.values():
             expect_plain(value, field)
+
+    def spend(self, event: Event, times: int) -> None:
+        """Counts noise that is about to hide something.
+
+        Args:
+            event: its kind.
+            times: how often.
+
+        Raises:
+            PolicyError: it would cost more than the policy allows, over all runs of a site.
+        """
+        if self.policy is not None:
+            self.spending.add(event, times, self.policy.delta, self.policy.max_epsilon)
 
     def check_epochs(self, epochs: int) -> None:
         """Refuses to train for longer than the policy allows, whatever asks for it.

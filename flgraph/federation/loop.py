@@ -271,6 +271,8 @@ class FederatedLoop(pl.Trainer):
             self.console.print(line, soft_wrap=True, markup=False)
         else:
             server.begin()
+        idle = self.transforms and not self.shares
+        expect(not idle, "trainer.transforms", "none with an algorithm that uploads nothing", self.aggregator.name)
         about = self.engine.about()
         routes = describe_routes(client["routes"] for client in about.values())
         if self.writes:
@@ -286,6 +288,7 @@ class FederatedLoop(pl.Trainer):
                 self._round(server)
             if not self._ended and self.current_round:
                 self._end(server)
+        run: Any = self
         results = {
             **self.history.results(),
             "stopped_early": self.should_stop,
@@ -298,6 +301,7 @@ class FederatedLoop(pl.Trainer):
             "data": self._settings["data"],
             **({"partition": datamodule.statistics} if hasattr(datamodule, "statistics") else {}),
             "seed": self.seed,
+            **{key: own for callback in self.round_callbacks for key, own in callback.results(run).items()},
             "versions": versions(),
             "config": self.config or self._settings,
         }
@@ -339,7 +343,7 @@ class FederatedLoop(pl.Trainer):
         self.record = RoundRecord(self.current_round)
         self._call("on_round_start")
         server.round(self.current_round, self.record)
-        self.record.server = dict(server.aggregator.log_scalars())
+        self.record.server = {**server.aggregator.log_scalars(), **server.transforms.download_scalars()}
         last = self.current_round == self.rounds
         if last or self.current_round % self.evaluate_every == 0:
             self._evaluate(server)

@@ -409,6 +409,7 @@ class Server:
         if payload is None:
             return None
         if self.transforms:
+            payload = self.transforms.accompanied(payload)
             self.door.sent[name] = payload.to_bytes()
         return self._send(name, payload, record)
 
@@ -427,6 +428,7 @@ class Server:
         loop = {"version": self.version, "installed": self.installed, "setup": setup, **further}
         loop |= {"strikes": self.strikes, "excluded": sorted(self.excluded), "door": self.door.state()}
         loop |= {} if self.account is None else {"privacy": self.account.state()}
+        loop |= {"transforms": state} if (state := self.transforms.state_dict()) else {}
         algorithm = {"shared": self.aggregator.shared, "state": self.aggregator.server_state()}
         return pack({"loop": loop, "owners": {"groups": groups, "of": numbers}, "algorithm": algorithm}).to_bytes()
 
@@ -440,6 +442,7 @@ class Server:
         self.door.load_state(loop["door"])
         if self.account is not None:
             self.account.load_state(loop["privacy"])
+        self.transforms.load_state_dict(loop.get("transforms", {}))
         groups, numbers = state["owners"]["groups"], state["owners"]["of"]
         self.aggregator.owners = {name: groups[number] for name, number in numbers.items()}
         order = {name: position for position, name in enumerate(numbers)}

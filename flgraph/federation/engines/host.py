@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.errors import ClientError, EngineError, InputError, code_of, decode_error, encode_error, expect
+from flgraph.federation.budget import SPENDING, Spending
 from flgraph.federation.client import Client
 from flgraph.federation.messages import Predictions, Request, Turn
 from flgraph.federation.payload import Payload, parsed
@@ -279,6 +280,8 @@ class SiteHost(Host):
         self._number = dict.fromkeys(self.clients, 0)
         self._before: dict[str, tuple[int, bytes]] = {}
         self._bases, self._numbers = dict[str, int](), dict[str, int]()  # of the request that is worked on
+        for name, client in self.clients.items():  # of all runs: no server can begin anew
+            client.door.spending = Spending(folder / name / SPENDING)
         self._lock = threading.Lock()
         self._ledger = Ledger()
 

@@ -219,6 +219,8 @@ def check_method(aggregator: Aggregator, transforms: Sequence[Transform], rounds
                 )
                 raise InputError(field, wanted, "a section")
     for transform in transforms:
+        if getattr(transform, "quantile", None) is not None:
+            raise InputError(field, "null with a Clip whose bound follows single uploads,", "a section")
         if transform.codes:
             wanted = f"null with {type(transform).__name__}, whose codes cannot be added up,"
             raise InputError(field, wanted, "a section")

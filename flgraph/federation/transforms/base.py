@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.halves import AlgorithmHalf
-from flgraph.federation.payload import Payload
+from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.routes import UploadKind, parsed_form
 
 Update = Mapping[str, Tensor]
@@ -128,12 +128,26 @@ class Transform(ABC):
         """
         return update
 
+    def download_scalars(self) -> Mapping[str, float]:
+        """At the server: what goes with every download, in the group ``transforms``; told in the history, too."""
+        return {}
+
+    def read(self, scalars: Mapping[str, Scalar]) -> None:
+        """At both sides, before an update is encoded or received: what went with the client's last download.
+
+        Raises:
+            InputError: it cannot be used.
+        """
+
+    def end_exchange(self) -> None:
+        """At the server, once all uploads of an exchange are received."""
+
     def receive_mean(self, update: Update, draw: Draw, count: int) -> Update:
         """At the server, in place of :meth:`receive`, where it knows nothing but the mean of ``count`` uploads."""
         return update
 
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers at a client: nested dictionaries and lists of tensors and plain values."""
+        """What it remembers at its side: nested dictionaries and lists of tensors and plain values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -215,6 +229,7 @@ class Pipeline:
         before = _differences(upload.tensors, bases)
         update: Update = dict(before)
         for transform in self.transforms:
+            transform.read(reference.scalars)
             update = transform.encode(update, draw_of(transform))
         tensors = dict(upload.tensors)
         for name, changed in update.items():
@@ -294,10 +309,22 @@ class Pipeline:
             before = _differences(upload.tensors, bases)
             update: Update = dict(before)
             for transform in self.transforms:
+                transform.read(reference.scalars)
                 update = transform.receive(update, draw_of(client, transform), len(uploads))
             new = {n: _added(bases[n], t, upload.tensors[n].dtype) for n, t in update.items() if t is not before[n]}
             received[client] = Payload({**upload.tensors, **new}, upload.scalars) if new else upload
+        for transform in self.transforms:
+            transform.end_exchange()
         return received
+
+    def accompanied(self, download: Payload) -> Payload:
+        """A download with what transforms send along."""
+        further = self.download_scalars()
+        return Payload(download.tensors, {**download.scalars, **further}) if further else download
+
+    def download_scalars(self) -> dict[str, float]:
+        """What goes with every download."""
+        return {name: value for own in self.transforms for name, value in own.download_scalars().items()}
 
     def receive_mean(
         self, mean: Mapping[str, Tensor], count: int, draw_of: Callable[[Transform], Draw]
@@ -332,7 +359,7 @@ class Pipeline:
         return base
 
     def state_dict(self) -> dict[str, Any]:
-        """What transforms remember at a client, by their class names."""
+        """What transforms remember, by their class names."""
         return {type(own).__name__: state for own in self.transforms if (state := own.state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -349,6 +376,10 @@ def check_order(transforms: Sequence[Any]) -> None:
     """
     for transform in transforms:
         expect(isinstance(transform, Transform), "trainer.transforms", "a list of transforms", type(transform).__name__)
+    if any(getattr(own, "quantile", None) is not None for own in transforms):
+        others = [type(own).__name__ for own in transforms if own.codes or own.protects]
+        wanted = "null with what hides or changes lengths, by which the bound is found,"
+        expect(not others, "Clip.quantile", wanted, f"one with {', '.join(others)}")
     for one, other in pairwise(transforms):
         wanted = "in the order clip, noise, selection, coding, one of each,"
         found = f"{type(other).__name__} after {type(one).__name__}"
