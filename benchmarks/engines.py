@@ -23,12 +23,27 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from many_clients import settle
 
 from flgraph.callbacks import FedAvg
-from flgraph.federation import Client, FederatedTrainer, Payload, ProcessGroup
-from flgraph.federation.aggregation import weighted_mean
+from flgraph.federation import (
+    Client,
+    FederatedCallback,
+    FederatedTrainer,
+    Payload,
+    ProcessGroup,
+    Request,
+    Sequential,
+    SortedMean,
+    Sums,
+    Turn,
+    WeightedMean,
+    weighted_mean,
+)
 from flgraph.federation.engines.distributed.launcher import launch
+from flgraph.federation.summing import Group, Summing
 from flgraph.runs.history import read_records
+from flgraph.runs.ledger_reader import read_ledger
 
 WARM = 6
 """Rounds before the first that counts: clients have moved by then."""
@@ -178,6 +193,107 @@ def idle(size: int, clients: int, rounds: int, processes: Sequence[int]) -> list
     return lines
 
 
+# ------------------------------------------------------------------------------------------------------- a large crowd
+MEANS = {"uploads held": SortedMean, "uploads added up as they come": WeightedMean}
+
+
+class Drawn(Sequential):
+    """One client that speaks for all, and drawn weights for uploads: what is left is the server's part of a round."""
+
+    def setup(self, build: Callable[[str], Client], names: Sequence[str], release: Any = None) -> None:
+        super().setup(build, names[:1])
+        self.names, (self.client,) = names, self.clients.values()
+
+    def run(self, turns: Mapping[str, Turn]) -> Mapping[str, bytes]:
+        return {name: self._answer(turn) for name, turn in turns.items()}
+
+    def _answer(self, turn: Turn) -> bytes:
+        if turn.request != Request.EXCHANGE:
+            return self.client.turn(turn)
+        drawn = {name: 0.05 * torch.randn(tensor.shape) for name, tensor in self.client.shared_tensors().items()}
+        return Payload(drawn, {"num_samples": 1}).to_bytes()
+
+    def about(self) -> dict[str, dict[str, Any]]:
+        (about,) = super().about().values()
+        return dict.fromkeys(self.names, about)
+
+
+class Watch(FederatedCallback):
+    """What rounds take in process 0, the first aside: seconds, and memory above what was there before."""
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[str, float]] = []
+
+    def on_round_start(self, trainer: FederatedTrainer) -> None:
+        settle()
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+        self._before = time.process_time(), time.perf_counter(), _peak()
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        cpu, wall, memory = self._before
+        seconds = {"processor": time.process_time() - cpu, "wall": time.perf_counter() - wall}
+        self.rounds.append({**seconds, "before": memory, "memory": _peak() - memory})
+
+
+def _peak() -> float:
+    """The largest memory of this process so far, in MB."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024 / 1e6
+
+
+def crowd_worker(mean: str, size: int, clients: int, rounds: int, processes: int) -> dict[str, Any] | None:
+    """What :class:`Watch` saw in process 0, and the bytes of sums that came from others, per round."""
+    watch = Watch()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = FederatedTrainer(
+            Idle(combine=MEANS[mean]()),
+            engine=ProcessGroup(threads=1) if processes > 1 else Drawn(),
+            rounds=1 + rounds,
+            evaluate_every=1 + rounds,
+            callbacks=[watch],
+            default_root_dir=folder,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            accelerator="cpu",
+        )
+        trainer.fit(Weights(size), Crowd(clients))
+        if trainer.run_dir is None:
+            return None
+        lines = read_ledger(trainer.run_dir / "ledger.jsonl")
+        uploads = sum(line.bytes for line in lines if line.direction == "up" and line.round == 2)
+        sums = sum(line.bytes for line in lines if line.event == "sum" and line.round == 2)
+    return {"rounds": watch.rounds[1:], "uploads": uploads, "sums": sums}
+
+
+def crowd(size: int, clients: int, rounds: int, repeats: int, processes: int) -> list[str]:
+    """Lines about a round of many clients, with uploads held and with sums, taking turns."""
+    found: dict[str, list[dict[str, Any]]] = {mean: [] for mean in MEANS}
+    for _ in range(repeats):
+        for mean in MEANS:
+            with tempfile.TemporaryDirectory() as folder:
+                out = Path(folder) / "seen.json"
+                numbers = {"size": size, "clients": clients, "rounds": rounds, "crowd": processes}
+                options = [text for name, value in numbers.items() for text in (f"--{name}", str(value))]
+                command = [sys.executable, __file__, "--worker", str(out), "--mean", mean, *options]
+                assert launch(command, processes) == 0
+                found[mean].append(json.loads(out.read_text()))
+    many = f"{processes} processes, clients do no work" if processes > 1 else "uploads are drawn"
+    lines = [f"{clients:,} clients with {size:,} parameters, {many}: process 0 in a round"]
+    for mean, runs in found.items():
+        rows = [row for run in runs for row in run["rounds"]]
+        middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+        lines.append(
+            f"  {mean:30s} {middle['memory']:8.1f} MB above {middle['before']:8.1f}, "
+            f"{middle['processor']:6.2f} s of its processor, {middle['wall']:6.2f} s on the clock"
+        )
+        if processes > 1:
+            away = runs[0]["uploads"] * (processes - 1) / processes
+            told = f"sums of {runs[0]['sums'] / 1e6:.2f} MB" if runs[0]["sums"] else f"uploads of {away / 1e6:.2f} MB"
+            lines.append(f"  {'':30s} {told} from the other processes")
+    return lines
+
+
 # --------------------------------------------------------------------------------------------------------------- FLARE
 def flare(size: int, each: int, rounds: int) -> list[str]:
     """Lines about what FLARE costs per turn, with two sites on this machine that hold ``each`` clients."""
@@ -226,28 +342,39 @@ def _on_flare(size: int, each: int, rounds: int) -> list[float]:
 # ------------------------------------------------------------------------------------------------------------ on paper
 def paper(size: int, clients: int, turn: float, network: float) -> list[str]:
     """Lines with what a round of many clients would take, from what its parts take here."""
-    weights = Payload({f"{n}": torch.rand(size // 10) for n in range(10)}, {"num_samples": 1})
-    data, count = weights.to_bytes(), 50
-    arrived = {str(n): Payload.from_bytes(data) for n in range(count)}
-    read = _busy(lambda: Payload.from_bytes(data), count)
-    mean = _busy(lambda: weighted_mean(arrived, dict.fromkeys(arrived, 1.0)), 5) / count
+    weights = Payload({f"{n}": 0.05 * torch.randn(size // 10) for n in range(10)}, {"num_samples": 1})
+    data, count, names = weights.to_bytes(), 50, list(weights.tensors)
+
+    def added() -> Summing:
+        summing = Summing(Idle())
+        for number in range(count):
+            summing.add(str(number), Payload.from_bytes(data), names, data)
+        return summing
+
+    (group,) = added().groups.values()
+    told, sums = json.dumps(group.told()), group.sums.to_payload().to_bytes()
+    each = _busy(added, 5) / count
+    take = _busy(lambda: Sums().merge(Sums.from_payload(Payload.from_bytes(sums))), 20)
+    line = _busy(lambda: Group.of(json.loads(told), sums), 5) / count
     thread = _busy(_threads, 5) / 100
     digest = _busy(lambda: hashlib.sha256(data).digest(), count) * 3  # a client's file: weights and Adam's two moments
     lines = [
-        f"assumed: {1e3 * turn:.0f} ms a turn, {network / 1e9:.2f} GB/s; an upload is {len(data) / 1e3:.0f} kB",
-        f"process 0: {1e3 * read:.3f} ms to read an upload, {1e3 * mean:.3f} to add it, "
-        f"{1e3 * digest:.3f} to digest a file, {1e3 * thread:.3f} per process and message",
-        f"{clients:,} clients, seconds of: processes, turns, network, reading and adding, threads; digests",
+        f"assumed: {1e3 * turn:.0f} ms a turn, {network / 1e9:.2f} GB/s; an upload is {len(data) / 1e3:.0f} kB, "
+        f"a sum {len(sums) / 1e3:.0f} kB, a client's line {len(told) / count / 1e3:.2f} kB",
+        f"every process: {1e3 * each:.3f} ms to read, digest and add an upload; process 0: {1e3 * take:.3f} to take a "
+        f"sum, {1e3 * line:.3f} a line, {1e3 * digest:.3f} to digest a file, {1e3 * thread:.3f} a process and message",
+        f"{clients:,} clients, seconds of: processes, turns, adding, network, sums and lines, threads; digests",
     ]
     for processes in (8, 64, 512):
         parts = (
             clients * turn / processes,
-            clients * len(data) / network,
-            clients * (read + mean),
+            clients * each / processes,
+            (processes * len(sums) + clients * len(told) / count) / network,
+            processes * take + clients * line,
             2 * processes * thread,
         )
-        told = "".join(f"{seconds:9.2f}" for seconds in (*parts, clients * digest))
-        lines.append(f"  {processes:4d}{told}")
+        seconds = "".join(f"{part:9.2f}" for part in (*parts, clients * digest))
+        lines.append(f"  {processes:4d}{seconds}")
     return lines
 
 
@@ -281,9 +408,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--paper", action="store_true", help="instead: a round of 10,000 clients, on paper")
     parser.add_argument("--turn", type=float, default=0.05, help="seconds of a client's turn, on paper")
     parser.add_argument("--network", type=float, default=1.25e9, help="bytes per second into process 0, on paper")
+    parser.add_argument("--crowd", type=int, metavar="PROCESSES", help="instead: memory of process 0 in a round")
+    parser.add_argument("--mean", choices=MEANS, help=argparse.SUPPRESS)
     parser.add_argument("--worker", metavar="FILE", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    if options.crowd and options.worker:
+        seen = crowd_worker(options.mean, options.size, options.clients, options.rounds, options.crowd)
+        if seen:
+            Path(options.worker).write_text(json.dumps(seen))
+        return 0
+    if options.crowd:
+        lines = crowd(options.size, options.clients, options.rounds, options.repeats, options.crowd)
+        print("\n".join(lines))
+        return 0
     if options.worker:
         seconds = idle_rounds(ProcessGroup(threads=1), options.size, options.clients, options.rounds)
         if seconds:

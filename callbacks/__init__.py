@@ -34,6 +34,7 @@ from flgraph.callbacks.local import Local
 from flgraph.callbacks.moon import MOON
 from flgraph.callbacks.noisy_clients import NoisyClients
 from flgraph.callbacks.predicted_labels import PredictedLabels
+from flgraph.callbacks.record_noise import RecordNoise
 from flgraph.callbacks.scaffold import SCAFFOLD
 from flgraph.callbacks.schemafedavg import SchemaFedAvg
 from flgraph.callbacks.stragglers import Stragglers
@@ -74,6 +75,7 @@ __all__ = [
     "Local",
     "NoisyClients",
     "PredictedLabels",
+    "RecordNoise",
     "SchemaFedAvg",
     "Stragglers",
 ]

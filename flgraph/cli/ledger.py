@@ -12,7 +12,7 @@ from rich.text import Text
 
 from flgraph.cli.parser import CommandParser
 from flgraph.errors import InputError
-from flgraph.runs.ledger import LEDGER, NOTHING
+from flgraph.runs.ledger import LEDGER, NOTHING, SUM
 from flgraph.runs.ledger_reader import Comparison, Line, Total, compare, printable, read_ledger, totals
 
 _DIFFERS, _SHOWN = 1, 20
@@ -49,8 +49,10 @@ def main(args: Sequence[str]) -> None:
     for direction, title in _TITLES.items():
         if those := [row for row in rows if row.direction == direction]:
             console.print(_table(those, title), soft_wrap=False)
+    if sums := [line.bytes for line in lines if line.event == SUM]:
+        console.print(f"{len(sums)} sums of {sum(sums):,} bytes came in place of the uploads in them")
     for line in lines:
-        if line.event:
+        if line.event and line.event != SUM:
             further = [f"{name} {value}" for name, value in line.further.items()]
             place = [f"round {line.round}"] * bool(line.round) + [f"run {line.run}"] * bool(line.run)
             console.print(printable(f"{line.time}: {', '.join([line.event, *place, *further])}"))
@@ -92,8 +94,11 @@ def _differences(told: Comparison) -> Iterator[str]:
 
 
 def _message(line: Line) -> str:
-    what = line.exchange or line.request
-    return f"{line.client}, round {line.round}, {what}, {line.direction}, {_digest(line)}"
+    return f"{line.client}, round {line.round}, {_what(line)}, {line.direction}, {_digest(line)}"
+
+
+def _what(row: Line | Total) -> str:
+    return row.exchange if row.request == "exchange" else row.request
 
 
 def _digest(line: Line) -> str:
@@ -109,7 +114,7 @@ def _table(rows: Sequence[Total], title: str) -> Table:
     clients: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         cells = (
-            row.exchange or row.request,
+            _what(row),
             f"{row.times}",
             _TIMES.get(row.again, f"{row.again} times"),
             f"{row.dropped}" if row.dropped else "",

@@ -31,6 +31,7 @@ from flgraph.data.nodes.communities import louvain, louvain_balanced, louvain_pl
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.datamodule import NodeDataModule, NodeFederation
 from flgraph.data.nodes.generated import generate_nodes
+from flgraph.data.nodes.links import LinkDataModule
 from flgraph.data.nodes.partition import ClientNodes, NodePartition, dirichlet, label_skew
 from flgraph.data.nodes.readers import read_nodes
 from flgraph.data.nodes.skew import feature_skew, natural, topology_skew
@@ -58,6 +59,7 @@ __all__ = [
     "HeteroLoader",
     "HeteroPartition",
     "LinkBatch",
+    "LinkDataModule",
     "LinkLoader",
     "NodeClients",
     "NodeDataModule",

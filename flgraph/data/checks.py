@@ -156,6 +156,32 @@ def is_symmetric(keys: Tensor, edge_index: Tensor, num_nodes: int) -> bool:
     return torch.equal(keys, edge_keys(edge_index.flip(0), num_nodes).sort().values)
 
 
+def features_of_edges(edge_attr: Tensor, count: int, field: str) -> Tensor:
+    """Features of so many edges as float32, ``[E, D]``.
+
+    Raises:
+        InputError: they are not of this shape, or not finite.
+    """
+    shape = list(edge_attr.shape)
+    dense = edge_attr.layout == torch.strided and not edge_attr.is_complex()
+    fits = dense and len(shape) in (1, 2) and shape[0] == count
+    expect(fits, field, f"of shape [{count}, D], a row for each edge,", shape)
+    rows = (edge_attr.unsqueeze(1) if len(shape) == 1 else edge_attr).float()
+    expect(rows.size(1) > 0, field, "of one column or more", shape)
+    expect_finite(rows, field)
+    return rows
+
+
+def sorted_with_features(
+    edge_index: Tensor, edge_attr: Tensor, num_nodes: int, undirected: bool = True
+) -> tuple[Tensor, Tensor]:
+    """:func:`sorted_edges` with their features ``[E, D]``, the means over edges that become one."""
+    edges, rows = remove_self_loops(edge_index.long(), edge_attr)
+    form = to_undirected if undirected else coalesce
+    made: tuple[Tensor, Tensor] = form(edges, rows, num_nodes=num_nodes, reduce="mean")
+    return made
+
+
 def sorted_edges(edge_index: Tensor, num_nodes: int, undirected: bool = True) -> Tensor:
     """``[2, E]`` sorted by (source, target), without self-loops and repeats; with reverses where undirected."""
     edges, _ = remove_self_loops(edge_index.long())

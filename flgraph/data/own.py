@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flgraph.data.cache import content_key
-from flgraph.data.checks import edge_keys, require
+from flgraph.data.checks import edge_keys, require, sorted_edges, sorted_with_features
 from flgraph.data.columns import (
     Coding,
     Missing,
@@ -37,6 +37,7 @@ class Declared:
         columns: column to ``number``, ``years`` (of a point in time, since 2000) or a list of categories; ``None`` to
             take them from the files.
         missing: see :data:`~flgraph.data.columns.Missing`.
+        edge_columns: column of the edges to what it becomes, as ``columns``; none of them are used when ``None``.
         task: see :data:`~flgraph.nn.tasks.Task`; with several labels, or numbers, ``classes`` are the names of these.
 
     Attributes:
@@ -49,8 +50,11 @@ class Declared:
         columns: Mapping[str, Any] | None,
         missing: Missing,
         task: Task = "multiclass",
+        edge_columns: Mapping[str, Any] | None = None,
     ) -> None:
         check_missing(missing)
+        self.edge_columns = declared_columns(edge_columns, "data.edge_columns")
+        expect(edge_columns is None or bool(edge_columns), "data.edge_columns", "null, or one column or more", "none")
         check_task(task, "data.task")
         self.task = task
         self.classes, self.columns, self.missing = declared_classes(classes), declared_columns(columns), missing
@@ -89,7 +93,8 @@ class Declared:
     def settings(self) -> dict[str, Any]:
         """Plain values that tell declarations apart."""
         task = {} if self.task == "multiclass" else {"task": self.task}
-        return {"missing": self.missing, "declared": content_key(self.classes, self.columns)[:16], **task}
+        edges = {} if self.edge_columns is None else {"edges": content_key(self.edge_columns)[:16]}
+        return {"missing": self.missing, "declared": content_key(self.classes, self.columns)[:16], **task, **edges}
 
 
 @runtime_checkable
@@ -97,6 +102,19 @@ class OwnFiles(Protocol):
     """Data of a federation that clients bring themselves."""
 
     declared: Declared
+
+
+def edges_of_source(source: Source, declared: Declared, undirected: bool) -> tuple[Tensor, Tensor | None]:
+    """Edges ``[2, E]`` as :func:`~flgraph.data.checks.sorted_edges` has them, and their features ``[E, D]``.
+
+    Raises:
+        InputError: a column is not there, or has values that were not declared.
+    """
+    if declared.edge_columns is None:
+        return sorted_edges(source.edge_index, source.num_nodes, undirected), None
+    coding = Coding((), declared.edge_columns, declared.missing)
+    rows = coding.features(source.edges, source.edge_index.size(1), f"edges of {source.name}")
+    return sorted_with_features(source.edge_index, rows, source.num_nodes, undirected)
 
 
 def features_of(source: Source, coding: Coding) -> Tensor:
@@ -173,10 +191,20 @@ def edge_counts(source: Source, undirected: bool) -> dict[str, int]:
     return {"edges": ends.size(1), "self_loops": int(loops.sum()), "repeated": others.size(1) - distinct}
 
 
-def left_out(source: Source, undirected: bool, columns: Mapping[str, Any]) -> list[str]:
-    """What the data holds and training makes no use of, in words."""
+def left_out(
+    source: Source, undirected: bool, columns: Mapping[str, Any], edges: Mapping[str, Any] | None = None
+) -> list[str]:
+    """What the data holds and training makes no use of, in words.
+
+    Args:
+        source: the client's.
+        undirected: see :func:`edge_counts`.
+        columns: of the nodes that are used.
+        edges: columns of the edges that are used.
+    """
     counts = edge_counts(source, undirected)
     words = {"self_loops": "edges from a node to itself", "repeated": "repeated edges"}
     found = [f"{counts[key]} {text}" for key, text in words.items() if counts[key]]
     undeclared = [name for name in source.columns if name not in columns]
-    return [*found, *source.unused, *(f"column {name}" for name in undeclared)]
+    of_edges = [f"{name} of edges" for name in source.edges if name not in (edges or {})]
+    return [*found, *source.unused, *of_edges, *(f"column {name}" for name in undeclared)]

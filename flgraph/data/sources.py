@@ -16,7 +16,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
-from flgraph.data.checks import edges_of, expect_joined, require
+from flgraph.data.checks import edges_of, expect_joined, features_of_edges, require
 from flgraph.data.columns import Column, first_row
 from flgraph.data.tables import find_table
 from flgraph.errors import InputError, expect
@@ -47,6 +47,7 @@ class Source:
         graph_of: which graph each node is in ``[N]``, ascending; ``None`` for one graph.
         unused: what else the data holds, which nothing here makes use of.
         least_classes: so many classes there are, as the data says.
+        edges: columns of the edges, beside ``edge_index``; those of a tensor are called ``0``, ``1`` and so on.
         targets: where labels are no classes, their columns by name (``label`` where there is one).
     """
 
@@ -61,6 +62,7 @@ class Source:
     unused: Sequence[str] = ()
     least_classes: int = 0
     targets: Mapping[str, Column] = field(default_factory=dict)
+    edges: Mapping[str, Column] = field(default_factory=dict)
 
 
 def read_source(
@@ -183,7 +185,7 @@ def _of_folder(path: Path, many: bool, task: Task) -> Source:
     told = graphs if graphs is not None else nodes
     split = told.texts("split", empty=True) if "split" in told.names else None
     targets = _target_names(told.names, task)
-    unused = [f"{edges.file.name}: {name}" for name in edges.names if name not in ("source", "target", "graph")]
+    unused = []
     if graphs is not None:
         unused += [
             f"{graphs.file.name}: {name}" for name in graphs.names if name not in ("id", "label", "split", *targets)
@@ -199,6 +201,7 @@ def _of_folder(path: Path, many: bool, task: Task) -> Source:
         graph_of=None if of is None else torch.from_numpy(of).long(),
         unused=unused,
         targets={own: told.column(name) for name, own in targets.items()},
+        edges={name: edges.column(name) for name in edges.names if name not in ("source", "target", "graph")},
     )
 
 
@@ -235,7 +238,10 @@ def _of_pyg(data: Data, name: str, many: bool, task: Task) -> Source:
     labels = labels_of_tensor(y if task == "multiclass" else None, rows, f"y of {name}")
     split = None if many else _masks(data, int(count), name)
     ignored = {f"{split}_mask" for split in SPLITS} if many else set()
-    unused = [f"{key} of {name}" for key in data.to_dict() if key not in _KNOWN - ignored]
+    attr = data.get("edge_attr")
+    featured = isinstance(attr, Tensor)
+    known = (_KNOWN - ignored) | ({"edge_attr"} if featured else set())
+    unused = [f"{key} of {name}" for key in data.to_dict() if key not in known]
     least = data.get("num_classes")
     try:
         least_classes = 0 if least is None else int(least)
@@ -251,6 +257,7 @@ def _of_pyg(data: Data, name: str, many: bool, task: Task) -> Source:
         unused=unused,
         least_classes=least_classes,
         targets=targets_of_tensor(y, rows, f"y of {name}") if task != "multiclass" else {},
+        edges=_edge_columns(attr, edge_index.size(1), f"edge_attr of {name}") if featured else {},
     )
 
 
@@ -307,6 +314,11 @@ def targets_of_tensor(y: Any, count: int, where: str) -> dict[str, Column]:
     return {name: Column.of_numbers(rows[:, number], where) for number, name in enumerate(names)}
 
 
+def _edge_columns(edge_attr: Tensor, count: int, where: str) -> dict[str, Column]:
+    rows = features_of_edges(edge_attr, count, where).double().numpy()
+    return {str(number): Column.of_numbers(rows[:, number], where) for number in range(rows.shape[1])}
+
+
 def _masks(data: Data, count: int, name: str) -> list[str | None] | None:
     masks = {split: data.get(f"{split}_mask") for split in SPLITS}
     masks = {split: mask for split, mask in masks.items() if mask is not None}
@@ -347,7 +359,8 @@ def _of_arrays(arrays: Mapping[str, np.ndarray], path: Path, task: Task) -> Sour
     )
     owner = torch.repeat_interleave(torch.arange(count), edge_ptr.diff())
     expect_joined(edges, node_ptr.diff()[owner], f"edge_index in {path}")
-    unused = [f"{key} in {path}" for key in arrays if key not in (*_KNOWN, "node_ptr", "edge_ptr")]
+    unused = [f"{key} in {path}" for key in arrays if key not in (*_KNOWN, "node_ptr", "edge_ptr", "edge_attr")]
+    attr = None if "edge_attr" not in arrays else _tensor(arrays["edge_attr"])
     return Source(
         str(path),
         x.size(0),
@@ -358,6 +371,7 @@ def _of_arrays(arrays: Mapping[str, np.ndarray], path: Path, task: Task) -> Sour
         unused=unused,
         least_classes=int(arrays.get("num_classes", 0)),
         targets=targets_of_tensor(y, count, f"y in {path}") if task != "multiclass" else {},
+        edges={} if attr is None else _edge_columns(attr, edges.size(1), f"edge_attr in {path}"),
     )
 
 
@@ -370,11 +384,8 @@ def _of_networkx(graph: nx.Graph, name: str, many: bool, task: Task) -> Source:
     targets = _target_names(holder, task)
     told = ("label", "split", *targets) if not many else ()
     ends = [(number[source], number[target]) for source, target in graph.edges()]
-    unused = [
-        f"{key} of edges of {name}"
-        for key in dict.fromkeys(key for *_, own in graph.edges(data=True) for key in own)
-        if key != "id"
-    ]
+    of_edges = dict.fromkeys(key for *_, own in graph.edges(data=True) for key in own if key != "id")
+    joined = [own for *_, own in graph.edges(data=True)]
     if many:
         labels = Column.of([graph.graph.get("label")], f"label of {name}").texts()
     else:
@@ -389,7 +400,7 @@ def _of_networkx(graph: nx.Graph, name: str, many: bool, task: Task) -> Source:
         labels,
         columns={key: Column.of(values[key], f"{key} of {name}") for key in names if key not in told},
         split=split,
-        unused=unused,
+        edges={str(k): Column.of([own.get(k) for own in joined], f"{k} of edges of {name}") for k in of_edges},
         targets={
             own: Column.of([graph.graph[key]] if many else values[key], f"{key} of {name}")
             for key, own in targets.items()
@@ -432,7 +443,18 @@ def _joined(parts: Sequence[Source], name: str) -> Source:
         unused=[f"{entry} of {name}" for entry in unused],
         least_classes=max(part.least_classes for part in parts),
         targets=targets,
+        edges=_joined_edges(parts, name),
     )
+
+
+def _joined_edges(parts: Sequence[Source], name: str) -> dict[str, Column]:
+    """Columns of the edges of all graphs; graphs that lack one have none there."""
+    keys = dict.fromkeys(key for part in parts for key in part.edges)
+    found = {}
+    for key in keys:
+        own = [_plain(part.edges[key]) if key in part.edges else [None] * part.edge_index.size(1) for part in parts]
+        found[key] = Column.of([value for values in own for value in values], f"{key} of edges of {name}")
+    return found
 
 
 def _plain(column: Column) -> list[Any]:

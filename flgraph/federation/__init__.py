@@ -12,7 +12,8 @@ from flgraph.federation.policy import Policy
 from flgraph.federation.privacy import Privacy
 from flgraph.federation.robust import GeometricMedian, Krum, Median, TrimmedMean
 from flgraph.federation.routes import Route, RouteKind, collected, personal, shared
-from flgraph.federation.server import Tolerance
+from flgraph.federation.secure.settings import SecureSums
+from flgraph.federation.tolerance import Tolerance
 from flgraph.federation.trainer import FederatedTrainer
 from flgraph.federation.transforms import Clip, GaussianNoise, HalfPrecision, Quantise, TopK, Transform
 
@@ -41,6 +42,7 @@ __all__ = [
     "Request",
     "Route",
     "RouteKind",
+    "SecureSums",
     "Sequential",
     "SortedMean",
     "Sums",

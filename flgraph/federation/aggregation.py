@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from flgraph.errors import expect
+from flgraph.errors import InputError, expect
 from flgraph.federation.exact import ExactSum
+from flgraph.federation.payload import Payload, parsed
+from flgraph.federation.routes import form_of, parsed_form
 
 Tensors = Mapping[str, Tensor]
 
@@ -129,6 +132,56 @@ class Sums:
             self._take_form(name, other._zeros[name], "")
             for number, part in enumerate(parts):
                 self._part(name, number).merge(part)
+
+    def to_payload(self) -> Payload:
+        """What travels: a group of limbs per part and unit, with names and forms of the tensors."""
+        tensors = {
+            f"{number}/{level}/{name}": torch.from_numpy(limb)
+            for name, parts in self._sums.items()
+            for number, part in enumerate(parts)
+            for level, limb in part.carried().items()
+        }
+        return Payload(tensors, {"forms": json.dumps(self.forms)})
+
+    @classmethod
+    def from_payload(cls, payload: Payload, forms: Mapping[str, str] | None = None) -> Sums:
+        """What :meth:`to_payload` wrote, whoever may have written it.
+
+        Args:
+            payload: that arrived.
+            forms: that its tensors must have, by name; whatever it says itself when ``None``.
+
+        Raises:
+            InputError: it is of other forms, or no sums.
+        """
+        sums = cls()
+        try:
+            told = parsed(str(payload.scalars["forms"]))
+            expect(forms is None or told == forms, "sums", "of the tensors that were asked for", "others")
+            for name, form in told.items():
+                sizes, dtype = parsed_form(form)
+                sums._zeros[name] = torch.zeros((), dtype=dtype).expand(sizes)
+                sums._part(name, 0)
+            for key, limb in payload.tensors.items():
+                number, level, name = key.split("/", 2)
+                typed = name in told and number in ("0", "1") and limb.dtype == torch.float64
+                if not typed or not sums._part(name, int(number)).take(int(level), limb.numpy()):
+                    raise ValueError("no limb")
+        except InputError:
+            raise
+        except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+            raise InputError("sums", "limbs of sums by name", "something else") from error
+        return sums
+
+    @property
+    def forms(self) -> dict[str, str]:
+        """Name to shape and type, in words."""
+        return {name: form_of(zeros) for name, zeros in self._zeros.items()}
+
+    @property
+    def weights(self) -> set[float]:
+        """What the weights of a tensor add up to, rounded; of all tensors."""
+        return {float(parts[0].rounded()[-1]) for parts in self._sums.values()}
 
     def mean(self) -> dict[str, Tensor]:
         """Name to mean, in the order of first appearance; in the dtype of the tensors, integers rounded.

@@ -205,7 +205,8 @@ class Aggregator(FederatedCallback):
         """Whether :meth:`aggregate` of this exchange does what the base class does.
 
         The server then adds uploads up as they come, or receives sums, and calls :meth:`take_mean` alone; see
-        :func:`needs_only_sums`. To be overridden where ``aggregate`` is overridden for other exchanges.
+        :func:`needs_only_sums`. To be overridden where ``aggregate`` is overridden for other exchanges, or
+        :meth:`check_upload` is: that may get uploads without numbers then, whose tensors are on the meta device.
         """
         return True
 
@@ -300,12 +301,13 @@ def needs_only_sums(aggregator: Aggregator, round: int, exchange: str) -> bool:
     """Whether all that becomes of an exchange's uploads is the weighted mean of their tensors of the model.
 
     So it is where nothing else than :meth:`Aggregator.aggregate` and the exact mean makes the new tensors, and each
-    client's weight is a function of its own upload. A class that overrides one of these, below the one that says for
-    which exchanges :meth:`~Aggregator.sums_suffice`, has spoken later.
+    client's weight is a function of its own upload. Where a class overrides one of these, or the check of uploads, it
+    must say itself for which exchanges :meth:`~Aggregator.sums_suffice`.
     """
     kind = type(aggregator)
     said = _defining(kind, "sums_suffice")
-    last_word = all(issubclass(said, _defining(kind, name)) for name in ("aggregate", "client_weights"))
+    parts = ("aggregate", "client_weights", "check_upload")
+    last_word = all(issubclass(said, _defining(kind, name)) for name in parts)
     return last_word and type(aggregator.combine) is WeightedMean and aggregator.sums_suffice(round, exchange)
 
 

@@ -89,6 +89,19 @@ class FederatedCallback(pl.Callback):
         self.arguments = {**defaults(cls), **{name: value for name, value in given.items() if name != "self"}}
         return self
 
+    def train_loader(self, client: Any, loader: Any) -> Any:
+        """Of a copy in a client's Trainer: what the client trains on in place of its data's own loader.
+
+        Args:
+            client: the :class:`~flgraph.federation.Client`.
+            loader: that of its data, or what another callback made of it.
+        """
+        return loader
+
+    def results(self, trainer: Run) -> Mapping[str, Any]:
+        """What it adds to ``results.json``; called when the last round is done."""
+        return {}
+
     def client_data(self, client: str, data: Any) -> Any:
         """Called in every process when a client is made, with its data; what it returns is what the client has.
 

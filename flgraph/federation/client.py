@@ -14,6 +14,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from flgraph.errors import InputError, expect
+from flgraph.federation.budget import AddsNoise
 from flgraph.federation.callback import FederatedCallback, acts_in_clients
 from flgraph.federation.client_door import ClientDoor
 from flgraph.federation.data import ClientData, Movable, described_of
@@ -27,10 +28,12 @@ from flgraph.federation.lightning import (
     load_loop,
     persistent_trainer,
 )
-from flgraph.federation.messages import Predictions, Request, Turn
+from flgraph.federation.messages import ABOUT_SUMS, Predictions, Request, Turn
 from flgraph.federation.payload import Payload
 from flgraph.federation.policy import Policy
 from flgraph.federation.routes import RouteKind, RoutingTable
+from flgraph.federation.secure.client import MaskedUploads
+from flgraph.federation.secure.settings import Layout, SecureSums
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.template import expect_classes
 from flgraph.federation.transforms import Draw, Pipeline, Transform, draw_key
@@ -55,6 +58,7 @@ class Client:
         local_epochs: epochs per training exchange.
         personal: patterns of tensors that stay, whatever the algorithm's routes say.
         transforms: what happens to its uploads behind the algorithm; copies are made.
+        secure_sums: how its uploads are masked, if they are.
         trainer_args: arguments of the client's :class:`pytorch_lightning.Trainer`.
         device: where the client's model stays, unless ``trainer_args`` name a strategy; Lightning decides when
             ``None``.
@@ -79,6 +83,7 @@ class Client:
         local_epochs: int = 1,
         personal: Sequence[str] = (),
         transforms: Sequence[Transform] = (),
+        secure_sums: SecureSums | None = None,
         trainer_args: Mapping[str, Any] | None = None,
         device: torch.device | None = None,
     ) -> None:
@@ -105,7 +110,12 @@ class Client:
             network=self.aggregator.network,
         )
         self.transforms.check_names(self.routing.rows, name)
-        self.door = ClientDoor(self.routing, self.aggregator, policy, rounds, local_epochs, data.num_train_samples)
+        noise = [own for own in [*self.transforms.transforms, *callbacks] if isinstance(own, AddsNoise) and own.local]
+        masks, samples = secure_sums is not None, data.num_train_samples
+        self.door = ClientDoor(self.routing, self.aggregator, policy, rounds, local_epochs, samples, masks, noise)
+        fewest = 0 if policy is None else policy.secure_sums or 0
+        self.masked = None if secure_sums is None else MaskedUploads(name, secure_sums, fewest)
+        """Its half of secure sums, where uploads are masked."""
         self.changed = True  # since it was last written to disk
         self._snapshot: dict[str, Tensor] = {}
         self._download: bytes | None = None  # as it came: clients in one process share its memory
@@ -114,9 +124,9 @@ class Client:
         self._loaders: dict[str, Any] = {}
         self._optimizers = OptimizerStates(keep=self.aggregator.optimizer_state == "keep")
         own = [copy.deepcopy(callback) for callback in callbacks if acts_in_clients(callback)]
-        for callback in own:
-            if isinstance(callback, FederatedCallback):
-                callback.client = name
+        self._callbacks = [callback for callback in own if isinstance(callback, FederatedCallback)]
+        for callback in self._callbacks:
+            callback.client = name
         arguments = dict(trainer_args or {})
         if device is not None and arguments.get("strategy", "auto") == "auto":
             arguments["strategy"] = KeepOnDevice(device)
@@ -134,6 +144,8 @@ class Client:
             PolicyError: the policy does not allow for it.
         """
         download = self.door.admit(turn)
+        if turn.request in ABOUT_SUMS:
+            return self._about_sums(turn, download or Payload())
         seed_all(derive_seed(self.seed, self.name, turn.round, turn.name))
         answer: Payload | None = None
         match turn.request:
@@ -149,14 +161,34 @@ class Client:
                 self._install(turn, download)
                 return self.door.metrics(turn, self.evaluate(turn.splits, turn.round))
             case Request.EXCHANGE:
+                if self.masked is not None:
+                    self.masked.check_ready(turn)
                 self._install(turn, download)
                 self.changed = True
                 self.aggregator.local_update(self, turn.round, turn.exchange)
                 answer = self.aggregator.upload(self, turn.round, turn.exchange)
+                if self.masked is not None:
+                    return self._masked(self.masked, answer or Payload(), turn)
                 if answer is not None and self.transforms:
                     self.routing.check_upload(answer)
                     return self.door.upload(turn, self._transformed(answer, turn), self.transforms.codes)
         return b"" if answer is None else self.door.upload(turn, answer)
+
+    def _about_sums(self, turn: Turn, told: Payload) -> bytes:
+        if self.masked is None:
+            raise InputError(f"request to client `{self.name}", "one of a run with secure sums", str(turn.request))
+        layout: Layout = [(name, self.routing.rows[name].shape) for name in sorted(self.routing.shared)]
+        return self.door.about_sums(turn, self.masked.answer(turn, told, layout))
+
+    def _masked(self, masked: MaskedUploads, answer: Payload, turn: Turn) -> bytes:
+        self.routing.check_upload(answer)
+        changed = self._transformed(answer, turn) if self.transforms else answer
+        shared = set(changed.tensors) == set(self.routing.shared)
+        expect(
+            shared, f"upload` of client `{self.name}", "of all shared tensors and no others for secure sums", "others"
+        )
+        weight = self.aggregator.client_weight(changed)
+        return self.door.masked(turn, answer, masked.mask(turn, changed.tensors, weight))
 
     def _transformed(self, answer: Payload, turn: Turn) -> Payload:
         def draw(transform: Transform) -> Draw:
@@ -329,7 +361,10 @@ class Client:
         if split not in self._loaders:
             name = f"{split}_dataloader"
             own = getattr(type(self.data), name, None) is not getattr(pl.LightningDataModule, name)
-            self._loaders[split] = getattr(self.data, name)() if own else None
+            loader = getattr(self.data, name)() if own else None
+            for callback in self._callbacks if split == "train" else ():
+                loader = callback.train_loader(self, loader)
+            self._loaders[split] = loader
         return self._loaders[split]
 
     # ------------------------------------------------------------------------------------------------- persistence

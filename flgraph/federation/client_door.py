@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from flgraph.errors import InputError, PolicyError
-from flgraph.federation.door import COLLECTED, SHARED, alike, expect_plain, largest_values, note_message, shortened
+from flgraph.federation.budget import AddsNoise, Event, Spending
+from flgraph.federation.door import COLLECTED, SHARED, note_message
 from flgraph.federation.halves import AlgorithmHalf
-from flgraph.federation.messages import Request, Turn
+from flgraph.federation.messages import ABOUT_SUMS, Request, Turn
 from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.policy import NUM_SAMPLES, Job, Policy
 from flgraph.federation.routes import RouteKind, RoutingTable, form_of
+from flgraph.federation.values import alike, expect_plain, largest_values, shortened
 from flgraph.runs.ledger import Ledger
 
 _FIRST_ROUNDS = 100
@@ -30,6 +32,8 @@ class ClientDoor:
         rounds: of the run.
         local_epochs: of an exchange.
         num_samples: training samples of the client.
+        masks: whether uploads are masked, see :class:`~flgraph.federation.SecureSums`.
+        noise: what adds noise before anything leaves the client.
 
     Raises:
         PolicyError: the policy does not let the client take part.
@@ -43,12 +47,17 @@ class ClientDoor:
         rounds: int,
         local_epochs: int,
         num_samples: int,
+        masks: bool = False,
+        noise: Sequence[AddsNoise] = (),
     ) -> None:
         self.routing, self.aggregator, self.policy = routing, aggregator, policy
         self.ledger: Ledger | None = None
         """Where every message is noted, at a site."""
         self.spent: Counter[str] = Counter()
         """What the client has answered in this run: ``turns``, ``evaluations`` and ``bytes``."""
+        self.spending = Spending()
+        """What noise has cost the client; a site keeps it in a file."""
+        self._noise = noise
         kind = type(aggregator)
         exchanges = [aggregator.exchanges(number) for number in range(min(rounds, _FIRST_ROUNDS) + 1)]
         self.job = Job(
@@ -66,6 +75,9 @@ class ClientDoor:
             rounds=rounds,
             local_epochs=local_epochs,
             num_samples=num_samples,
+            noise=min((own.multiplier for own in noise), default=None),
+            uncovered=[name for own in noise for name in own.uncovered(aggregator)],
+            masks=masks,
         )
         self.begun = False
         """Whether the client has worked: what it says of its initial weights would be more than that now."""
@@ -100,7 +112,7 @@ class ClientDoor:
     def _count(self, turn: Turn) -> None:
         evaluation = turn.request == Request.EVALUATE
         what = "evaluations" if evaluation else "turns"
-        self.spent[what] += 1
+        self.spent[what] += turn.request not in ABOUT_SUMS  # which come to nothing without an exchange
         if self.policy is None:
             return
         most = self.policy.most_evaluations(self.job) if evaluation else self.policy.most_turns(self.job)
@@ -110,12 +122,16 @@ class ClientDoor:
             raise PolicyError("round", f"from 0 to {self.job.rounds}, as the job says,", shortened(turn.round))
         known = self.aggregator.exchanges(turn.round)
         allowed = any(fnmatchcase(turn.exchange, pattern) for pattern in self.policy.exchanges)
-        if turn.request == Request.EXCHANGE and not (turn.exchange in known and allowed):
+        exchange = turn.request == Request.EXCHANGE or turn.request in ABOUT_SUMS
+        if exchange and not (turn.exchange in known and allowed):
             raise PolicyError("exchange", f"of those of round {turn.round} and the policy", shortened(turn.exchange))
+        for own in self._noise if turn.request == Request.EXCHANGE else ():
+            if own.unit == "client":  # before the work: who asks again gets other noise, and so counts again
+                self.spend(Event(own.unit, own.multiplier, 1.0), 1)
 
     def _check(self, turn: Turn, download: Payload) -> None:
         field = f"download` of client `{self.routing.client}"
-        if turn.request == Request.AGREE:
+        if turn.request == Request.AGREE or turn.request in ABOUT_SUMS:
             return
         shared = set(self.routing.shared)
         for name, tensor in download.group().items():
@@ -127,6 +143,19 @@ class ClientDoor:
         largest_values(download.tensors, field)
         for value in download.scalars.values():
             expect_plain(value, field)
+
+    def spend(self, event: Event, times: int) -> None:
+        """Counts noise that is about to hide something.
+
+        Args:
+            event: its kind.
+            times: how often.
+
+        Raises:
+            PolicyError: it would cost more than the policy allows, over all runs of a site.
+        """
+        if self.policy is not None:
+            self.spending.add(event, times, self.policy.delta, self.policy.max_epsilon)
 
     def check_epochs(self, epochs: int) -> None:
         """Refuses to train for longer than the policy allows, whatever asks for it.
@@ -146,7 +175,7 @@ class ClientDoor:
     @property
     def tells_samples(self) -> bool:
         """Whether the number of training samples may be told as it is."""
-        return self.policy is None or self.policy.num_samples == 1
+        return not self.job.masks and (self.policy is None or self.policy.num_samples == 1)
 
     def describe(self, turn: Turn) -> bytes:
         """Forms of the tensors that the routes let out, and how many samples there are if the algorithm needs it."""
@@ -155,7 +184,7 @@ class ClientDoor:
             SHARED: json.dumps(self.routing.signature()),
             **({COLLECTED: json.dumps(collected)} if collected else {}),
         }
-        if NUM_SAMPLES in self.job.scalars:
+        if NUM_SAMPLES in self.job.scalars and not self.job.masks:
             scalars[NUM_SAMPLES] = self.count(self.job.num_samples)
         return self._send(turn, Payload(scalars=scalars))
 
@@ -172,6 +201,15 @@ class ClientDoor:
         """
         self.routing.check_upload(answer, coded)
         return self._send(turn, answer)
+
+    def masked(self, turn: Turn, answer: Payload, masked: Payload) -> bytes:
+        """An upload that travels masked, if routes and policy would let it out as it is; raises as :meth:`upload`."""
+        self.routing.check_upload(answer)
+        return self._send(turn, masked, "masked")
+
+    def about_sums(self, turn: Turn, answer: Payload | None) -> bytes:
+        """An answer of the framework's own, by which masks are agreed on."""
+        return b"" if answer is None else self._send(turn, answer)
 
     def metrics(self, turn: Turn, metrics: Mapping[str, float]) -> bytes:
         """An answer with those metrics that may be told."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,18 +20,14 @@ from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.policy import NUM_SAMPLES
 from flgraph.federation.routes import Route, RouteKind, UploadKind, form_of
 from flgraph.federation.routes import personal as make_personal
+from flgraph.federation.summing import Group, Seen, forms_of
 from flgraph.federation.transforms import Pipeline
+from flgraph.federation.values import FORM, LARGEST_INTEGER, OUTLIER, alike, expect_plain, largest_values, shortened
 from flgraph.runs.history import SAMPLES
 from flgraph.runs.ledger import Ledger
 
 if TYPE_CHECKING:
     from flgraph.federation.aggregator import Aggregator
-
-_LARGEST = 1e18
-"""Beyond this, squares overflow in float32."""
-
-_LARGEST_INTEGER = 2**53
-"""Means are taken in float64, which holds no larger ones exactly."""
 
 _LARGEST_INITIAL = 1e4
 """Weights that were just drawn are far below; everybody begins with those of one client, who could be anybody."""
@@ -39,12 +35,7 @@ _LARGEST_INITIAL = 1e4
 _LARGEST_METRIC = 1e100
 """So that sums of squares over many clients are finite."""
 
-_OUTLIER = 1000.0
-"""How many times the median client's largest value (or 1) a client's may be, where three or more sent a tensor."""
-
-_LONGEST_TEXT = 10_000
 _MOST_METRICS = 1000
-_FORM = re.compile(r"(scalar|\d{1,15}(x\d{1,15}){0,15}) [a-z]{1,10}\d{0,3}")
 
 SHARED, COLLECTED = "shared", "collected"
 """Fields of a client's description of its model."""
@@ -57,12 +48,17 @@ class ServerDoor:
         aggregator: the server half.
         personal: patterns of tensors that stay with clients, whatever the algorithm's routes say.
         transforms: what clients did to uploads; undone here.
+        masked: whether uploads come masked, numbers of samples among them.
     """
 
     def __init__(
-        self, aggregator: Aggregator, personal: Sequence[str] = (), transforms: Pipeline | None = None
+        self,
+        aggregator: Aggregator,
+        personal: Sequence[str] = (),
+        transforms: Pipeline | None = None,
+        masked: bool = False,
     ) -> None:
-        self.aggregator, self.personal = aggregator, personal
+        self.aggregator, self.personal, self.masked = aggregator, personal, masked
         self.transforms = transforms or Pipeline((), aggregator)
         self.sent: dict[str, bytes] = {}
         """Client to its last download, where uploads are relative to it for transforms."""
@@ -83,7 +79,7 @@ class ServerDoor:
         shared = self._forms(payload.scalars.get(SHARED), field, RouteKind.SHARED)
         collected = self._forms(payload.scalars.get(COLLECTED, "{}"), field, RouteKind.COLLECTED)
         count = payload.scalars.get(NUM_SAMPLES)
-        if NUM_SAMPLES in self.aggregator.upload_scalars:
+        if NUM_SAMPLES in self.aggregator.upload_scalars and not self.masked:
             whole = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 2**53
             expect(whole, field, f"with a whole number as {NUM_SAMPLES}", shortened(count))
             self.counts[client] = int(count or 0)
@@ -136,8 +132,18 @@ class ServerDoor:
         if self.transforms:
             forms = self.forms.get(client, {})
             payload = self.transforms.decode(payload, self.reference(client), forms, round == 0, field)
-        self._check_forms(client, payload, field)
         largest_values(payload.tensors, field)
+        self.check(client, payload, round, exchange)
+        return payload
+
+    def check(self, client: str, payload: Payload, round: int, exchange: str) -> None:
+        """Refuses an upload for what it holds, whatever its numbers are.
+
+        Raises:
+            InputError: it holds something else than was agreed, or lacks what the algorithm needs.
+        """
+        field = f"upload` of client `{client}"
+        self._check_forms(client, payload, field)
         for name, value in payload.scalars.items():
             if name not in self.aggregator.upload_scalars:
                 raise InputError(field, "of declared scalars", shortened(name))
@@ -146,49 +152,69 @@ class ServerDoor:
         same = count is None or (type(count) is int and count == told)
         expect(same, field, f"of {told} samples, as at the start", shortened(count))
         self.aggregator.check_upload(client, payload, round, exchange)
-        return payload
+
+    def check_group(self, group: Group, round: int, exchange: str) -> None:
+        """Refuses a sum of uploads for what is told of these, and where it cannot be theirs.
+
+        Its weight must be what those clients weigh, and their mean no larger than the largest of their values.
+
+        Raises:
+            InputError: names what is wrong.
+        """
+        weights = []
+        for client, seen in group.clients.items():
+            field, forms = f"upload` of client `{client}", self.forms.get(client, {})
+            for name, form in seen.forms.items():
+                expect(alike(form, forms.get(name, "none none")), field, f"of {forms.get(name)} in `{name[:60]}`", form)
+            upload = seen.blank()
+            self.check(client, upload, round, exchange)
+            weights.append(self.aggregator.client_weight(upload))
+        expect(group.sums.weights <= {math.fsum(weights)}, "sum", f"of weight {math.fsum(weights):g}", "another")
+        tensors = group.sums.mean() if any(weights) else {}
+        for name, value in largest_values(tensors, "sum").items():
+            most = max(seen.largest.get(name, 0.0) for seen in group.clients.values())
+            expect(value <= most * (1 + 1e-9), "sum", f"of a mean up to {most:g} in `{name[:60]}`", value)
+
+    def plain(self, client: str, answer: bytes) -> Payload:
+        """An answer that whoever asked looks at."""
+        return self._read(client, answer)
 
     def reference(self, client: str) -> Payload:
         """What a client was sent last, if transforms need it."""
         return _parsed(self.sent[client]) if client in self.sent else Payload()
 
-    def compare(self, uploads: Mapping[str, Payload]) -> dict[str, InputError]:
+    def compare(self, uploads: Mapping[str, Payload | Seen]) -> dict[str, InputError]:
         """Clients whose uploads, each fit for itself, do not go with the others', and why."""
-        refused = self._incomplete(uploads)
+        seen = {client: own if isinstance(own, Seen) else Seen.of(own) for client, own in uploads.items()}
+        refused = self._incomplete(seen)
         for name in self.aggregator.common_scalars:
-            values = {client: upload.scalars[name] for client, upload in uploads.items() if name in upload.scalars}
+            values = {client: own.scalars[name] for client, own in seen.items() if name in own.scalars}
             usual = Counter(values.values()).most_common(1)[0][0] if values else None
             for client, value in values.items():
                 if value != usual:
                     what = f"{name}` of client `{client}"
                     refused[client] = InputError(what, f"{shortened(usual)}, as of most clients,", shortened(value))
-        if len(uploads) < 3:
+        if len(seen) < 3:
             return refused
         largest: dict[str, dict[str, float]] = {}
-        for client, upload in uploads.items():
-            weights = {name: tensor for name, tensor in upload.tensors.items() if self._extra(name) != "data"}
-            numbers = {
-                name: min(abs(value), 1e300)  # median makes floats of them
-                for name, value in upload.scalars.items()
-                if isinstance(value, int | float) and name != NUM_SAMPLES  # which is held against the start
-            }
-            for name, value in (largest_values(weights, client) | numbers).items():
+        for client, own in seen.items():
+            weights = {name: value for name, value in own.largest.items() if self._extra(name) != "data"}
+            for name, value in (weights | own.numbers).items():
                 largest.setdefault(name, {})[client] = value
         for name, of in largest.items():
-            most = _OUTLIER * max(1.0, statistics.median(of.values()))
+            most = OUTLIER * max(1.0, statistics.median(of.values()))
             for client, value in of.items() if len(of) >= 3 else ():
                 if value > most:
                     field = f"upload` of client `{client}"
                     refused.setdefault(client, InputError(field, f"of values up to {most:g} in `{name}`", value))
         return refused
 
-    def _incomplete(self, uploads: Mapping[str, Payload]) -> dict[str, InputError]:
+    def _incomplete(self, uploads: Mapping[str, Seen]) -> dict[str, InputError]:
         """Clients that lack what more than half of those send that could send it, too."""
         refused: dict[str, InputError] = {}
         senders: dict[str, set[str]] = {}
         for client, upload in uploads.items():
-            groups = (name.partition("/")[0] + "/*" for name in upload.tensors if "/" in name)
-            for name in {*upload.group(), *groups, *upload.scalars}:
+            for name in upload.names:
                 senders.setdefault(name, set()).add(client)
         tensors = {name for forms in self.forms.values() for name in forms}
         for name, sent in senders.items():
@@ -207,7 +233,7 @@ class ServerDoor:
         for name, value in payload.scalars.items():
             number = (isinstance(value, int | float) and abs(value) <= _LARGEST_METRIC) or value != value
             if name.rpartition("/")[2] == SAMPLES:
-                number = isinstance(value, int | float) and 0 <= value <= _LARGEST_INTEGER
+                number = isinstance(value, int | float) and 0 <= value <= LARGEST_INTEGER
             named = 0 < len(name) <= 200 and name.isprintable()
             if not (number and named):
                 raise InputError(field, "numbers by name", f"{type(value).__name__} as {shortened(name)}")
@@ -247,7 +273,7 @@ class ServerDoor:
         except (ValueError, RecursionError):
             forms = None
         fits = isinstance(forms, dict) and all(
-            isinstance(form, str) and _FORM.fullmatch(form) and len(name) <= 500 and name.isprintable()
+            isinstance(form, str) and FORM.fullmatch(form) and len(name) <= 500 and name.isprintable()
             for name, form in (forms or {}).items()
         )
         expect(fits, field, "names and forms of tensors", "something else")
@@ -298,8 +324,8 @@ def note_message(
     direction: str,
     client: str,
     turn: Turn,
-    data: bytes,
-    payload: Payload | None,
+    data: bytes | None,
+    payload: Payload | Seen | None,
     verdict: str = "",
     policy: str = "",
 ) -> None:
@@ -310,7 +336,7 @@ def note_message(
         direction: ``up`` or ``down``.
         client: of whom it is, or for whom.
         turn: the request.
-        data: what crossed.
+        data: what crossed; ``None`` where only what was seen of it is left.
         payload: the same, if it could be read.
         verdict: ``accepted``, or why not.
         policy: what a policy did to it.
@@ -324,53 +350,9 @@ def note_message(
         exchange=turn.exchange,
         direction=direction,
         data=data,
-        tensors={} if payload is None else {name: form_of(tensor) for name, tensor in payload.tensors.items()},
+        tensors={} if payload is None else forms_of(payload),
         scalars=[] if payload is None else list(payload.scalars),
         verdict=verdict,
         policy=policy,
+        **({"bytes": payload.size, "sha256": payload.sha256} if isinstance(payload, Seen) else {}),
     )
-
-
-# --------------------------------------------------------------------------------------------------------------- values
-def alike(form: str, other: str) -> bool:
-    """Whether two forms have the same shape and dtype, or both a floating-point one: each owner has a precision."""
-    (shape, dtype), (other_shape, other_dtype) = form.split(), other.split()
-    return shape == other_shape and (dtype == other_dtype or all("float" in kind for kind in (dtype, other_dtype)))
-
-
-def largest_values(tensors: Mapping[str, Tensor], field: str) -> dict[str, float]:
-    """The largest magnitude in every floating-point tensor.
-
-    Raises:
-        InputError: a value is not finite, or so large that squares of it are not; or a whole number is beyond 53 bits.
-    """
-    for name, tensor in tensors.items():
-        if tensor.dtype in (torch.int64, torch.uint64) and tensor.numel():
-            low, high = (int(value) for value in tensor.aminmax())
-            most = max(-low, high)
-            expect(most <= _LARGEST_INTEGER, field, f"up to {_LARGEST_INTEGER} in `{name[:60]}`", most)
-    floats = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
-    floats |= {name: torch.view_as_real(tensor) for name, tensor in tensors.items() if tensor.is_complex()}
-    floats = {name: tensor for name, tensor in floats.items() if tensor.numel()}
-    if not floats:
-        return {}
-    # Not the largest of `abs`, which is a tensor as large as the first and takes ten times as long.
-    bounds = [torch.stack(tensor.aminmax()).double() for tensor in floats.values()]
-    largest: list[float] = torch.stack(bounds).abs().amax(dim=1).tolist()
-    for name, value in zip(floats, largest, strict=True):
-        expect(value <= _LARGEST, field, f"finite and up to {_LARGEST:g} in `{name[:60]}`", value)  # NaN is not
-    return dict(zip(floats, largest, strict=True))
-
-
-def expect_plain(value: Scalar, field: str) -> None:
-    """Refuses a scalar that is a long text, not finite, or beyond 64 bits."""
-    if isinstance(value, str):
-        expect(len(value) <= _LONGEST_TEXT, field, f"of texts of {_LONGEST_TEXT} characters or fewer", len(value))
-    else:
-        expect(abs(value) <= 2**63, field, "of finite scalars", shortened(value))  # NaN is not
-
-
-def shortened(value: Any) -> str:
-    """A value of the other side, fit for a sentence."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."

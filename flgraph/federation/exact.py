@@ -19,6 +19,8 @@ _MOST = 2 ** (53 - _BITS - 1)
 """So many numbers of at most ``2^(_BITS - 1)`` units add up to whole multiples of the unit that float64 still holds."""
 
 _LARGEST = 2.0**900
+_LEVELS = -27, 23
+"""Lowest and highest unit that numbers up to this have."""
 
 
 class ExactSum:
@@ -67,6 +69,22 @@ class ExactSum:
         self._make_room(other.count)
         for level, limb in other.limbs.items():
             self._add_limb(level, limb)
+
+    def take(self, level: int, limb: Row) -> bool:
+        """Adds a limb of :meth:`carried` of another one; or nothing, and returns False, if it is none."""
+        known = _LEVELS[0] <= level <= _LEVELS[1] and limb.shape == (self.size,)
+        if not known or not np.abs(limb).max(initial=0.0) <= math.ldexp(1.0, _BITS * (level + 1) + _OFFSET):
+            return False
+        if not np.array_equal((limb + _constant(level)) - _constant(level), limb):  # whole multiples of the unit
+            return False
+        self._make_room(2)
+        self._add_limb(level, limb)
+        return True
+
+    def carried(self) -> dict[int, Row]:
+        """The limbs, none of which is above ``2^40`` units."""
+        self._carry()
+        return self.limbs
 
     def rounded(self) -> Row:
         """The sum, rounded to the nearest float64."""

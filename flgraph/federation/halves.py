@@ -48,3 +48,6 @@ class ClientHalf(AlgorithmHalf, Protocol):
 
     def upload(self, client: Any, round: int, exchange: str) -> Payload | None:
         """What it sends."""
+
+    def client_weight(self, upload: Payload) -> float:
+        """How much it counts."""

@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from operator import index
 from pathlib import Path
 from typing import Any, Literal
@@ -28,9 +29,11 @@ from flgraph.federation.policy import Policy
 from flgraph.federation.privacy import Privacy, PrivacyBudget, account_of
 from flgraph.federation.routes import describe_routes
 from flgraph.federation.run_log import RunLog
-from flgraph.federation.server import Server, Tolerance
+from flgraph.federation.secure.settings import SecureSums
+from flgraph.federation.server import Server
 from flgraph.federation.settings import describe, describe_run
 from flgraph.federation.template import Model, client_module
+from flgraph.federation.tolerance import Tolerance
 from flgraph.federation.transforms import Transform
 from flgraph.runs.checkpoint import CLIENTS, SERVER, CheckpointStore, find_checkpoint, read_manifest, reading
 from flgraph.runs.compatibility import check_settings, comparable, flatten
@@ -52,6 +55,7 @@ class FederatedLoop(pl.Trainer):
     client_fraction: float
     personal: list[str]
     transforms: list[Transform]
+    secure_sums: SecureSums | None
     privacy: Privacy
     evaluate_every: int
     monitor: str
@@ -150,6 +154,7 @@ class FederatedLoop(pl.Trainer):
             "monitor": self.monitor,
             "monitor_mode": self.monitor_mode,
             "transforms": {str(n): describe(own)[0] for n, own in enumerate(self.transforms, start=1)},
+            **({} if self.secure_sums is None else {"secure_sums": asdict(self.secure_sums)}),
             **{key: value for key, value in self._client_args.items() if key not in WHERE},
         }
         self._settings, self._defaults = describe_run(
@@ -167,10 +172,12 @@ class FederatedLoop(pl.Trainer):
             personal=self.personal,
             transforms=self.transforms,
             tolerance=self.tolerance,
+            secure_sums=self.secure_sums,
             ledger=Ledger() if self.writes else None,
         )
         server.aggregator.template = model
-        server.account = account_of(self.transforms, self.privacy, server.aggregator, names, self.engine.trusted)
+        trusted, sums_only = self.engine.trusted, self.secure_sums is not None
+        server.account = account_of(self.transforms, self.privacy, server.aggregator, names, trusted, sums_only)
         self._budget = [] if server.account is None else [PrivacyBudget(server.account)]
         if checkpoint is None or manifest is None:
             self.run_dir = runs
@@ -235,6 +242,7 @@ class FederatedLoop(pl.Trainer):
                 local_epochs=self.local_epochs,
                 personal=self.personal,
                 transforms=self.transforms,
+                secure_sums=self.secure_sums,
                 trainer_args=self._client_args,
                 device=self.strategy.root_device,
             )
@@ -263,6 +271,8 @@ class FederatedLoop(pl.Trainer):
             self.console.print(line, soft_wrap=True, markup=False)
         else:
             server.begin()
+        idle = self.transforms and not self.shares
+        expect(not idle, "trainer.transforms", "none with an algorithm that uploads nothing", self.aggregator.name)
         about = self.engine.about()
         routes = describe_routes(client["routes"] for client in about.values())
         if self.writes:
@@ -278,17 +288,20 @@ class FederatedLoop(pl.Trainer):
                 self._round(server)
             if not self._ended and self.current_round:
                 self._end(server)
+        run: Any = self
         results = {
             **self.history.results(),
             "stopped_early": self.should_stop,
             "dropped": server.dropped,
             "setup_bytes": {"up": server.setup_record.bytes_up, "down": server.setup_record.bytes_down},
             "aggregator": server.aggregator.summary(),
+            **({} if self.secure_sums is None else {"secure_sums": self.secure_sums.summary()}),
             **({} if server.account is None else {"privacy": server.account.summary()}),
             "parameters": {name: client["parameters"] for name, client in about.items()},
             "data": self._settings["data"],
             **({"partition": datamodule.statistics} if hasattr(datamodule, "statistics") else {}),
             "seed": self.seed,
+            **{key: own for callback in self.round_callbacks for key, own in callback.results(run).items()},
             "versions": versions(),
             "config": self.config or self._settings,
         }
@@ -330,7 +343,7 @@ class FederatedLoop(pl.Trainer):
         self.record = RoundRecord(self.current_round)
         self._call("on_round_start")
         server.round(self.current_round, self.record)
-        self.record.server = dict(server.aggregator.log_scalars())
+        self.record.server = {**server.aggregator.log_scalars(), **server.transforms.download_scalars()}
         last = self.current_round == self.rounds
         if last or self.current_round % self.evaluate_every == 0:
             self._evaluate(server)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from flgraph.runs import ledger_reader
+
 
 class Request(StrEnum):
     """What a client is to do."""
@@ -16,6 +18,14 @@ class Request(StrEnum):
     EVALUATE = "evaluate"  # install the download, tell metrics
     SNAPSHOT = "snapshot"  # keep a copy of the model
     RESTORE = "restore"  # exchange the model and that copy
+    KEYS = "keys"  # make keys for the sum of an exchange; this and what follows where sums are secure
+    SHARES = "shares"  # share its secrets among the others
+    HOLD = "hold"  # keep the others' shares until the exchange is done
+    UNMASK = "unmask"  # give the shares without which the sum cannot be read
+
+
+ABOUT_SUMS = tuple(map(Request, ledger_reader.ABOUT_SUMS))
+"""Requests of the framework by which masks of an exchange are agreed on, and taken from its sum."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +35,7 @@ class Turn:
     Args:
         round: counts from 1; 0 before the first round.
         request: what to do.
-        exchange: name of the exchange within the round, where that is the request.
+        exchange: name of the exchange within the round, where that is the request, or what it is about.
         download: bytes of a :class:`Payload`, or ``None`` if there is nothing new to install.
         splits: to evaluate on, of ``train``, ``val``, ``test``.
     """
@@ -39,7 +49,7 @@ class Turn:
     @property
     def name(self) -> str:
         """The exchange, or what else is asked for: for messages and seeds."""
-        return self.exchange or str(self.request)
+        return str(self.request) if self.request in ABOUT_SUMS else self.exchange or str(self.request)
 
 
 @dataclass(frozen=True)

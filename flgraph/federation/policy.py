@@ -39,7 +39,14 @@ class Policy:
             rounds, and 50.
         evaluations: evaluations that a client answers in a run; when ``None``, two for each round, and 20.
         megabytes: that a client sends in a run, at most.
+        min_noise: the smallest multiplier of noise that a job must add before anything leaves the client
+            (:class:`GaussianNoise` there, or :class:`~flgraph.callbacks.RecordNoise`); none is asked for when ``None``.
+        max_epsilon: a client answers no request that would cost it more, all runs together; then jobs without such
+            noise, or with uploads that it does not cover, are refused. No limit when ``None``.
+        delta: with which that is counted.
         accept_states: whether a server may put clients into states that it sends, as a run needs that began elsewhere.
+        secure_sums: uploads leave in secure sums only (:class:`SecureSums`), over so many clients or more; when
+            ``None``, as the job says.
 
     Raises:
         InputError: a number is out of range.
@@ -58,16 +65,25 @@ class Policy:
     turns: int | None = None
     evaluations: int | None = None
     megabytes: float = 100_000.0
+    min_noise: float | None = None
+    max_epsilon: float | None = None
+    delta: float = 1e-5
     accept_states: bool = False
+    secure_sums: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_samples", "min_samples", "rounds", "local_epochs", "turns", "evaluations"):
+        for name in ("num_samples", "min_samples", "rounds", "local_epochs", "turns", "evaluations", "secure_sums"):
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             optional = value is None and name not in ("min_samples", "rounds", "local_epochs")
             expect(whole or optional, f"policy.{name}", "a whole number of 1 or more", value)
         number = type(self.megabytes) in (int, float) and 0 < self.megabytes < float("inf")
         expect(number, "policy.megabytes", "a finite number above 0", self.megabytes)
+        for name in ("min_noise", "max_epsilon"):
+            value = getattr(self, name)
+            fits = value is None or (type(value) in (int, float) and 0 < value < math.inf)
+            expect(fits, f"policy.{name}", "a finite number above 0, or null", value)
+        expect(type(self.delta) is float and 0 < self.delta < 1, "policy.delta", "above 0 and below 1", self.delta)
         for name in ("algorithms", "tensors", "exchanges"):
             given = getattr(self, name)
             listed = isinstance(given, list | tuple) and all(isinstance(pattern, str) for pattern in given)
@@ -106,9 +122,20 @@ class Policy:
             if not _matches(name, self.exchanges):
                 yield PolicyError("exchange", f"among those of the policy, {', '.join(self.exchanges)},", name)
         yield from self.excess(job.rounds, job.local_epochs)
+        if self.secure_sums is not None and not job.masks:
+            wanted = f"given: uploads leave in sums over {self.secure_sums} clients or more only, as the policy says,"
+            yield PolicyError("trainer.secure_sums", wanted, "null")
         if self.num_samples is None and NUM_SAMPLES in job.scalars:
             without = "one that does without `num_samples` (such as `weighting: uniform`), which the policy withholds,"
             yield PolicyError("aggregator", without, job.algorithm)
+        least = self.min_noise or 0.0
+        if (self.min_noise is not None or self.max_epsilon is not None) and (job.noise is None or job.noise < least):
+            wanted = "with noise before anything leaves the client (GaussianNoise there, or RecordNoise), "
+            wanted += f"of a multiplier of {least:g} or more, as the policy says," if least else "as the policy says,"
+            yield PolicyError("trainer", wanted, "none" if job.noise is None else job.noise)
+        if self.max_epsilon is not None and job.uncovered:
+            wanted = "one whose uploads have nothing that noise does not cover, as the policy has a `max_epsilon`,"
+            yield PolicyError("trainer", wanted, ", ".join(job.uncovered))
         if job.num_samples < self.min_samples:
             yield PolicyError("data", f"of {self.min_samples} training samples or more", job.num_samples)
 
@@ -174,6 +201,9 @@ class Job:
         rounds: of the run.
         local_epochs: of an exchange.
         num_samples: training samples of the client.
+        noise: the smallest multiplier of what adds noise before anything leaves the client; ``None`` without any.
+        uncovered: what of its uploads such noise does not cover.
+        masks: whether uploads are masked.
     """
 
     algorithm: str
@@ -186,6 +216,9 @@ class Job:
     rounds: int
     local_epochs: int
     num_samples: int
+    noise: float | None = None
+    uncovered: Sequence[str] = ()
+    masks: bool = False
 
 
 def _rounded(value: float, decimals: int) -> float:

@@ -6,20 +6,17 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from flgraph.errors import InputError, expect
+from flgraph.federation.accountant import spent
 from flgraph.federation.aggregator import Aggregator, needs_only_sums
 from flgraph.federation.callback import FederatedCallback, Run
 from flgraph.federation.transforms import GaussianNoise, Transform
 from flgraph.runs.history import EPSILON
 from flgraph.runs.ledger import LEDGER
 from flgraph.runs.ledger_reader import read_ledger
-
-_EXACT_BELOW = 50.0
-"""Of an epsilon: distributions of larger privacy losses take long, and promise nothing."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +60,23 @@ class Account:
         aggregator: the server half.
         clients: of the federation.
         trusted: whether all is a simulation.
+        sums_only: whether uploads are masked, so that the server sees sums.
 
     Raises:
         InputError: the noise hides nothing in this algorithm, or a limit is set where nothing can be claimed.
     """
 
     def __init__(
-        self, privacy: Privacy, noise: GaussianNoise, aggregator: Aggregator, clients: Sequence[str], trusted: bool
+        self,
+        privacy: Privacy,
+        noise: GaussianNoise,
+        aggregator: Aggregator,
+        clients: Sequence[str],
+        trusted: bool,
+        sums_only: bool = False,
     ) -> None:
         self.privacy, self.noise, self.clients, self.trusted = privacy, noise, list(clients), trusted
+        self.sums_only = sums_only
         self.uploads: Counter[str] = Counter()
         """Client to how many uploads it was asked for."""
         self.sums: Counter[str] = Counter()
@@ -89,7 +94,7 @@ class Account:
     @property
     def uncovered(self) -> list[str]:
         """What of uploads leaves without noise; nothing is claimed then."""
-        return [*self.noise.leave, *self.aggregator.upload_scalars]
+        return self.noise.uncovered(self.aggregator)
 
     def count(self, clients: Collection[str], drawn: int, times: int = 1) -> None:
         """Counts an exchange.
@@ -144,6 +149,8 @@ class Account:
         epsilon = self.epsilon()
         whom = "the server and everybody else" if self.noise.at == "client" else "everybody but the server"
         claim = f"({epsilon:.3g}, {self.privacy.delta:g})-differential privacy of each client's uploads towards {whom}"
+        if self.noise.at == "server" and self.sums_only:
+            claim += ", which sees sums of these without noise"
         if self._sampled:
             claim += ", as long as nobody else learns who took part when"
         return {**told, "epsilon": epsilon, "claim": claim}
@@ -171,11 +178,16 @@ class Account:
 
 
 def account_of(
-    transforms: Sequence[Transform], privacy: Privacy, aggregator: Aggregator, clients: Sequence[str], trusted: bool
+    transforms: Sequence[Transform],
+    privacy: Privacy,
+    aggregator: Aggregator,
+    clients: Sequence[str],
+    trusted: bool,
+    sums_only: bool = False,
 ) -> Account | None:
     """The account of a run with noise; see :class:`Account`."""
     noise = next((own for own in transforms if isinstance(own, GaussianNoise)), None)
-    return None if noise is None else Account(privacy, noise, aggregator, clients, trusted)
+    return None if noise is None else Account(privacy, noise, aggregator, clients, trusted, sums_only)
 
 
 class PrivacyBudget(FederatedCallback):
@@ -210,44 +222,6 @@ class PrivacyBudget(FederatedCallback):
 
     def _further(self, trainer: Run) -> int:
         return len(self.account.aggregator.exchanges(trainer.current_round + 1))
-
-
-@lru_cache(maxsize=4096)
-def spent(multiplier: float, clients: int, events: tuple[tuple[int, int], ...], delta: float) -> float:
-    """Epsilon of Gaussian mechanisms one after another, one client's data being exchanged for others.
-
-    The smaller of two bounds: by Renyi divergences, and where all clients take part, by privacy loss distributions.
-
-    Args:
-        multiplier: standard deviation of the noise in units of the norm of one client's part of a sum.
-        clients: of the federation.
-        events: how many of them are drawn without replacement, and how often that was done.
-        delta: see :class:`Privacy`.
-
-    Raises:
-        InputError: the accountant is not installed.
-    """
-    try:
-        import dp_accounting
-        from dp_accounting import pld, rdp
-    except ImportError as error:
-        wanted = "without GaussianNoise where `dp-accounting` is not installed (`pip install 'flgraph[privacy]'`)"
-        raise InputError("trainer.transforms", wanted, "one with it") from error
-    if not sum(times for _, times in events):
-        return 0.0
-    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-    # Renyi divergences are told in units of the sensitivity, which is two norms; privacy losses in units of one.
-    gaussian = dp_accounting.GaussianDpEvent(multiplier / 2)
-    renyi = rdp.RdpAccountant(neighboring_relation=relation)
-    for drawn, times in events:
-        sampled = dp_accounting.SampledWithoutReplacementDpEvent(clients, drawn, gaussian)
-        renyi.compose(gaussian if drawn == clients else sampled, times)
-    bound = float(renyi.get_epsilon(delta))
-    if any(drawn != clients for drawn, _ in events) or bound > _EXACT_BELOW:
-        return bound
-    losses = pld.PLDAccountant(relation, value_discretization_interval=1e-3)
-    losses.compose(dp_accounting.GaussianDpEvent(multiplier), sum(times for _, times in events))
-    return min(bound, float(losses.get_epsilon(delta)))
 
 
 def _takes_plain_mean(aggregator: Aggregator) -> bool:

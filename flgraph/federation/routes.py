@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from flgraph.errors import InputError, expect
@@ -86,6 +87,14 @@ def form_of(tensor: Tensor) -> str:
     return _form(tensor.shape, str(tensor.dtype).removeprefix("torch."))
 
 
+def parsed_form(form: str) -> tuple[list[int], torch.dtype | None]:
+    """The sizes and, if it is known, the type in what :func:`form_of` wrote."""
+    shape, dtype = form.split()
+    known = getattr(torch, dtype, None)
+    sizes = [] if shape == "scalar" else [int(size) for size in shape.split("x")]
+    return sizes, known if isinstance(known, torch.dtype) else None
+
+
 def _form(shape: Sequence[int], dtype: str) -> str:
     return f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}"
 
@@ -158,6 +167,11 @@ class RoutingTable:
     def shared(self) -> list[str]:
         """Names of shared tensors, after the agreement among clients, in the model's order."""
         return [name for name in self.rows if self.kind(name) == RouteKind.SHARED]
+
+    @property
+    def sent(self) -> list[str]:
+        """Names of all tensors of the model that may leave, after the agreement among clients."""
+        return [name for name in self.rows if self.kind(name) != RouteKind.PERSONAL]
 
     @property
     def lines(self) -> list[tuple[str, str, str]]:

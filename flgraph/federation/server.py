@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from operator import index
 from typing import Any, Literal, TypeVar
 
@@ -14,48 +14,25 @@ from torch import Tensor
 
 from flgraph.errors import ClientError, EngineError, InputError, expect
 from flgraph.federation.aggregation import weighted_mean
-from flgraph.federation.aggregator import Aggregator
+from flgraph.federation.aggregator import Aggregator, needs_only_sums
 from flgraph.federation.door import ServerDoor, note_message
 from flgraph.federation.engines import Engine
 from flgraph.federation.messages import Request, Turn
 from flgraph.federation.payload import Payload, pack, unpack
 from flgraph.federation.privacy import Account
 from flgraph.federation.routes import agree
+from flgraph.federation.secure.server import MaskedSum, Read, layout_of
+from flgraph.federation.secure.settings import SecureSums
 from flgraph.federation.seeding import derive_seed, seed_all
+from flgraph.federation.summing import Group, Seen, Summing
+from flgraph.federation.tolerance import Tolerance
 from flgraph.federation.transforms import Draw, Pipeline, Transform, draw_key
 from flgraph.runs.history import Metrics, RoundRecord
-from flgraph.runs.ledger import Ledger
+from flgraph.runs.ledger import SUM, Ledger
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """What becomes of a run when a client fails, sends what cannot be used, or nothing.
-
-    Args:
-        min_clients: clients that must answer, or all that were asked where those are fewer.
-        on_bad_upload: ``"end"`` ends the run at the first failure or bad upload; ``"drop"`` leaves the client out of
-            the exchange. When ``None``, clients at sites are dropped, and what fails here ends the run.
-        strikes: after so many of these a client is left out for the rest of the run; before round 1 after the first.
-
-    Raises:
-        InputError: a number is out of range.
-    """
-
-    min_clients: int = 1
-    on_bad_upload: Literal["drop", "end"] | None = None
-    strikes: int = 3
-
-    def __post_init__(self) -> None:
-        for name in ("min_clients", "strikes"):
-            value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            expect(whole, f"trainer.tolerance.{name}", "a whole number of 1 or more", value)
-        known = self.on_bad_upload in ("drop", "end", None)
-        expect(known, "trainer.tolerance.on_bad_upload", "drop, end or null", self.on_bad_upload)
 
 
 class Server:
@@ -70,6 +47,7 @@ class Server:
         personal: patterns of tensors that stay with clients, whatever the algorithm's routes say.
         transforms: what happens to uploads; copies are made.
         tolerance: what becomes of the run when a client fails.
+        secure_sums: how uploads are masked, if they are.
         ledger: where every message is noted; nowhere when ``None``.
     """
 
@@ -84,17 +62,18 @@ class Server:
         personal: Sequence[str] = (),
         transforms: Sequence[Transform] = (),
         tolerance: Tolerance | None = None,
+        secure_sums: SecureSums | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         self.aggregator, self.engine, self.clients = aggregator, engine, list(clients)
         self.seed, self.client_fraction, self.personal = seed, client_fraction, list(personal)
-        self.tolerance = tolerance or Tolerance()
+        self.tolerance, self.secure_sums = tolerance or Tolerance(), secure_sums
         engine.keep_going = (self.tolerance.on_bad_upload or ("end" if engine.trusted else "drop")) == "drop"
         aggregator.seed = seed
         self.ledger = ledger
         self._sent: dict[str, Payload] = {}  # what is about to be sent
         self.transforms = Pipeline(copy.deepcopy(list(transforms)), aggregator)
-        self.door = ServerDoor(aggregator, self.personal, self.transforms)
+        self.door = ServerDoor(aggregator, self.personal, self.transforms, secure_sums is not None)
         self.account: Account | None = None
         """What the run has cost its clients, where their uploads get noise."""
         self.version = 0  # how often the aggregator changed what it has to give
@@ -148,6 +127,8 @@ class Server:
             initial = weighted_mean(own, dict.fromkeys(own, 1.0))
         self.aggregator.owners = {name: agreed[name] if name in self.members else [] for name in self.clients}
         self.aggregator.start(initial, self.members)
+        if self.secure_sums is not None:
+            layout_of(self.aggregator.shared, {name: self.aggregator.owners[name] for name in self.members})
         self.version += 1
 
     def _initial(
@@ -240,34 +221,83 @@ class Server:
         self, number: int, exchange: str, clients: Sequence[str], record: RoundRecord, missing: int
     ) -> list[str]:
         """Returns who took part; ``missing`` is how many would have been asked, were they not excluded."""
+        if self.secure_sums is not None:
+            return self._sum(self.secure_sums, number, exchange, clients, record, missing)
         turns = {
             name: Turn(number, Request.EXCHANGE, exchange, self._download(name, number, exchange, record))
             for name in clients
         }
         if self.account is not None:
             self.account.count(turns, len(self._drawn(number)) if number else len(self.clients))
-        uploads = self._ask(
-            turns,
-            record,
-            lambda name, answer: self.door.upload(name, answer, number, exchange),
-            self.door.compare,
-            missing=missing,
-        )
+        sums_suffice = needs_only_sums(self.aggregator, number, exchange) and not self.transforms.receives
+        summing = Summing(self.aggregator) if sums_suffice else None
+
+        def read(name: str, answer: bytes) -> Payload | Seen:
+            upload = self.door.upload(name, answer, number, exchange)
+            return upload if summing is None else summing.add(name, upload, self.door.forms.get(name, {}))
+
+        answers = self._ask(turns, record, read, self.door.compare, missing=missing, summing=summing)
+        uploads = {name: answer for name, answer in answers.items() if isinstance(answer, Payload)}
         if self.transforms:
             uploads = self._received(uploads, number, exchange)
         seed_all(derive_seed(self.seed, "aggregate", number, exchange))
-        self.aggregator.accept(self.aggregator.aggregate(uploads, number, exchange))
+        if summing is None:
+            new = self.aggregator.aggregate(uploads, number, exchange)
+        else:
+            new = self.aggregator.take_mean(summing.total(answers).mean(), number, exchange)
+        self.aggregator.accept(new)
         self.version += 1
-        return list(uploads)
+        return list(answers)
+
+    def _sum(
+        self,
+        secure: SecureSums,
+        number: int,
+        exchange: str,
+        clients: Sequence[str],
+        record: RoundRecord,
+        missing: int,
+    ) -> list[str]:
+        """The same where uploads are masked: the server gets their weighted mean alone."""
+        layout = layout_of(self.aggregator.shared, {name: self.aggregator.owners[name] for name in clients})
+        masked = MaskedSum(secure, number, exchange, layout)
+
+        def ask(request: Request, told: Mapping[str, Payload | None], read: Read) -> list[str]:
+            turns = {}
+            for name, payload in told.items():
+                if request == Request.EXCHANGE:
+                    sent = self._download(name, number, exchange, record)
+                else:
+                    sent = None if payload is None else self._send(name, payload, record)
+                turns[name] = Turn(number, request, exchange, sent)
+            if self.account is not None and request == Request.EXCHANGE:
+                self.account.count(turns, len(self._drawn(number)) if number else len(self.clients))
+            gone = missing + len(clients) - len(turns)
+            taken = self._ask(
+                turns, record, lambda name, answer: read(name, self.door.plain(name, answer)), missing=gone
+            )
+            return list(taken)
+
+        used = masked.run(clients, ask)
+        seed_all(derive_seed(self.seed, "aggregate", number, exchange))
+        mean = masked.mean({name: self.aggregator.shared[name].dtype for name, _ in layout})
+        mean = self.transforms.receive_mean(
+            mean, len(used), lambda transform: self._draw("", transform, number, exchange)
+        )
+        self.aggregator.accept(self.aggregator.take_mean(mean, number, exchange))
+        self.version += 1
+        return used
 
     def _received(self, uploads: Mapping[str, Payload], number: int, exchange: str) -> dict[str, Payload]:
         """Uploads as transforms have them used."""
+        references = {name: self.door.reference(name) for name in uploads}
+        return self.transforms.receive(
+            uploads, references, lambda client, transform: self._draw(client, transform, number, exchange)
+        )
 
-        def draw(client: str, transform: Transform) -> Draw:
-            purpose = (self.seed, "server", client, number, exchange, type(transform).__name__)
-            return Draw(draw_key(self.engine.trusted or not transform.protects, *purpose))
-
-        return self.transforms.receive(uploads, {name: self.door.reference(name) for name in uploads}, draw)
+    def _draw(self, client: str, transform: Transform, number: int, exchange: str) -> Draw:
+        purpose = (self.seed, "server", client, number, exchange, type(transform).__name__)
+        return Draw(draw_key(self.engine.trusted or not transform.protects, *purpose))
 
     def _ask(
         self,
@@ -277,6 +307,7 @@ class Server:
         compare: Callable[[Mapping[str, T]], Mapping[str, Exception]] = lambda answers: {},
         counted: Literal["bytes_up", "metric_bytes"] = "bytes_up",
         missing: int = 0,
+        summing: Summing | None = None,
     ) -> dict[str, T]:
         """What clients answered, in the order of ``turns``, without those whose answers cannot be used.
 
@@ -290,28 +321,39 @@ class Server:
             for name, turn in turns.items():
                 if turn.download is not None:
                     note_message(self.ledger, "down", name, turn, turn.download, self._sent.pop(name))
-        answers = self.engine.run(turns)
         found: dict[str, T] = {}
         bad: dict[str, Exception] = {}
-        for name in turns:
-            answer = answers.get(name)
-            if isinstance(answer, bytes):
-                setattr(record, counted, getattr(record, counted) + len(answer))
-                try:
-                    found[name] = read(name, answer)
-                except InputError as refused:
-                    bad[name] = refused
-            elif answer is not None:
-                bad[name] = answer
+        lines: dict[str, Seen] = {}  # what is left of answers
+        for part in _parts(turns, self.engine.batch):
+            if summing is None or self.transforms:
+                answers = self.engine.run(part)
+            else:
+                answers, groups = self.engine.run_summed(part, self.door.counts)
+                self._take(groups, turns, summing, found, bad)
+                lines |= {name: seen for group in groups for name, seen in group.clients.items()}
+            for name in part:
+                answer = answers.get(name)
+                if isinstance(answer, bytes):
+                    try:
+                        found[name] = read(name, answer)
+                    except InputError as refused:
+                        bad[name] = refused
+                elif answer is not None:
+                    bad[name] = answer
+                if answer:
+                    data = answer if isinstance(answer, bytes) else b""
+                    lines[name] = Seen.line(self.door.read.pop(name, None), data)
+            del answers
+        setattr(record, counted, getattr(record, counted) + sum(line.size for line in lines.values()))
+        found = {name: found[name] for name in turns if name in found}
         bad |= compare(found)
         with ledger.together():
             for name, turn in turns.items():
                 if name not in found or name in bad:
                     self.installed.pop(name, None)  # what it has is not known
                 verdict = f"dropped: {bad[name]}" if name in bad else "accepted"
-                if answer := answers.get(name):
-                    data = answer if isinstance(answer, bytes) else b""
-                    note_message(self.ledger, "up", name, turn, data, self.door.read.pop(name, None), verdict)
+                if name in lines:
+                    note_message(self.ledger, "up", name, turn, None, lines[name], verdict)
         for name, error in bad.items():
             self._strike(name, turns[name], error, record)
         found = {name: answer for name, answer in found.items() if name not in bad}
@@ -326,6 +368,28 @@ class Server:
                 f"Only {len(found)} of at least {needed} clients answered in time; missing: {', '.join(absent)}."
             )
         return found
+
+    def _take(
+        self,
+        groups: Sequence[Group],
+        turns: Mapping[str, Turn],
+        summing: Summing,
+        found: dict[str, Any],
+        bad: dict[str, Exception],
+    ) -> None:
+        """Takes what other processes or sites added up, if it can be used."""
+        for group in groups:
+            turn = turns[next(iter(group.clients))]
+            try:
+                self.door.check_group(group, turn.round, turn.exchange)
+            except InputError as refused:
+                bad |= dict.fromkeys(group.clients, refused)
+            else:
+                found |= group.clients
+                summing.take(group)
+            if group.where and self.ledger is not None:
+                told = {"round": turn.round, "exchange": turn.exchange, "clients": len(group.clients)}
+                self.ledger.add(event=SUM, data=group.data, **told, **{"from": group.where})
 
     def _strike(self, name: str, turn: Turn, error: Exception, record: RoundRecord, last: bool = False) -> None:
         if not self.engine.keep_going:
@@ -345,6 +409,7 @@ class Server:
         if payload is None:
             return None
         if self.transforms:
+            payload = self.transforms.accompanied(payload)
             self.door.sent[name] = payload.to_bytes()
         return self._send(name, payload, record)
 
@@ -363,6 +428,7 @@ class Server:
         loop = {"version": self.version, "installed": self.installed, "setup": setup, **further}
         loop |= {"strikes": self.strikes, "excluded": sorted(self.excluded), "door": self.door.state()}
         loop |= {} if self.account is None else {"privacy": self.account.state()}
+        loop |= {"transforms": state} if (state := self.transforms.state_dict()) else {}
         algorithm = {"shared": self.aggregator.shared, "state": self.aggregator.server_state()}
         return pack({"loop": loop, "owners": {"groups": groups, "of": numbers}, "algorithm": algorithm}).to_bytes()
 
@@ -376,6 +442,7 @@ class Server:
         self.door.load_state(loop["door"])
         if self.account is not None:
             self.account.load_state(loop["privacy"])
+        self.transforms.load_state_dict(loop.get("transforms", {}))
         groups, numbers = state["owners"]["groups"], state["owners"]["of"]
         self.aggregator.owners = {name: groups[number] for name, number in numbers.items()}
         order = {name: position for position, name in enumerate(numbers)}
@@ -387,3 +454,10 @@ class Server:
         self.aggregator.accept(state["algorithm"]["shared"])
         self.aggregator.load_server_state(state["algorithm"]["state"])
         return loop
+
+
+def _parts(turns: Mapping[str, Turn], most: int | None) -> Iterator[Mapping[str, Turn]]:
+    """The turns, so many at a time."""
+    names = iter(turns)
+    while part := {name: turns[name] for name in islice(names, most)}:
+        yield part

@@ -77,8 +77,10 @@ def describe_run(
     return settings, usual
 
 
-def algorithm_digest(aggregator: Any, routing: RoutingTable, transforms: Sequence[Any] = ()) -> str:
-    """What a client's tensors are subject to, in 64 digits: the algorithm, its arguments, routes, and transforms.
+def algorithm_digest(
+    aggregator: Any, routing: RoutingTable, transforms: Sequence[Any] = (), secure_sums: Any = None
+) -> str:
+    """What a client's tensors are subject to, in 64 digits: the algorithm, its arguments, routes, transforms, masks.
 
     The agreement among clients, arguments of the default value and where something is computed have no part in it.
     """
@@ -88,7 +90,7 @@ def algorithm_digest(aggregator: Any, routing: RoutingTable, transforms: Sequenc
     rules = [(name, row.form, row.route.kind, row.route.on_mismatch) for name, row in routing.rows.items()]
     kind = f"{type(aggregator).__module__}.{type(aggregator).__qualname__}"
     leaves = [sorted(routing.extra.items()), sorted(routing.scalars), sorted(routing.metrics)]
-    further = [describe(transform)[0] for transform in transforms]
+    further = [describe(own)[0] for own in (*transforms, secure_sums) if own is not None]
     return hashlib.sha256(canonical([kind, arguments, sorted(rules), leaves, *further])).hexdigest()
 
 

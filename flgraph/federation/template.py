@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from flgraph.errors import InputError, expect
@@ -81,6 +82,8 @@ def expect_classes(module: pl.LightningModule, what: str) -> None:
 
 def _filled(model: pl.LightningModule, sizes: Mapping[str, Any], source: str) -> pl.LightningModule:
     given = _arguments(type(model), dict(model.hparams))
+    if "edge_channels" in sizes and "edge_channels" not in (given or {}):
+        rank_zero_warn(f"Edges have features, which {type(model).__name__} makes no use of.")
     if given is None:
         return copy.deepcopy(model)
     for key, value in sizes.items():

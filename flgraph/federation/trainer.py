@@ -26,9 +26,12 @@ from flgraph.federation.lightning_callbacks import check_callbacks
 from flgraph.federation.plain import check_model, federated, what_is
 from flgraph.federation.policy import Policy
 from flgraph.federation.privacy import Privacy
-from flgraph.federation.server import Server, Tolerance
+from flgraph.federation.secure.server import check_method
+from flgraph.federation.secure.settings import SecureSums
+from flgraph.federation.server import Server
 from flgraph.federation.signals import stop_on_signals
 from flgraph.federation.template import Model
+from flgraph.federation.tolerance import Tolerance
 from flgraph.federation.trained import TrainedLoop
 from flgraph.federation.transforms import GaussianNoise, Transform, check_order
 from flgraph.runs.files import write_text
@@ -55,6 +58,7 @@ class FederatedTrainer(TrainedLoop):
         personal: patterns of tensors that never leave a client, whatever the algorithm's routes say:
             ``["*norm*"]`` makes FedBN (Li et al., ICLR 2021) of FedAvg.
         transforms: what happens to clients' uploads behind the algorithm, in this order: clipping, noise, compression.
+        secure_sums: how clients mask their uploads, so that the server learns sums only; not at all when ``None``.
         privacy: what the run may cost a client, where ``transforms`` have :class:`GaussianNoise`.
         monitor: metric whose mean over clients decides the best round.
         monitor_mode: whether more of it is better; when ``None``, as its name says: less of ``loss`` or ``rmse``.
@@ -102,6 +106,7 @@ class FederatedTrainer(TrainedLoop):
         evaluate_every: int = 1,
         personal: Sequence[str] = (),
         transforms: Sequence[Transform] = (),
+        secure_sums: SecureSums | None = None,
         privacy: Privacy | None = None,
         monitor: str = "val/accuracy",
         monitor_mode: Literal["max", "min"] | None = None,
@@ -133,7 +138,7 @@ class FederatedTrainer(TrainedLoop):
         _expect_counts(rounds=rounds, local_epochs=local_epochs, evaluate_every=evaluate_every)
         _expect_counts(checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
         expect(0 < client_fraction <= 1, "trainer.client_fraction", "above 0 and at most 1", client_fraction)
-        expect(monitor_mode in ("max", "min", None), "trainer.monitor_mode", "max, min or null", monitor_mode)
+        expect(monitor_mode in ("max", "min", None), "trainer.monitor_mode", "max or min", monitor_mode)
         expect(name is None or is_file_name(name), "trainer.name", "the name of a folder, without /", name)
         if not isinstance(aggregator, Aggregator):
             raise InputError("trainer.aggregator", "an Aggregator", what_is(aggregator))
@@ -164,6 +169,9 @@ class FederatedTrainer(TrainedLoop):
         self.evaluate_every, self.personal = evaluate_every, list(personal)
         check_order(transforms)
         self.transforms, self.privacy, self._budget = list(transforms), privacy or Privacy(), []
+        self.secure_sums = secure_sums
+        if secure_sums is not None:
+            check_method(aggregator, transforms, rounds)
         noisy = privacy is None or any(isinstance(own, GaussianNoise) for own in transforms)
         expect(noisy, "trainer.privacy", "null without GaussianNoise in `trainer.transforms`", privacy)
         self.monitor, self.monitor_mode = monitor, monitor_mode or mode_of(monitor)

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.errors import FAILED, POLICY, REFUSED
+from flgraph.federation.budget import SPENDING, Spending
 from flgraph.federation.client import Client
 from flgraph.federation.policy import NUM_SAMPLES, Policy
 from flgraph.federation.routes import RouteKind
 from flgraph.federation.transforms import Transform
 from flgraph.flare.run import clients_of
-from flgraph.flare.settings import read_settings
+from flgraph.flare.settings import clients_folder, read_settings
 
 
 def explain(kit: Path, config: str) -> Iterator[str]:
@@ -31,6 +32,7 @@ def explain(kit: Path, config: str) -> Iterator[str]:
     settings = read_settings(kit)
     policy = Policy.of(settings.policy)
     clients = clients_of(config, settings, policy=None)
+    spent = {name: Spending(clients_folder(settings) / name / SPENDING) for name in clients}
     job = next(iter(clients.values())).door.job
     yield f"The job: {job.algorithm}, {job.rounds} rounds, {job.local_epochs} local epochs in each exchange."
     if job.reveals:
@@ -44,6 +46,7 @@ def explain(kit: Path, config: str) -> Iterator[str]:
         yield from (f"  {line}" for line in _leaves(client, policy, would, settings.trainer))
     yield ""
     yield from _limits(policy, clients)
+    yield from _privacy(policy, spent)
 
 
 def _leaves(client: Client, policy: Policy, sent: str, trainer: Mapping[str, Any]) -> Iterator[str]:
@@ -54,13 +57,18 @@ def _leaves(client: Client, policy: Policy, sent: str, trainer: Mapping[str, Any
     yield from (f"  {name}, {form}" for name, form in forms.items())
     yield from (f"  and {pattern}, which is {_KINDS[kind]}" for pattern, kind in routing.extra.items())
     yield from (f"  changed before by {_settings_of(transform)}" for transform in client.transforms.transforms)
-    if client.transforms:
-        yield "  That is the job's choice: no policy asks for it."
+    if client.transforms and policy.min_noise is None:
+        yield "  That is the job's choice: the policy has no `min_noise`."
+    if job.noise is not None:
+        covered = f", but not {', '.join(job.uncovered)}" if job.uncovered else ""
+        yield f"  with noise of a multiplier of {job.noise:g} or more that the site adds{covered}"
     for name in job.scalars:
         known = name == NUM_SAMPLES and policy.num_samples is not None
         yield f"  and {name}" + (f", {policy.count(job.num_samples)}" if known else "")
+    if job.masks:
+        yield "  all of it masked: the server can read the sum over an exchange's clients, and no client's own part"
     parts = ["the client's name", "names and shapes of these tensors"]
-    if policy.num_samples == 1:
+    if policy.num_samples == 1 and not job.masks:
         parts.append(f"the number of training samples ({job.num_samples})")
     parts.append("a keyed digest of the data's settings, which tells that these have changed and nothing else")
     if trainer:
@@ -95,9 +103,22 @@ def _limits(policy: Policy, clients: dict[str, Client]) -> Iterator[str]:
     yield f"  {policy.most_turns(job)} requests for work, {policy.most_evaluations(job)} evaluations"
     yield f"  {policy.megabytes:g} megabytes sent"
     yield "A run of another name begins with all of this anew: whether there is one is decided where jobs are approved."
+    if policy.secure_sums is not None:
+        yield f"Uploads leave in secure sums over {policy.secure_sums} clients or more only."
     yield f"The server {'may' if policy.accept_states else 'may not'} put clients into states that it sends."
     yield "It sees, too, when an answer comes and how long it is. What it does with what it gets, no policy decides."
     yield "FLARE's own privacy filters do not see these messages; the section `policy` stands in their place."
+
+
+def _privacy(policy: Policy, spent: Mapping[str, Spending]) -> Iterator[str]:
+    """What clients have spent in all jobs before, as the site counts it."""
+    limit = "" if policy.max_epsilon is None else f" of {policy.max_epsilon:g} that the policy allows in all"
+    for name, own in spent.items():
+        for unit in sorted({event.unit for event in own.events}):
+            epsilon = f"{own.epsilon(unit, policy.delta):.4g}{limit}"
+            yield f"Client {name} has spent epsilon {epsilon} (delta {policy.delta:g}, unit: {unit})."
+    if policy.max_epsilon is not None:
+        yield f"A client answers nothing that would cost more than epsilon {policy.max_epsilon:g}, all jobs together."
 
 
 _KINDS = {

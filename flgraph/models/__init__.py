@@ -10,9 +10,12 @@ from flgraph.models.hetero.gat import HeteroGAT
 from flgraph.models.hetero.links import LinkPredictor
 from flgraph.models.hetero.rgcn import RGCN
 from flgraph.models.nodes.adafgl import AdaFGL, Knowledge
+from flgraph.models.nodes.dgi import DGI
 from flgraph.models.nodes.fedego import EgoHead, FedEgo, MashedEgoGraphs
 from flgraph.models.nodes.fggp import FGGP
 from flgraph.models.nodes.gcn import NeighbourSums, NodeGCN
+from flgraph.models.nodes.gnn import NodeGNN
+from flgraph.models.nodes.links import NodeLinks
 from flgraph.models.nodes.masked import MaskedGCN
 from flgraph.models.nodes.sage import NeighGenSAGE, NodeSAGE
 from flgraph.models.unsupervised.base import Encoded, GraphEmbedding
@@ -21,6 +24,7 @@ from flgraph.models.unsupervised.infograph import InfoGraph
 from flgraph.models.unsupervised.mvgrl import MVGRL
 
 __all__ = [
+    "DGI",
     "FCLG",
     "FGGP",
     "GNN",
@@ -44,6 +48,8 @@ __all__ = [
     "NeighGenSAGE",
     "NeighbourSums",
     "NodeGCN",
+    "NodeGNN",
+    "NodeLinks",
     "NodeSAGE",
     "OptimizerName",
 ]

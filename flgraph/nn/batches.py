@@ -69,7 +69,9 @@ class WholeGraph(TensorBatch):
         adj: their adjacency.
         nodes: their numbers in the graph that this one was cut from ``[N]``.
         index: the nodes to classify ``[n]``, numbers of this graph.
-        y: their classes ``[n]``.
+        y: their classes ``[n]``, or their labels or numbers ``[n, T]``.
+        edge_index: all edges ``[2, E]``, where they have features; layers that use none take ``adj``.
+        edge_attr: features of the edges ``[E, D]``; ``None`` where they have none.
     """
 
     x: Tensor
@@ -77,6 +79,8 @@ class WholeGraph(TensorBatch):
     nodes: Tensor
     index: Tensor
     y: Tensor
+    edge_index: Tensor | None = None
+    edge_attr: Tensor | None = None
 
 
 @dataclass
@@ -126,6 +130,32 @@ class LinkBatch(TensorBatch):
         """Random nodes of the targets' types, ``[P, k]``; a link's own target may be among them."""
         draws = torch.rand(self.target.numel(), k, device=self.target.device, dtype=torch.float64)
         return self.first.unsqueeze(1) + (draws * self.count.unsqueeze(1)).long()
+
+
+@dataclass
+class GraphLinks(TensorBatch):
+    """A graph, and links of it to be told from pairs that are none.
+
+    Attributes:
+        x: features of all nodes ``[N, F]``, dense or sparse CSR.
+        adj: the edges that messages take; held-out links are not among them.
+        nodes: their numbers in the graph that this one was cut from ``[N]``.
+        source: ``[P]``.
+        target: ``[P]``.
+        negatives: targets that each link competes with ``[P, k]``; ``None`` where they are to be drawn.
+    """
+
+    x: Tensor
+    adj: Adjacency
+    nodes: Tensor
+    source: Tensor
+    target: Tensor
+    negatives: Tensor | None = None
+
+    def draw_negatives(self, k: int) -> Tensor:
+        """Random nodes ``[P, k]``; a link's own target may be among them."""
+        # Drawn on the CPU, so that a seed means the same nodes on every device.
+        return torch.randint(self.adj.num_nodes, (self.target.numel(), k)).to(self.target.device)
 
 
 def _moved(part: Any, device: torch.device | str) -> Any:

@@ -21,6 +21,9 @@ from flgraph.runs.files import flush_folder, writing
 LEDGER = "ledger.jsonl"
 """Its name in a run's folder."""
 
+SUM = "sum"
+"""The event that uploads came added up: their lines have the digests that they had before."""
+
 NOTHING = "0" * 64
 """What the first line has for the hash of the line before."""
 

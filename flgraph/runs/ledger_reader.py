@@ -209,11 +209,16 @@ def _place(line: Line) -> tuple[object, ...]:
     return line.client, line.round, line.request, line.exchange, line.direction
 
 
+ABOUT_SUMS = ("keys", "shares", "hold", "unmask")
+"""Requests by which masks of an exchange are agreed on, and taken from its sum."""
+
+
 def spent(lines: Iterable[Line]) -> dict[str, Counter[str]]:
     """What clients have answered: client to number of ``turns`` and ``evaluations``, and ``bytes`` sent."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for line in lines:
         if line.direction == "up":
-            found[line.client]["evaluations" if line.request == "evaluate" else "turns"] += 1
+            if line.request not in ABOUT_SUMS:
+                found[line.client]["evaluations" if line.request == "evaluate" else "turns"] += 1
             found[line.client]["bytes"] += line.bytes
     return found

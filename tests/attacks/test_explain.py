@@ -12,6 +12,8 @@ import yaml
 
 from flgraph.cli.main import main
 from flgraph.federation import Client
+from flgraph.federation.accountant import spent
+from flgraph.federation.budget import SPENDING, Event, Spending
 from flgraph.flare.run import Site, clients_of
 from flgraph.flare.settings import SiteSettings
 
@@ -62,6 +64,14 @@ def test_what_leaves_and_what_stays(explain: Callable[..., str], tmp_path: Path)
     assert "The server may not put clients into states that it sends." in text
 
 
+def test_secure_sums_are_told_and_demanded(explain: Callable[..., str]) -> None:
+    text = explain("--trainer.secure_sums={threshold: 0.7}", policy={"secure_sums": 5})
+    assert "all of it masked: the server can read the sum over an exchange's clients, and no client's own part" in text
+    assert "Uploads leave in secure sums over 5 clients or more only." in text
+    assert "the number of training samples" not in text
+    assert "refused: Expected `trainer.secure_sums` to be given: uploads leave in" in explain(policy={"secure_sums": 5})
+
+
 def test_a_strict_policy(explain: Callable[..., str]) -> None:
     policy = {"metrics": {}, "num_samples": 10, "turns": 3, "evaluations": 2, "megabytes": 1, "min_samples": 5}
     text = explain(policy=policy, trainer={"accelerator": "cpu"})
@@ -96,12 +106,26 @@ def test_transforms_and_what_they_leave(explain: Callable[..., str]) -> None:
     noise = [{"class_path": "flgraph.federation.GaussianNoise", "init_args": arguments}]
     text = explain("--trainer.transforms", json.dumps(noise), policy={"tensors": ["structure.*"]})
     assert "changed before by GaussianNoise (leave: ['structure.*'], norm: 1.0, multiplier: 2.0, at: client)" in text
-    assert "no policy asks for it" in text
+    assert "the policy has no `min_noise`" in text
     assert "REFUSED" not in text
     codes = '{"class_path": "flgraph.federation.Quantise"}'
     text = explain("--trainer.transforms", f"[{codes}]", policy={"tensors": ["structure.*"]})
     assert "refused: Expected `transforms/*` to be of tensors that the policy lets out (structure.*)" in text
     assert "    and transforms/*, which is" in text
+
+
+def test_what_clients_have_spent(explain: Callable[..., str], tmp_path: Path) -> None:
+    spending = Spending(tmp_path / "flgraph" / "clients" / "trees" / SPENDING)
+    spending.add(Event("client", 20.0, 1.0), 3, 1e-5, None)
+    noise = [{"class_path": "flgraph.federation.GaussianNoise", "init_args": {"norm": 1, "multiplier": 20}}]
+    text = explain("--trainer.transforms", json.dumps(noise), policy={"max_epsilon": 5, "min_noise": 4})
+    epsilon = spent(20.0, 1, ((1, 3),), 1e-5)
+    limit = "of 5 that the policy allows in all (delta 1e-05, unit: client)"
+    assert f"Client trees has spent epsilon {epsilon:.4g} {limit}." in text
+    assert "with noise of a multiplier of 20 or more that the site adds, but not num_samples" in text
+    assert "A client answers nothing that would cost more than epsilon 5, all jobs together." in text
+    assert "REFUSED" in text
+    assert "uploads have nothing that noise does not cover" in text
 
 
 def test_what_an_algorithm_reveals(explain: Callable[..., str]) -> None:

@@ -16,7 +16,18 @@ import yaml
 from flgraph.callbacks import DFedGNN, FedAvg, FedGCN, FedPer, FedSagePlus, SchemaFedAvg
 from flgraph.cli.main import main
 from flgraph.errors import InputError
-from flgraph.federation import Aggregator, Client, FederatedTrainer, Payload, Policy, PolicyError, Request, Turn
+from flgraph.federation import (
+    Aggregator,
+    Client,
+    FederatedTrainer,
+    GaussianNoise,
+    Payload,
+    Policy,
+    PolicyError,
+    Request,
+    Turn,
+)
+from flgraph.federation.accountant import spent
 from flgraph.federation.client_door import ClientDoor
 from flgraph.federation.engines.host import Message, SiteHost, run_request
 from flgraph.federation.routes import RoutingTable
@@ -260,6 +271,53 @@ def test_turns_that_are_repeated_cost_turns(site: Callable[..., Server], tmp_pat
     assert len(verdicts) == 2
 
 
+def test_a_site_counts_what_noise_costs_over_all_runs(site: Callable[..., Server], tmp_path: Path) -> None:
+    """Whatever the server says of rounds, states or names of runs: what would pass the limit is not done."""
+    noise, most = GaussianNoise(1.0, 10.0), spent(10.0, 1, ((1, 4),), 1e-5) + 1e-6
+    arguments: dict[str, Any] = {"aggregator": FedAvg("uniform"), "transforms": [noise]}
+    policy = Policy(max_epsilon=most, accept_states=True)
+    server = site(policy, **arguments)
+    server.begin()
+    base = server.done["A"]
+    seen = []
+    for _ in range(3):  # the same turn again and again: each time with other noise
+        server.done["A"] = base
+        seen.append(server.ask(Turn(1, Request.EXCHANGE, "train", Payload(server.weights()).to_bytes())))
+    assert all(isinstance(answer, Payload) for answer in seen)
+    assert not torch.equal(seen[0].tensors["last.weight"], seen[1].tensors["last.weight"])  # type: ignore[union-attr]
+    other = site(policy, ledger="another-run.jsonl", **arguments)  # begins anew, and finds what was spent
+    other.begin()
+    first = Payload(other.weights()).to_bytes()
+    assert isinstance(other.ask(Turn(1, Request.EXCHANGE, "train", first)), Payload)
+    before = other.weights()
+    assert other.ask(Turn(2, Request.EXCHANGE, "train", first)) == "policy"
+    _assert_equal(before, other.weights())
+    other.begin("B")  # has spent nothing yet
+    assert isinstance(other.ask(Turn(1, Request.EXCHANGE, "train", first), "B"), Payload)
+    kept = json.loads((tmp_path / "states" / "A" / "privacy.json").read_text())
+    assert kept == [["client", 10.0, 1.0, 4]]
+    (tmp_path / "states" / "A" / "privacy.json").write_text('[["client", 10.0, 1.0, -3]]')
+    with pytest.raises(InputError, match="what this site wrote, or not there where nothing was spent"):
+        site(policy, ledger="third-run.jsonl", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("policy", "noise", "sentence"),
+    [
+        (Policy(min_noise=2), None, "noise before anything leaves the client .* of a multiplier of 2 or more"),
+        (Policy(min_noise=2), GaussianNoise(1.0, 1.5), "of a multiplier of 2 or more, as the policy says, but got 1.5"),
+        (Policy(min_noise=2), GaussianNoise(1.0, 9.0, at="server"), "but got none"),
+        (Policy(max_epsilon=8), None, "noise before anything leaves the client"),
+        (Policy(max_epsilon=8), GaussianNoise(1.0, 9.0), "nothing that noise does not cover.* but got num_samples"),
+    ],
+)
+def test_jobs_without_the_noise_that_a_site_asks_for(
+    site: Callable[..., Server], policy: Policy, noise: Any, sentence: str
+) -> None:
+    with pytest.raises(PolicyError, match=f"`trainer` to be .*{sentence}"):
+        site(policy, aggregator=FedAvg(), transforms=[] if noise is None else [noise])
+
+
 def test_megabytes(site: Callable[..., Server]) -> None:
     server = site(Policy(megabytes=0.003))
     server.begin()
@@ -371,6 +429,8 @@ def test_the_policy_of_a_job_loosens_nothing(tmp_path: Path) -> None:
         *(({"metrics": {"val/*": value}}, r"metrics\.val/\*") for value in (-1, 18, 0.5, True, "4")),
         ({"metrics": {3: 4}}, r"metrics\.3"),
         *(({"accept_states": value}, "accept_states") for value in (None, 1, "yes")),
+        *(({name: value}, name) for name in ("min_noise", "max_epsilon") for value in (0, -1, math.inf, "8", True)),
+        *(({"delta": value}, "delta") for value in (0, 1, 1.5, None, "small")),
         ({"acept_states": True}, "acept_states"),
         ({3: True}, "3"),
     ],

@@ -44,7 +44,7 @@ AT_ONCE = {
     "model": (["fit", *METHOD, *CHEM, "--model", "flgraph.models.GMN"], "(did you mean GNN?)"),
     "number": (["fit", *METHOD, *CHEM, "--trainer.rounds", "ten"], "`trainer.rounds` to be of type int but got ten."),
     "list": (["fit", *METHOD, "--data.datasets", "MUTAG"], "`data.datasets` to be of type list but got MUTAG."),
-    "choice": (["fit", *METHOD, *CHEM, "--model.conv", "gat"], "`model.conv` to be one of 'gcn', 'gin', 'sage'"),
+    "choice": (["fit", *METHOD, *CHEM, "--model.conv", "gatt"], "`model.conv` to be one of 'gcn', 'gin', 'sage'"),
     "graphs for a graph": (
         ["fit", "-c", "configs/method/fedego.yaml", *CHEM],
         "one large graph (configs/data/cora.yaml), as FedEgo needs, but got many graphs (TUFederation): try ",

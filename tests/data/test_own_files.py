@@ -117,13 +117,13 @@ def test_what_is_not_used_is_said(tmp_path: Path) -> None:
     edges = [("source", "target", "weight"), ("000", "001", 2), ("001", "000", 2), ("002", "002", 1), ("003", "004", 1)]
     ring(tmp_path, edges=[*edges, ("003", "004", 1)])
     data = NodeClients({"north": str(tmp_path)}, columns={"years": "number"})
-    said = "`north`: 1 edges from a node to itself, 2 repeated edges, edges.csv: weight, column branch."
+    said = "`north`: 1 edges from a node to itself, 2 repeated edges, weight of edges, column branch."
     with pytest.warns(UserWarning, match=said):
         data.setup()
     assert data.client("north").graph.edge_index.size(1) == 4
     pyg = Data(x=torch.rand(4, 1), edge_index=torch.tensor([[0], [1]]), y=torch.tensor([0, 1, 0, 1]))
     pyg.edge_attr = torch.rand(1, 2)
-    with pytest.warns(UserWarning, match="Not used of the data of `a`: edge_attr of a"):
+    with pytest.warns(UserWarning, match="Not used of the data of `a`: 0 of edges, 1 of edges"):
         NodeClients({"a": pyg}, fractions=[0.5, 0.25, 0.25]).setup()
 
 

@@ -13,10 +13,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from flgraph.callbacks import GCFL, FedAvg
+from flgraph.callbacks import GCFL, FedAvg, Local
 from flgraph.errors import InputError
 from flgraph.federation import Clip, GaussianNoise, Median, Payload, Privacy, Quantise
-from flgraph.federation.privacy import Account, spent
+from flgraph.federation.accountant import spent
+from flgraph.federation.privacy import Account
 from flgraph.federation.transforms import Draw, Pipeline, draw_key
 from flgraph.runs.history import read_records
 
@@ -252,6 +253,11 @@ def test_noise_at_the_server_needs_a_plain_mean(aggregator: Any, run: Any) -> No
 def test_arguments_that_cannot_be(make: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         make()
+
+
+def test_what_uploads_nothing_goes_with_no_transforms(run: Any) -> None:
+    with pytest.raises(InputError, match=r"`trainer.transforms` to be none with an algorithm that uploads nothing"):
+        run(Clip(1.0), aggregator=Local(), rounds=1)
 
 
 def test_settings_that_do_not_go_together(run: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -13,7 +14,19 @@ from torch import Tensor
 
 from flgraph.callbacks import FedAvg
 from flgraph.errors import InputError
-from flgraph.federation import Clip, HalfPrecision, Payload, Policy, PolicyError, Quantise, Tolerance, TopK, Transform
+from flgraph.federation import (
+    Clip,
+    GaussianNoise,
+    HalfPrecision,
+    Payload,
+    Policy,
+    PolicyError,
+    Quantise,
+    Tolerance,
+    TopK,
+    Transform,
+)
+from flgraph.federation.secure.settings import SecureSums
 from flgraph.federation.transforms import Draw, Pipeline, draw_key
 from flgraph.runs.history import read_records
 from flgraph.runs.ledger_reader import read_ledger
@@ -25,6 +38,12 @@ class Half:
     upload_kind = "weights"
     extra_tensors: ClassVar[Mapping[str, Any]] = {"gradient/*": "gradient", "rows/*": "data"}
     initial_weights = "first"
+
+
+class Weights(Half):
+    """The same without data."""
+
+    extra_tensors: ClassVar[Mapping[str, Any]] = {}
 
 
 SENT = {"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([1.0]), "steps": torch.tensor(10)}
@@ -63,6 +82,52 @@ def test_clipping_by_hand() -> None:
     each = through(Clip(3.5, per="tensor", leave=["rows/*"]))
     assert each.tensors["w"].tolist() == UPLOAD["w"].tolist()
     assert each.tensors["b"].tolist() == [4.5]
+
+
+def test_a_bound_that_follows_the_lengths() -> None:
+    """By hand for an exchange; after many, half of the updates (1, 2, 3, 4 long) are shorter."""
+    server, client = (Pipeline([Clip(10.0, quantile=0.5, step=0.3)], Weights()) for _ in "ab")
+    bounds = []
+    for _ in range(60):
+        sent = server.accompanied(Payload({"w": torch.zeros(2)}))
+        bounds.append(sent.scalars["transforms/norm"])
+        updates = {str(n): Payload({"w": torch.tensor([0.0, float(n)])}) for n in (1, 2, 3, 4)}
+        wire = {name: client.encode(own, sent, False, draw) for name, own in updates.items()}
+        lengths = [float(own.tensors["w"].norm()) for own in wire.values()]
+        assert lengths == pytest.approx([min(n, bounds[-1]) for n in (1, 2, 3, 4)])
+        server.receive(wire, dict.fromkeys(wire, sent), lambda client, own: draw(own))
+    shares = [sum(n < bound for n in (1, 2, 3, 4)) / 4 for bound in bounds]
+    steps = [after / before for before, after in itertools.pairwise(bounds)]
+    assert steps == pytest.approx([math.exp(-0.3 * (share - 0.5)) for share in shares[:-1]])
+    assert 2 < bounds[-1] <= 3
+    other = Pipeline([Clip(10.0, quantile=0.5, step=0.3)], Weights())
+    other.load_state_dict(server.state_dict())
+    assert other.download_scalars() == server.download_scalars()
+    for bad in (float("nan"), float("inf"), 0.0, -1.0, True, "1"):
+        with pytest.raises(InputError, match="`transforms/norm` to be a finite number above 0"):
+            client.encode(updates["1"], Payload({"w": torch.zeros(2)}, {"transforms/norm": bad}), False, draw)
+
+
+def test_a_bound_that_follows_is_told_and_kept(federate: Any, toy_federation: Any, toy_module: Any) -> None:
+    def run(rounds: int, name: str, **kwargs: Any) -> Any:
+        trainer = federate(FedAvg(), rounds=rounds, name=name, transforms=[Clip(2.0, quantile=0.5)])
+        trainer.fit(toy_module(), toy_federation(6, 8, 7), **kwargs)
+        return trainer
+
+    whole = run(4, "whole")
+    bounds = [record["server"]["transforms/norm"] for record in read_records(whole.run_dir / "history.jsonl")]
+    assert len(set(bounds)) == 4
+    assert bounds[0] == pytest.approx(2.0 * math.exp(-0.2 * 0.5))  # all updates were shorter
+    run(2, "half")
+    again = run(4, "half", ckpt_path="last")
+    assert [record["server"]["transforms/norm"] for record in read_records(again.run_dir / "history.jsonl")] == bounds
+    states = [trainer.engine.clients["A"].module.state_dict() for trainer in (whole, again)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_a_bound_that_follows_needs_single_uploads(federate: Any) -> None:
+    with pytest.raises(InputError, match=r"`trainer.secure_sums` to be null with a Clip whose bound follows"):
+        federate(FedAvg("uniform"), rounds=1, secure_sums=SecureSums(), transforms=[Clip(2.0, quantile=0.5)])
 
 
 def test_the_server_clips_whoever_did_not() -> None:
@@ -269,6 +334,12 @@ def test_a_client_that_clips_nothing_loses_nothing_but_its_weight(
         (lambda: Clip(-1.0), "Expected `Clip.norm` to be a finite number, 0 or more but got -1.0"),
         (lambda: Clip(float("nan")), "Clip.norm"),
         (lambda: Clip(1.0, per="row"), "Clip.per"),
+        (lambda: Clip(1.0, quantile=1.0), "Expected `Clip.quantile` to be above 0 and below 1, or null but got 1.0"),
+        (lambda: Clip(0.0, quantile=0.5), "Expected `Clip.norm` to be above 0 with a quantile"),
+        (lambda: Clip(1.0, "tensor", quantile=0.5), "Expected `Clip.per` to be client with a quantile"),
+        (lambda: Clip(1.0, quantile=0.5, step=0.0), "Clip.step"),
+        (lambda: Pipeline([Clip(1.0, quantile=0.5), GaussianNoise(1.0, 1.0)], Weights()), "with GaussianNoise"),
+        (lambda: Pipeline([Clip(1.0, quantile=0.5), Quantise()], Weights()), "`Clip.quantile` to be null with what"),
         (lambda: TopK(0.0), "Expected `TopK.share` to be above 0 and at most 1 but got 0.0"),
         (lambda: Quantise(5), "Expected `Quantise.bits` to be 8 or 4 but got 5"),
         (lambda: HalfPrecision("float8"), "HalfPrecision.dtype"),

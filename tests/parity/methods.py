@@ -24,9 +24,9 @@ METHODS = [
     *("scaffold", "ditto", "moon", "fedproto", "apfl"),
     *("fedgta", "fedpub", "fedtad", "adafgl", "fggp", "fedssp"),
     *("fedstar@bf16-mixed", "fedego@bf16-mixed", "fedhgn@bf16-true"),
-    "fedavg@32-true+transforms",
+    *("fedavg@32-true+transforms", "fedstar@32-true+secure"),
 ]
-"""Files of methods, some with ``@PRECISION``, one with :data:`TRANSFORMS`."""
+"""Files of methods, some with ``@PRECISION``, one with :data:`TRANSFORMS` and one with secure sums."""
 
 TRANSFORMS = (
     "[{class_path: Clip, init_args: {norm: 0.5}}, {class_path: TopK, init_args: {share: 0.5}}, {class_path: Quantise}]"
@@ -58,9 +58,10 @@ def arguments(method: str, folder: Path, rounds: int, *further: str) -> list[str
 def settings(method: str, rounds: int) -> list[str]:
     """What is run, wherever."""
     name, _, precision = method.partition("@")
-    precision, _, transforms = precision.partition("+")
+    precision, _, more = precision.partition("+")
+    options = {"transforms": f"--trainer.transforms={TRANSFORMS}", "secure": "--trainer.secure_sums={threshold: 0.6}"}
     return [
-        *([f"--trainer.transforms={TRANSFORMS}"] if transforms else []),
+        *([options[more]] if more else []),
         *("-c", str(CONFIGS / f"{name}.yaml"), f"--trainer.precision={precision or '32-true'}"),
         *_sizes(name),
         *("--trainer.local_epochs", "2", "--trainer.client_fraction", "0.8", "--trainer.rounds", str(rounds)),

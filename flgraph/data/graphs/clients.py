@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flgraph.data.checks import require, sorted_edges, warn_of_unused
+from flgraph.data.checks import require, warn_of_unused
 from flgraph.data.columns import Coding, Missing
 from flgraph.data.graphs.container import FlatGraphs
 from flgraph.data.graphs.datamodule import GraphFederation
 from flgraph.data.nodes.clients import check_clients
-from flgraph.data.own import Declared, Splits, features_of, has_label, labels_of, left_out, splits_of
+from flgraph.data.own import Declared, Splits, edges_of_source, features_of, has_label, labels_of, left_out, splits_of
 from flgraph.data.sources import Source, read_source
 from flgraph.nn.sparse.adjacency import offsets
 
@@ -39,6 +39,7 @@ class GraphClients(GraphFederation):
         missing: see there.
         undirected: whether edges go both ways.
         name: how runs on this data are called.
+        edge_columns: see :class:`~flgraph.data.NodeClients`.
         **kwargs: see :class:`GraphFederation`; ``task`` as in :class:`~flgraph.data.NodeClients`.
 
     Raises:
@@ -65,12 +66,13 @@ class GraphClients(GraphFederation):
         missing: Missing = "refuse",
         undirected: bool = True,
         name: str = "graphs",
+        edge_columns: dict[str, str | list[str | int | bool | None]] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__({}, None, name, **kwargs)
         check_clients(graphs)
         self.own, self.root, self.undirected = dict(graphs), root, undirected
-        self.declared = Declared(classes, columns, missing, self.task)
+        self.declared = Declared(classes, columns, missing, self.task, edge_columns)
         self._splits: dict[str, Splits] = {}
 
     def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
@@ -81,7 +83,7 @@ class GraphClients(GraphFederation):
             yield name, self.embed(self._flat(name, source, coding)), len(coding.classes)
 
     def _flat(self, name: str, source: Source, coding: Coding) -> FlatGraphs:
-        warn_of_unused(left_out(source, self.undirected, coding.columns), name)
+        warn_of_unused(left_out(source, self.undirected, coding.columns, self.declared.edge_columns), name)
         assert source.graph_of is not None
         y = labels_of(source, coding)
         bare = int((~has_label(y)).sum())
@@ -90,13 +92,13 @@ class GraphClients(GraphFederation):
         empty = int((nodes == 0).sum())
         require(empty == 0, source.name, "graphs with one node or more", f"{empty} without")
         self._splits[name] = splits_of(source, y, self.fractions, self.split_seed, name)
-        edges = sorted_edges(source.edge_index, source.num_nodes, self.undirected)
+        edges, attr = edges_of_source(source, self.declared, self.undirected)
         node_ptr, owner = offsets(nodes), source.graph_of[edges[0]]
         edge_ptr = offsets(torch.bincount(owner, minlength=len(y)))
         x = features_of(source, coding)
         dense = x.to_dense() if x.layout != torch.strided else x
         own = edges - node_ptr[owner]
-        return FlatGraphs(dense.float(), own, y, node_ptr, edge_ptr, name=name, task=coding.task)
+        return FlatGraphs(dense.float(), own, y, node_ptr, edge_ptr, name=name, task=coding.task, edge_attr=attr)
 
     def splits(self, name: str, graphs: FlatGraphs) -> tuple[Tensor, Tensor, Tensor]:
         """Those that the client's files say, else drawn."""

@@ -14,9 +14,11 @@ from flgraph.data.checks import (
     edge_keys,
     edges_of,
     expect_classes,
+    expect_finite,
     expect_joined,
     expect_offsets,
     expect_tensor,
+    features_of_edges,
     is_symmetric,
     require,
     targets_of,
@@ -61,6 +63,8 @@ class FlatGraphs:
         views: further, weighted edges of all graphs by name, for example ``{"diffused": ...}``; a batch holds their
             :class:`~flgraph.nn.WeightedAdjacency` under this name.
         task: what ``y`` is, see :data:`~flgraph.nn.tasks.Task`.
+        edge_attr: features of the edges ``[E, D]`` float32, in their order; ``None`` where they have none. A batch
+            makes its ``edge_attr`` when it is first read.
 
     Raises:
         InputError: an offset, an edge, a feature or a label is out of range or not a number.
@@ -79,9 +83,10 @@ class FlatGraphs:
         undirected: bool | None = None,
         views: Mapping[str, WeightedEdges] | None = None,
         task: Task = "multiclass",
+        edge_attr: Tensor | None = None,
         validate: bool = True,
     ) -> None:
-        self.x = x
+        self.x, self.edge_attr = x, edge_attr
         self.task = task
         self.edge_index = edge_index
         self.y = y
@@ -107,8 +112,8 @@ class FlatGraphs:
         """Flattens any iterable of :class:`torch_geometric.data.Data` with ``x``, ``edge_index`` and ``y``.
 
         A graph's ``y`` is one class, or with another task all of its labels or numbers. Edges are sorted by (source,
-        target); repeated edges are kept, as PyG keeps them. Other fields, such as ``edge_attr``, are not used; a
-        warning names them.
+        target), with ``edge_attr`` where all graphs have it; repeated edges are kept, as PyG keeps them. Other fields
+        are not used; a warning names them.
 
         Raises:
             InputError: a graph lacks ``x``, ``edge_index`` or ``y``, or holds values that cannot be used.
@@ -116,6 +121,8 @@ class FlatGraphs:
         graphs = list(dataset)
         require(len(graphs) > 0, name, "one graph or more", "none")
         read = {"x", "y", "edge_index", "num_nodes", "name"}
+        featured = all(hasattr(graph, "get") and isinstance(graph.get("edge_attr"), Tensor) for graph in graphs)
+        read |= {"edge_attr"} if featured else set()
         warn_of_unused(
             (key for graph in graphs if hasattr(graph, "to_dict") for key in graph.to_dict() if key not in read), name
         )
@@ -139,8 +146,16 @@ class FlatGraphs:
         edge_index = torch.cat(parts, dim=1)
         _check_edges(edge_index, node_ptr, edge_ptr, name)
         y = targets_of(torch.cat(ys), len(graphs), task, f"{name}.y")
-        edges = sort_edges(edge_index, node_ptr, edge_ptr)
-        return cls(torch.cat(xs), edges, y, node_ptr, edge_ptr, name=name, task=task)
+        order = _edge_order(edge_index, node_ptr, edge_ptr)
+        edge_attr = None
+        if featured:
+            sizes = edge_ptr.diff().tolist()
+            rows = [features_of_edges(g.edge_attr, n, f"{name}.edge_attr") for g, n in zip(graphs, sizes, strict=True)]
+            widths = sorted({own.size(1) for own in rows})
+            expect(len(widths) == 1, f"{name}.edge_attr", "of equally many features in all graphs", widths)
+            edge_attr = torch.cat(rows)[order]
+        edges = edge_index[:, order]
+        return cls(torch.cat(xs), edges, y, node_ptr, edge_ptr, name=name, task=task, edge_attr=edge_attr)
 
     def _validate(self) -> None:
         name, count = self.name, self.y.size(0)
@@ -159,6 +174,9 @@ class FlatGraphs:
         else:
             expect_tensor(self.y, f"{name}.y", [count, "T"], torch.float32)
             check_targets(self.y, self.task, f"{name}.y")
+        if self.edge_attr is not None:
+            expect_tensor(self.edge_attr, f"{name}.edge_attr", [self.edge_index.size(1), "D"], torch.float32)
+            expect_finite(self.edge_attr, f"{name}.edge_attr")
         for key, tensor in self.node_tensors.items():
             expect(tensor.size(0) == self.num_nodes, f"{name}.{key}", f"of {self.num_nodes} rows", tensor.size(0))
 
@@ -199,6 +217,7 @@ class FlatGraphs:
     def nbytes(self) -> int:
         """Bytes of all tensors held."""
         tensors = [*(getattr(self, field) for field in _TENSORS), *self.node_tensors.values()]
+        tensors += [] if self.edge_attr is None else [self.edge_attr]
         further = sum(view.nbytes for view in self.views.values())
         further += 0 if self._twins is None else self._twins.nbytes
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors) + further
@@ -243,6 +262,7 @@ class FlatGraphs:
             edge_ptr=edge_ptr,
             node_tensors={key: tensor.index_select(0, nodes) for key, tensor in self.node_tensors.items()},
             views={key: view.select(index, nodes) for key, view in self.views.items()},
+            edge_attr=None if self.edge_attr is None else self.edge_attr.index_select(0, edges),
         )
 
     def with_tensors(self, node_tensors: Mapping[str, Tensor]) -> FlatGraphs:
@@ -260,7 +280,7 @@ class FlatGraphs:
         return same
 
     def _like(self, **changed: Any) -> FlatGraphs:
-        fields = (*_TENSORS, "name", "node_tensors", "undirected", "views", "task")
+        fields = (*_TENSORS, "name", "node_tensors", "undirected", "views", "task", "edge_attr")
         return FlatGraphs(**{field: getattr(self, field) for field in fields} | changed, validate=False)
 
     def to(self, device: torch.device | str) -> FlatGraphs:
@@ -271,6 +291,7 @@ class FlatGraphs:
             **{field: getattr(self, field).to(device) for field in _TENSORS},
             node_tensors={key: tensor.to(device) for key, tensor in self.node_tensors.items()},
             views={key: view.to(device) for key, view in self.views.items()},
+            edge_attr=None if self.edge_attr is None else self.edge_attr.to(device),
         )
         moved._twins, moved._looked_for_twins = self._twins and self._twins.to(device), self._looked_for_twins
         return moved
@@ -283,6 +304,8 @@ class FlatGraphs:
         nodes = slice(int(self.node_ptr[number]), int(self.node_ptr[number + 1]))
         edges = slice(int(self.edge_ptr[number]), int(self.edge_ptr[number + 1]))
         further = {key: _as_float(tensor[nodes]) for key, tensor in self.node_tensors.items()}
+        if self.edge_attr is not None:
+            further["edge_attr"] = self.edge_attr[edges]
         return Data(
             x=_as_float(self.x[nodes]),
             edge_index=self.edge_index[:, edges].long(),
@@ -328,7 +351,11 @@ class FlatGraphs:
             batch.adj = self.twins.batch(index, nodes, node_ptr)
             # The layers use `adj` alone, and the edges would take longer to copy than they take to train.
             put_off(batch, "edge_index", partial(edge_index_of, batch.adj))
+        if self.edge_attr is not None:  # most models read none
+            put_off(batch, "edge_attr", partial(_rows_of, self.edge_attr, self.edge_ptr, index))
         slices, increments = {"x": node_ptr, "edge_index": edge_ptr}, {"edge_index": node_ptr[:-1]}
+        if self.edge_attr is not None:
+            slices["edge_attr"] = edge_ptr
         slices["y"] = torch.arange(num_graphs + 1, device=index.device)
         for key, tensor in self.node_tensors.items():
             batch[key] = _as_float(tensor.index_select(0, nodes))
@@ -342,8 +369,17 @@ class FlatGraphs:
 
 def sort_edges(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor) -> Tensor:
     """Sorts the columns of ``edge_index [2, E]`` by (graph, source, target), nodes numbered within their graph."""
+    return edge_index[:, _edge_order(edge_index, node_ptr, edge_ptr)]
+
+
+def _edge_order(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor) -> Tensor:
     shift = torch.repeat_interleave(node_ptr[:-1], edge_ptr.diff())
-    return edge_index[:, edge_keys(edge_index.long() + shift, int(node_ptr[-1])).argsort()]
+    return edge_keys(edge_index.long() + shift, int(node_ptr[-1])).argsort()
+
+
+def _rows_of(edge_attr: Tensor, edge_ptr: Tensor, index: Tensor) -> Tensor:
+    """Features of the edges of some graphs."""
+    return edge_attr.index_select(0, gather_ranges(edge_ptr, index)[0])
 
 
 def _as_float(tensor: Tensor) -> Tensor:

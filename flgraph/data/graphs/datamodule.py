@@ -68,7 +68,9 @@ class GraphDataModule(pl.LightningDataModule):
         check_splits(len(self.graphs), "graph", self.graphs.name, **named)
         require(self.train.numel() > 0, "data", f"at least one training graph in `{self.graphs.name}`", "none")
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
-        content = content_key(self.graphs.x, self.graphs.edge_index, self.graphs.y, self.train, self.val, self.test)
+        further = [] if self.graphs.edge_attr is None else [self.graphs.edge_attr]
+        tensors = (self.graphs.x, self.graphs.edge_index, self.graphs.y, self.train, self.val, self.test)
+        content = content_key(*tensors, *further)
         self.settings = {
             "num_graphs": len(self.graphs), "batch_size": batch_size, "content": content[:16], **(settings or {})
         }  # fmt: skip
@@ -84,6 +86,8 @@ class GraphDataModule(pl.LightningDataModule):
         sizes: dict[str, Any] = {"in_channels": self.graphs.num_features, "num_classes": self.num_classes}
         if self.graphs.task != "multiclass":
             sizes["task"] = self.graphs.task
+        if self.graphs.edge_attr is not None:
+            sizes["edge_channels"] = self.graphs.edge_attr.size(1)
         if "s" in self.graphs.node_tensors:
             sizes["structure_channels"] = self.graphs.node_tensors["s"].size(1)
         return sizes

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flgraph.data.hetero.container import HeteroGraph
-from flgraph.nn.batches import HeteroBatch, LinkBatch
+from flgraph.nn.batches import GraphLinks, HeteroBatch, LinkBatch
 
 
 class HeteroLoader:
@@ -38,12 +38,12 @@ class HeteroLoader:
 class LinkLoader:
     """Links of a graph."""
 
-    def __init__(self, batch: LinkBatch) -> None:
+    def __init__(self, batch: LinkBatch | GraphLinks) -> None:
         self.batch = batch
 
     def __len__(self) -> int:
         return min(1, self.batch.target.numel())
 
-    def __iter__(self) -> Iterator[LinkBatch]:
+    def __iter__(self) -> Iterator[LinkBatch | GraphLinks]:
         if len(self):
             yield self.batch

@@ -14,6 +14,7 @@ from flgraph.data.checks import edge_keys, require
 from flgraph.data.hetero.batching import LinkLoader
 from flgraph.data.hetero.container import EdgeType, HeteroGraph
 from flgraph.data.hetero.schema import model_sizes, with_reverse, without_reverse
+from flgraph.data.negatives import draw_apart
 from flgraph.errors import expect
 from flgraph.nn.batches import LinkBatch
 from flgraph.nn.sparse.adjacency import offsets
@@ -224,10 +225,7 @@ def _subgraph(graph: HeteroGraph, kept: Tensor) -> HeteroGraph:
 
 
 def _negatives(graph: HeteroGraph, batch: LinkBatch, k: int, row_of: Tensor, generator: torch.Generator) -> Tensor:
-    """Nodes of the targets' types that the sources do not join in the links' relations ``[P, k]``.
-
-    After 100 draws a node stays even if it is joined: a source may be joined to all.
-    """
+    """Nodes of the targets' types that the sources do not join in the links' relations ``[P, k]``."""
     n = graph.num_nodes
     keys = edge_keys(graph.edge_index, n, row_of[graph.relation]).unique()
     base = ((batch.row * n + batch.source) * n).unsqueeze(1)
@@ -236,10 +234,4 @@ def _negatives(graph: HeteroGraph, batch: LinkBatch, k: int, row_of: Tensor, gen
         share = torch.rand(batch.target.numel(), k, generator=generator, dtype=torch.float64)
         return batch.first.unsqueeze(1) + (share * batch.count.unsqueeze(1)).long()
 
-    found = drawn()
-    for _ in range(100):
-        taken = torch.isin(base + found, keys)
-        if not bool(taken.any()):
-            break
-        found = torch.where(taken, drawn(), found)
-    return found
+    return draw_apart(drawn, base, keys)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from flgraph.data.checks import require, sorted_edges, warn_of_unused
+import torch
+
+from flgraph.data.checks import require, warn_of_unused
 from flgraph.data.columns import Coding, Missing
 from flgraph.data.federation import Federation
 from flgraph.data.nodes.container import NodeGraph, sparse_rows
 from flgraph.data.nodes.datamodule import NodeDataModule
+from flgraph.data.nodes.links import LinkDataModule, link_arguments
 from flgraph.data.nodes.whole_graph import WholeGraphDataModule
-from flgraph.data.own import Declared, features_of, labels_of, left_out, splits_of
+from flgraph.data.own import Declared, edges_of_source, features_of, labels_of, left_out, splits_of
 from flgraph.data.sources import Source, read_source
 from flgraph.errors import expect
 from flgraph.nn.tasks import Task
@@ -27,7 +30,8 @@ class NodeClients(Federation[NodeDataModule]):
     - ``.graphml``, with ``label`` and ``split`` among the attributes of nodes.
 
     In Python it may be a PyG ``Data`` or a networkx graph, too. Nodes without a label are neighbours only. Edges from a
-    node to itself and repeated edges are left out, and so are weights and features of edges; a warning says so.
+    node to itself and repeated edges are left out, and so are columns of edges that are not declared; a warning says
+    so.
 
     Args:
         graphs: client to its graph, for example ``{north: north/, east: east.npz}``.
@@ -37,6 +41,8 @@ class NodeClients(Federation[NodeDataModule]):
         columns: column to ``number``, ``years`` (of a point in time, since 2000) or a list of categories; others are
             not used. When ``None``, all that are in the files, text as categories; partners at sites declare it, all
             the same. Features are in the order of the columns' names.
+        edge_columns: the same for columns of the edges, beside ``source`` and ``target``; the columns of ``edge_attr``
+            are called ``0``, ``1`` and so on. None are used when ``None``. Of repeated edges it is the mean.
         missing: what becomes of missing features: ``"refuse"``, ``"zero"``, or the ``"mean"`` of the column at the
             client (categories: none).
         fractions: shares of the training, validation and test nodes, where files say nothing of splits.
@@ -50,7 +56,9 @@ class NodeClients(Federation[NodeDataModule]):
         eval_batch_size: ego-graphs per batch otherwise.
         name: how runs on this data are called.
         task: ``multiclass``, or ``multilabel`` (columns ``label_...`` of 0 and 1), or ``regression`` (a column
-            ``label``, or several ``label_...``, of numbers); ``classes`` are then the names behind ``label_``.
+            ``label``, or several ``label_...``, of numbers); ``classes`` are then the names behind ``label_``. Or
+            ``links``, to predict links: labels are not looked at.
+        links: further arguments of :class:`~flgraph.data.nodes.links.LinkDataModule`, for links.
 
     Raises:
         InputError: there is no client, a file cannot be used, or files do not go together.
@@ -84,12 +92,17 @@ class NodeClients(Federation[NodeDataModule]):
         epoch_fraction: float = 1.0,
         eval_batch_size: int = 512,
         name: str = "nodes",
-        task: Task = "multiclass",
+        task: Task | Literal["links"] = "multiclass",
+        edge_columns: dict[str, str | list[str | int | bool | None]] | None = None,
+        links: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(name)
         check_clients(graphs)
         self.graphs, self.root = dict(graphs), root
-        self.declared = Declared(classes, columns, missing, task)
+        self.links = link_arguments(task, links) if task == "links" or links else None
+        if task == "links":  # of classes nobody asks
+            classes, task = 1, "multiclass"
+        self.declared = Declared(classes, columns, missing, task, edge_columns)
         self.fractions, self.split_seed = tuple(fractions), split_seed
         self.undirected, self.normalize, self.ego_graphs = undirected, normalize, ego_graphs
         self.sampling: dict[str, Any] = {
@@ -109,23 +122,29 @@ class NodeClients(Federation[NodeDataModule]):
         self._clients = {name: self._make(name, source, coding) for name, source in sources.items()}
 
     def _make(self, name: str, source: Source, coding: Coding) -> NodeDataModule:
-        warn_of_unused(left_out(source, self.undirected, coding.columns), name)
-        y = labels_of(source, coding)
-        splits = splits_of(source, y, self.fractions, self.split_seed, name)
+        warn_of_unused(left_out(source, self.undirected, coding.columns, self.declared.edge_columns), name)
+        links = self.links is not None
+        y = torch.zeros(source.num_nodes, dtype=torch.long) if links else labels_of(source, coding)
+        splits: Any = (torch.arange(source.num_nodes), y[:0], y[:0])
+        if not links:
+            splits = splits_of(source, y, self.fractions, self.split_seed, name)
+        edges, edge_attr = edges_of_source(source, self.declared, self.undirected)
         graph = NodeGraph(
             sparse_rows(features_of(source, coding)),
-            sorted_edges(source.edge_index, source.num_nodes, self.undirected),
+            edges,
             # Of what has no label nobody asks for one: it is in no split.
             y.clamp(min=0) if coding.task == "multiclass" else y,
             len(coding.classes),
             name,
             undirected=self.undirected,
             task=coding.task,
+            edge_attr=edge_attr,
         )
-        kind = NodeDataModule if self.ego_graphs else WholeGraphDataModule
+        kind = LinkDataModule if links else NodeDataModule if self.ego_graphs else WholeGraphDataModule
         how = {"fractions": list(self.fractions), "split_seed": self.split_seed, "normalize": self.normalize}
         graph = graph.normalized() if self.normalize else graph
-        return kind(graph, *splits, **self.sampling, settings={**how, **self.declared.settings})
+        settings = {**how, **self.declared.settings}
+        return kind(graph, *splits, **{**self.sampling, **(self.links or {}), "settings": settings})
 
 
 def check_clients(graphs: Mapping[str, Any]) -> None:

@@ -20,9 +20,11 @@ from flgraph.data.checks import (
     expect_finite,
     expect_joined,
     expect_tensor,
+    features_of_edges,
     is_symmetric,
     require,
     sorted_edges,
+    sorted_with_features,
     targets_of,
     tensor_of,
     warn_of_unused,
@@ -55,6 +57,7 @@ class NodeGraph:
         validate: whether to check all of this.
         keys: name to a text for each node ``[N]``, such as the hospital that it is of; partitions may go by them.
         task: what ``y`` is, see :data:`~flgraph.nn.tasks.Task`.
+        edge_attr: features of the edges ``[E, D]`` float32, in their order; ``None`` where they have none.
 
     Raises:
         InputError: shapes do not agree, an edge or a label is out of range, edges are not in the form above, or a
@@ -73,7 +76,9 @@ class NodeGraph:
         validate: bool = True,
         keys: Mapping[str, NDArray[np.str_]] | None = None,
         task: Task = "multiclass",
+        edge_attr: Tensor | None = None,
     ) -> None:
+        self.edge_attr = edge_attr
         self.x, self.edge_index, self.y, self.name, self.undirected = x, edge_index, y, name, undirected
         self.keys, self.task = dict(keys or {}), task
         if y.dim() == 2:
@@ -99,7 +104,7 @@ class NodeGraph:
         """From any :class:`~torch_geometric.data.Data` with ``x``, ``edge_index`` and what each node is in ``y``.
 
         Self-loops and repeated edges are left out. Dense features that are zero in three of four places become sparse.
-        Other fields, such as masks and ``edge_attr``, are not used; a warning names them.
+        Of repeated edges ``edge_attr`` is the mean. Other fields, such as masks, are not used; a warning names them.
 
         Args:
             data: the graph; ``x`` may be dense or any sparse tensor.
@@ -117,14 +122,21 @@ class NodeGraph:
         x, y, edge_index = (tensor_of(data, field, name) for field in ("x", "y", "edge_index"))
         expect(not x.is_complex(), f"{name}.x", "of real numbers", x.dtype)
         expect(num_classes is None or num_classes >= 1, "num_classes", "1 or more, or None", num_classes)
-        warn_of_unused((field for field in data.to_dict() if field not in _READ and field != key), name)
+        attr = data.get("edge_attr")
+        read = _READ | {key, *(["edge_attr"] if isinstance(attr, Tensor) else [])}
+        warn_of_unused((field for field in data.to_dict() if field not in read), name)
         n = x.size(0)
         keys = {} if key is None else {key: key_of(data.get(key), n, f"{name}.{key}")}
         y = targets_of(y, n, task, f"{name}.y")
         edge_index = edges_of(edge_index, f"{name}.edge_index")
         expect_joined(edge_index, n, f"{name}.edge_index")
-        x, edges = sparse_rows(x.unsqueeze(1) if x.dim() == 1 else x), sorted_edges(edge_index, n, undirected)
-        return cls(x, edges, y, num_classes, name, undirected=undirected, keys=keys, task=task)
+        x = sparse_rows(x.unsqueeze(1) if x.dim() == 1 else x)
+        made: dict[str, Any] = {"undirected": undirected, "keys": keys, "task": task}
+        if not isinstance(attr, Tensor):
+            return cls(x, sorted_edges(edge_index, n, undirected), y, num_classes, name, **made)
+        rows = features_of_edges(attr, edge_index.size(1), f"{name}.edge_attr")
+        edges, rows = sorted_with_features(edge_index, rows, n, undirected)
+        return cls(x, edges, y, num_classes, name, edge_attr=rows, **made)
 
     def _validate(self) -> None:
         name, n, edges = self.name, len(self.y), self.edge_index
@@ -148,6 +160,9 @@ class NodeGraph:
         wanted = "sorted by source and target, without self-loops and repeats"
         require(ordered, f"{name}.edge_index", wanted, "edges that are not")
         both = not self.undirected or is_symmetric(keys, edges, n)
+        if self.edge_attr is not None:
+            expect_tensor(self.edge_attr, f"{name}.edge_attr", [edges.size(1), "D"], torch.float32)
+            expect_finite(self.edge_attr, f"{name}.edge_attr")
         require(both, f"{name}.edge_index", "undirected, every edge in both directions,", "edges in one direction")
 
     # ------------------------------------------------------------------------------------------------ properties
@@ -204,6 +219,7 @@ class NodeGraph:
     def parts(self) -> dict[str, Tensor]:
         """All tensors held, dense ones only: a sparse ``x`` in its three parts."""
         parts = {"edge_index": self.edge_index, "y": self.y, "nodes": self.nodes}
+        parts |= {} if self.edge_attr is None else {"edge_attr": self.edge_attr}
         if self.is_sparse:
             return parts | {
                 "x_rowptr": self.x.crow_indices(),
@@ -233,20 +249,22 @@ class NodeGraph:
             index = index.nonzero()[:, 0]
         require(index.numel() > 0, f"{name}.nodes", "at least one node", "none")
         require(index.unique().numel() == index.numel(), f"{name}.nodes", "different nodes", "one of them twice")
-        edges, _ = subgraph(index, self.edge_index, relabel_nodes=True, num_nodes=self.num_nodes)
+        edges, attr = subgraph(index, self.edge_index, self.edge_attr, relabel_nodes=True, num_nodes=self.num_nodes)
         if not bool((index.diff() > 0).all()):
-            edges = edges[:, edge_keys(edges, index.numel()).argsort()]
+            order = edge_keys(edges, index.numel()).argsort()
+            edges, attr = edges[:, order], None if attr is None else attr[order]
         keys = {key: of_nodes[index.cpu().numpy()] for key, of_nodes in self.keys.items()}
         own = {"x": self.rows(index), "y": self.y[index], "nodes": self.nodes[index]}
-        return self._like(edge_index=edges, name=name, keys=keys, **own)
+        return self._like(edge_index=edges, edge_attr=attr, name=name, keys=keys, **own)
 
     def _like(self, **changed: Any) -> NodeGraph:
-        fields = ("x", "edge_index", "y", "num_classes", "name", "nodes", "undirected", "keys", "task")
+        fields = ("x", "edge_index", "y", "num_classes", "name", "nodes", "undirected", "keys", "task", "edge_attr")
         return NodeGraph(**{field: getattr(self, field) for field in fields} | changed, validate=False)
 
     def batch(self, index: Tensor) -> WholeGraph:
         """The whole graph with the nodes ``index [n]`` to classify."""
-        return WholeGraph(self.x, self.adj, self.nodes, index, self.y[index])
+        edges = () if self.edge_attr is None else (self.edge_index, self.edge_attr)
+        return WholeGraph(self.x, self.adj, self.nodes, index, self.y[index], *edges)
 
     def normalized(self) -> NodeGraph:
         """The same graph with every node's features divided by their sum, where that is not 0."""
@@ -256,7 +274,7 @@ class NodeGraph:
         """The same graph on another device (``self`` when it is there already)."""
         if self.y.device == torch.device(device):
             return self
-        tensors = ("x", "edge_index", "y", "nodes")
+        tensors = ("x", "edge_index", "y", "nodes", *(["edge_attr"] if self.edge_attr is not None else []))
         moved = self._like(**{field: getattr(self, field).to(device) for field in tensors})
         moved._adj = None if self._adj is None else self._adj.to(device)
         return moved

@@ -113,8 +113,10 @@ class NodeDataModule(pl.LightningDataModule):
     @property
     def model_args(self) -> dict[str, Any]:
         """Sizes that the data decides."""
+        sizes = {"in_channels": self.graph.num_features, "num_classes": self.graph.num_classes}
         task = {} if self.graph.task == "multiclass" else {"task": self.graph.task}
-        return {"in_channels": self.graph.num_features, "num_classes": self.graph.num_classes, **task}
+        attr = self.graph.edge_attr
+        return {**sizes, **task, **({} if attr is None else {"edge_channels": attr.size(1)})}
 
     @property
     def epoch_share(self) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -11,8 +12,10 @@ from torch_geometric.utils import index_to_mask
 from flgraph.data.nodes.batching import WholeGraphLoader
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.datamodule import NodeDataModule, NodeFederation
+from flgraph.data.nodes.links import LinkDataModule, link_arguments
 from flgraph.data.nodes.partition import NodePartition
 from flgraph.nn.batches import WholeGraph
+from flgraph.nn.tasks import Task
 
 
 class WholeGraphDataModule(NodeDataModule):
@@ -50,18 +53,31 @@ class WholeGraphFederation(NodeFederation):
         *args: see there; what it says of ego-graphs and batches has no effect here.
         cross_edges: whether clients know the edges from their nodes to nodes that only other clients hold, and the
             numbers of these; FedGCN assumes so.
+        task: see there; or ``links``, to predict links between a client's nodes.
+        links: further arguments of :class:`LinkDataModule`, for links.
         **kwargs: see there.
     """
 
-    client_class = WholeGraphDataModule
+    client_class: ClassVar[type[NodeDataModule]] = WholeGraphDataModule
 
-    def __init__(self, *args: Any, cross_edges: bool = True, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        cross_edges: bool = True,
+        task: Task | Literal["links"] = "multiclass",
+        links: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        kwargs["task"] = "multiclass" if task == "links" else task
         super().__init__(*args, **kwargs)
-        self.cross_edges = cross_edges
+        self.cross_edges = cross_edges and task != "links"
+        self.links = link_arguments(task, links)
+        if task == "links":
+            self.client_class = LinkDataModule  # type: ignore[misc]
 
     def client_args(self, graph: NodeGraph, partition: NodePartition, nodes: Tensor) -> dict[str, Any]:
         """As :class:`NodeFederation` has them, and the edges between clients, which are in no client's graph."""
-        args = super().client_args(graph, partition, nodes)
+        args = {**super().client_args(graph, partition, nodes), **self.links}
         if not self.cross_edges:
             return args
         held = torch.cat([client.nodes for client in partition.clients]).unique()

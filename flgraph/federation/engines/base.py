@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from flgraph.federation.client import Client
 from flgraph.federation.messages import Predictions, Turn
+from flgraph.federation.summing import Group
 
 
 class Engine(ABC):
@@ -25,6 +26,9 @@ class Engine(ABC):
 
     keep_going: bool = False
     """Whether the other clients work on when one has failed; set by the server."""
+
+    batch: int | None = None
+    """How many turns :meth:`run` is to be asked for at a time, since it holds their answers; all when ``None``."""
 
     unable: Collection[str] = ()
     """Clients that :meth:`load` could not put into their states, where the engine is to keep going."""
@@ -86,6 +90,20 @@ class Engine(ABC):
             InputError: it refused, or because of something that the user gave.
             EngineError: clients are gone.
         """
+
+    def run_summed(
+        self, turns: Mapping[str, Turn], counts: Mapping[str, int]
+    ) -> tuple[Mapping[str, bytes | Exception], list[Group]]:
+        """As :meth:`run`, where sums of uploads are enough: some may have been added up where the clients are.
+
+        Args:
+            turns: client to turn.
+            counts: client to the number of samples that it told, where it told one.
+
+        Returns:
+            Answers of clients, and groups of those whose uploads were added up.
+        """
+        return self.run(turns), []
 
     def leave_out(self, clients: Collection[str]) -> None:
         """Nothing more is asked of these clients, not even their states."""

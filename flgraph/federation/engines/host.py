@@ -13,16 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.errors import ClientError, EngineError, InputError, code_of, decode_error, encode_error, expect
+from flgraph.federation.budget import SPENDING, Spending
 from flgraph.federation.client import Client
 from flgraph.federation.messages import Predictions, Request, Turn
-from flgraph.federation.payload import parsed
+from flgraph.federation.payload import Payload, parsed
+from flgraph.federation.policy import NUM_SAMPLES
 from flgraph.federation.settings import algorithm_digest
+from flgraph.federation.summing import Summing
 from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, save_file, state_bytes, state_name
-from flgraph.runs.ledger import Ledger
+from flgraph.runs.ledger import SUM, Ledger
 from flgraph.runs.ledger_reader import read_ledger, spent
 from flgraph.runs.site_states import SiteStates
 
 _log = logging.getLogger(__name__)
+
+SUMS = "sum"
+"""``sum/NUMBER`` is the piece of an answer with the sum of uploads; clients' names have no slash."""
 
 
 # ------------------------------------------------------------------------------------------------------------ messages
@@ -157,19 +163,40 @@ class Host:
     def _run(self, request: Message) -> Message:
         """Answers by client, and the errors of those that failed: of the first one only, unless it is to keep going."""
         answers: dict[str, bytes] = {}
+        summing: Summing | None = None
         seconds: dict[str, float] = {}
         errors: dict[str, Any] = {}
+        counts = request.header.get("counts")
         for name, turn in turns_of(request).items():
             began = time.perf_counter()
             try:
                 with self._during(f"in round {turn.round} ({turn.name}) of client `{name}`"):
-                    answers[name] = self.turn(name, turn)
+                    answer = self.turn(name, turn)
+                summing = summing or Summing(self.clients[name].aggregator)
+                if counts is None or not self._added(summing, name, answer, counts.get(name)):
+                    answers[name] = answer
             except Exception as error:
                 errors[name] = encode_error(error)
                 if not request.header["keep_going"]:
                     break
             seconds[name] = time.perf_counter() - began
-        return Message({"seconds": seconds, "errors": errors}, answers)
+        groups = [] if summing is None else list(summing.groups.values())
+        sums = {f"{SUMS}/{number}": group.sums.to_payload().to_bytes() for number, group in enumerate(groups)}
+        told = {"groups": [group.told() for group in groups]} if groups else {}
+        return Message({"seconds": seconds, "errors": errors, **told}, {**answers, **sums})
+
+    def _added(self, summing: Summing, name: str, answer: bytes, count: int | None) -> bool:
+        """Adds an upload to others; not if there is something about it, which the server is to see itself."""
+        client = self.clients[name]
+        try:
+            upload = Payload.from_bytes(answer)
+            usual = upload.scalars.keys() == {*client.aggregator.upload_scalars}
+            if not usual or upload.scalars.get(NUM_SAMPLES) != count:
+                return False
+            summing.add(name, upload, client.routing.sent, answer)
+        except InputError:
+            return False
+        return summing.held.pop(name, None) is None
 
     def turn(self, name: str, turn: Turn) -> bytes:
         """A client's upload.
@@ -245,12 +272,16 @@ class SiteHost(Host):
         self.key, self.accept_states = key, accept_states
         self.states = SiteStates(folder, run, key, encryption)
         self._algorithm = {
-            name: algorithm_digest(own.aggregator, own.routing, own.transforms.transforms)
+            name: algorithm_digest(
+                own.aggregator, own.routing, own.transforms.transforms, own.masked and own.masked.settings
+            )
             for name, own in self.clients.items()
         }
         self._number = dict.fromkeys(self.clients, 0)
         self._before: dict[str, tuple[int, bytes]] = {}
         self._bases, self._numbers = dict[str, int](), dict[str, int]()  # of the request that is worked on
+        for name, client in self.clients.items():  # of all runs: no server can begin anew
+            client.door.spending = Spending(folder / name / SPENDING)
         self._lock = threading.Lock()
         self._ledger = Ledger()
 
@@ -295,6 +326,8 @@ class SiteHost(Host):
                 self._bases, self._numbers = header["bases"], header["numbers"]
                 answer = self._run(request)
                 del answer.header["seconds"]
+                for number, told in enumerate(answer.header.get("groups", ())):
+                    self._ledger.add(event=SUM, clients=len(told), data=answer.pieces[f"{SUMS}/{number}"])
                 return answer
             case "save":
                 self._save_as(header["label"], header["bases"], header["needed"])

@@ -13,8 +13,9 @@ from flgraph.errors import UNREADABLE, EngineError, InputError, expect, from_cod
 from flgraph.federation.client import Client
 from flgraph.federation.data import is_file_name
 from flgraph.federation.engines.base import Engine
-from flgraph.federation.engines.host import Message, run_request
+from flgraph.federation.engines.host import SUMS, Message, run_request
 from flgraph.federation.messages import Predictions, Turn
+from flgraph.federation.summing import Group
 from flgraph.runs.checkpoint import link_or_copy, state_name
 from flgraph.runs.site_states import Location, checkpoint_label, labels_in_use, read_locations, write_location
 
@@ -114,6 +115,16 @@ class Remote(Engine):
         return self._about
 
     def run(self, turns: Mapping[str, Turn]) -> Mapping[str, bytes | Exception]:
+        return self._run(turns, {})[0]
+
+    def run_summed(
+        self, turns: Mapping[str, Turn], counts: Mapping[str, int]
+    ) -> tuple[Mapping[str, bytes | Exception], list[Group]]:
+        return self._run(turns, {"counts": dict(counts)})
+
+    def _run(
+        self, turns: Mapping[str, Turn], wanted: Mapping[str, Any]
+    ) -> tuple[dict[str, bytes | Exception], list[Group]]:
         numbers = {name: number for number, name in enumerate(turns, self._count + 1)}
         self._count += len(turns)
         shares: dict[str, dict[str, Turn]] = {}
@@ -123,11 +134,19 @@ class Remote(Engine):
         for site, share in shares.items():
             bases = {name: self._done[name] for name in share}
             further = {"bases": bases, "numbers": {name: numbers[name] for name in share}}
+            if len(share) > 1 and wanted:  # one upload is no shorter as a sum
+                further["counts"] = {name: wanted["counts"].get(name) for name in share}
             requests[site] = run_request(share, keep_going=self.keep_going, **further)
         answers = self._ask(requests)
+        asked = [site for site in shares if "counts" in requests[site].header]
+        groups = [group for site in asked for group in summed(site, answers.get(site), shares[site])]
+        added = {name for group in groups for name in group.clients}
+        self._done |= {name: numbers[name] for name in added}
         found: dict[str, bytes | Exception] = {}
         for name in turns:
             answer = answers.get(self.site_of[name])
+            if name in added:
+                continue
             if isinstance(answer, Exception):
                 found[name] = answer
             elif answer is not None and name in answer.pieces:
@@ -139,7 +158,7 @@ class Remote(Engine):
                 found[name] = from_code(code, f"client `{name}` at site `{self.site_of[name]}`")
         if not self.keep_going:
             self._raise_first(found)
-        return found
+        return found, groups
 
     def save(self, folder: Path, previous: Path | None) -> None:
         label = checkpoint_label(folder)
@@ -227,6 +246,20 @@ class Remote(Engine):
         self._asked[site] = time.monotonic()
         answer = self.transport.send(site, Message({"do": "ping"}), _PING)
         return answer is not None and "busy" not in answer.header
+
+
+def summed(site: str, answer: Message | Exception | None, asked: Collection[str]) -> list[Group]:
+    """What a site added up; nothing where that cannot be read, or is of clients that it was not asked for."""
+    told = answer.header.get("groups") if isinstance(answer, Message) else None
+    if not isinstance(answer, Message) or not isinstance(told, list) or not all(isinstance(own, dict) for own in told):
+        return []
+    try:
+        groups = [Group.of(own, answer.pieces[f"{SUMS}/{number}"], f"site {site}") for number, own in enumerate(told)]
+    except (InputError, KeyError):
+        return []
+    names = [*answer.pieces, *(name for group in groups for name in group.clients)]
+    known = {name for group in groups for name in group.clients} <= set(asked)
+    return groups if known and len(set(names)) == len(names) else []
 
 
 def read_answer(body: Any) -> Message:

@@ -16,6 +16,8 @@ from flgraph.federation.messages import Predictions, Turn
 class Sequential(Engine):
     """Runs every turn in this process; the reference that all other engines must equal bit for bit."""
 
+    batch: int | None = 64
+
     def __init__(self) -> None:
         self.host = Host({})
 

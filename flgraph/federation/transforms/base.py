@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.halves import AlgorithmHalf
-from flgraph.federation.payload import Payload
-from flgraph.federation.routes import UploadKind
+from flgraph.federation.payload import Payload, Scalar
+from flgraph.federation.routes import UploadKind, parsed_form
 
 Update = Mapping[str, Tensor]
 """What a client's upload adds to what it was sent: name to float64, or int64 where the tensor is of whole numbers."""
@@ -42,10 +43,13 @@ class Draw:
     def __init__(self, key: bytes) -> None:
         self._stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
+    def integers(self, count: int) -> NDArray[np.uint64]:
+        """``[count]`` whole numbers below 2^64."""
+        return np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
+
     def uniform(self, count: int) -> Tensor:
         """``[count]`` float64 between 0 and 1, neither of them among it."""
-        drawn = np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
-        return torch.from_numpy(((drawn >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
+        return torch.from_numpy(((self.integers(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
 
     def normal(self, count: int) -> Tensor:
         """``[count]`` float64 of the standard normal distribution, by the inverse of its distribution function."""
@@ -124,8 +128,26 @@ class Transform(ABC):
         """
         return update
 
+    def download_scalars(self) -> Mapping[str, float]:
+        """At the server: what goes with every download, in the group ``transforms``; told in the history, too."""
+        return {}
+
+    def read(self, scalars: Mapping[str, Scalar]) -> None:
+        """At both sides, before an update is encoded or received: what went with the client's last download.
+
+        Raises:
+            InputError: it cannot be used.
+        """
+
+    def end_exchange(self) -> None:
+        """At the server, once all uploads of an exchange are received."""
+
+    def receive_mean(self, update: Update, draw: Draw, count: int) -> Update:
+        """At the server, in place of :meth:`receive`, where it knows nothing but the mean of ``count`` uploads."""
+        return update
+
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers at a client: nested dictionaries and lists of tensors and plain values."""
+        """What it remembers at its side: nested dictionaries and lists of tensors and plain values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -180,6 +202,11 @@ class Pipeline:
             found = any(fnmatchcase(name, pattern) for name in known)
             expect(found, "transforms.leave", f"patterns of tensors of client `{client}`", pattern)
 
+    @property
+    def receives(self) -> bool:
+        """Whether the server changes uploads, and so has to hold them all."""
+        return any(type(transform).receive is not Transform.receive for transform in self.transforms)
+
     # ------------------------------------------------------------------------------------------------------- client
     def encode(
         self, upload: Payload, reference: Payload, initial: bool, draw_of: Callable[[Transform], Draw]
@@ -202,6 +229,7 @@ class Pipeline:
         before = _differences(upload.tensors, bases)
         update: Update = dict(before)
         for transform in self.transforms:
+            transform.read(reference.scalars)
             update = transform.encode(update, draw_of(transform))
         tensors = dict(upload.tensors)
         for name, changed in update.items():
@@ -281,10 +309,39 @@ class Pipeline:
             before = _differences(upload.tensors, bases)
             update: Update = dict(before)
             for transform in self.transforms:
+                transform.read(reference.scalars)
                 update = transform.receive(update, draw_of(client, transform), len(uploads))
             new = {n: _added(bases[n], t, upload.tensors[n].dtype) for n, t in update.items() if t is not before[n]}
             received[client] = Payload({**upload.tensors, **new}, upload.scalars) if new else upload
+        for transform in self.transforms:
+            transform.end_exchange()
         return received
+
+    def accompanied(self, download: Payload) -> Payload:
+        """A download with what transforms send along."""
+        further = self.download_scalars()
+        return Payload(download.tensors, {**download.scalars, **further}) if further else download
+
+    def download_scalars(self) -> dict[str, float]:
+        """What goes with every download."""
+        return {name: value for own in self.transforms for name, value in own.download_scalars().items()}
+
+    def receive_mean(
+        self, mean: Mapping[str, Tensor], count: int, draw_of: Callable[[Transform], Draw]
+    ) -> dict[str, Tensor]:
+        """The mean of uploads as it is used, where the server knows none of these.
+
+        Args:
+            mean: name to tensor.
+            count: how many uploads it is the mean of.
+            draw_of: random numbers for a transform.
+        """
+        before = {name: mean[name].double() for name in sorted(mean) if mean[name].is_floating_point()}
+        before = {name: tensor for name, tensor in before.items() if not self.leaves(name)}
+        update: Update = dict(before)
+        for transform in self.transforms:
+            update = transform.receive_mean(update, draw_of(transform), count)
+        return {**mean, **{name: t.to(mean[name].dtype) for name, t in update.items() if t is not before[name]}}
 
     # --------------------------------------------------------------------------------------------------------- both
     def _kind(self, name: str) -> UploadKind:
@@ -302,7 +359,7 @@ class Pipeline:
         return base
 
     def state_dict(self) -> dict[str, Any]:
-        """What transforms remember at a client, by their class names."""
+        """What transforms remember, by their class names."""
         return {type(own).__name__: state for own in self.transforms if (state := own.state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -319,6 +376,10 @@ def check_order(transforms: Sequence[Any]) -> None:
     """
     for transform in transforms:
         expect(isinstance(transform, Transform), "trainer.transforms", "a list of transforms", type(transform).__name__)
+    if any(getattr(own, "quantile", None) is not None for own in transforms):
+        others = [type(own).__name__ for own in transforms if own.codes or own.protects]
+        wanted = "null with what hides or changes lengths, by which the bound is found,"
+        expect(not others, "Clip.quantile", wanted, f"one with {', '.join(others)}")
     for one, other in pairwise(transforms):
         wanted = "in the order clip, noise, selection, coding, one of each,"
         found = f"{type(other).__name__} after {type(one).__name__}"
@@ -343,9 +404,7 @@ def _zeros(name: str, forms: Mapping[str, str]) -> Tensor | None:
     form = forms.get(name.partition("/")[2])
     if form is None:
         return None
-    shape, dtype = form.split()
-    sizes = [] if shape == "scalar" else [int(size) for size in shape.split("x")]
-    known = getattr(torch, dtype, None)
-    if not isinstance(known, torch.dtype) or math.prod(sizes) > _MOST:  # what clients told of themselves
+    sizes, known = parsed_form(form)
+    if known is None or math.prod(sizes) > _MOST:  # what clients told of themselves
         return None
     return torch.zeros((), dtype=known).expand(sizes)  # of no size before as many numbers came

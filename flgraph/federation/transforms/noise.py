@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flgraph.errors import expect
+from flgraph.federation.halves import AlgorithmHalf
 from flgraph.federation.transforms.base import Draw, Transform, Update
 from flgraph.federation.transforms.norms import ROUNDING, clipped
 
@@ -37,6 +38,7 @@ class GaussianNoise(Transform):
 
     stage: ClassVar[int] = 2
     protects: ClassVar[bool] = True
+    unit: ClassVar[Literal["client"]] = "client"
 
     def __init__(
         self, norm: float, multiplier: float, at: Literal["client", "server"] = "client", **kwargs: Any
@@ -47,6 +49,15 @@ class GaussianNoise(Transform):
         expect(at in ("client", "server"), "GaussianNoise.at", "client or server", at)
         self.norm, self.multiplier, self.at = norm, multiplier, at
 
+    @property
+    def local(self) -> bool:
+        """Whether it is there before anything leaves the client."""
+        return self.at == "client"
+
+    def uncovered(self, half: AlgorithmHalf) -> list[str]:
+        """What of uploads leaves without noise."""
+        return [*self.leave, *half.upload_scalars]
+
     def encode(self, update: Update, draw: Draw) -> Update:
         known = clipped(_withheld(update), self.norm)
         return _noisy(known, self.norm * self.multiplier, draw) if self.at == "client" else known
@@ -56,6 +67,9 @@ class GaussianNoise(Transform):
             return update
         known = clipped(_withheld(update), self.norm, ROUNDING)
         return _noisy(known, self.norm * self.multiplier / math.sqrt(count), draw)
+
+    def receive_mean(self, update: Update, draw: Draw, count: int) -> Update:
+        return update if self.at == "client" else _noisy(update, self.norm * self.multiplier / count, draw)
 
 
 def _withheld(update: Update) -> dict[str, Tensor]:

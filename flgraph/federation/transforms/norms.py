@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
 
 from flgraph.errors import expect
-from flgraph.federation.transforms.base import Draw, Transform, Update
+from flgraph.federation.payload import Scalar
+from flgraph.federation.transforms.base import GROUP, Draw, Transform, Update
 
 ROUNDING = 1 + 1e-6
 """A clipped update is a little longer than its bound once its weights are float32 again."""
+
+
+_SHORTER = 1 - 1e-3
+"""An update is one that was clipped from this share of its bound on: its length is rounded on the way."""
+
+_NORM = f"{GROUP}/norm"
 
 
 class Clip(Transform):
@@ -23,9 +30,18 @@ class Clip(Transform):
     "Can You Really Backdoor Federated Learning?", 2019). Whole numbers are scaled by the same and rounded; they do not
     count in the length.
 
+    With a ``quantile`` :math:`\gamma` the bound follows the clients' lengths (Andrew et al., "Differentially Private
+    Learning with Adaptive Clipping", NeurIPS 2021, Section 2): where a share :math:`\bar b` of an exchange's updates
+    was shorter than :math:`c`, the next one has :math:`c \cdot \exp(-\eta (\bar b - \gamma))`. It travels with
+    downloads. The server takes the share from the updates that it sees, without noise, so this goes with no
+    :class:`GaussianNoise`.
+
     Args:
-        norm: the longest that an update may be, 0 or more.
+        norm: the longest that an update may be, 0 or more; with a ``quantile`` the first one, above 0.
         per: ``"client"`` takes the length of all that a client shares, ``"tensor"`` of each tensor.
+        quantile: the share of updates that are to be shorter than the bound, above 0 and below 1; the bound stays as it
+            is when ``None``.
+        step: :math:`\eta`, how fast the bound follows.
         kwargs: see :class:`Transform`.
 
     Raises:
@@ -34,21 +50,58 @@ class Clip(Transform):
 
     stage: ClassVar[int] = 1
 
-    def __init__(self, norm: float, per: Literal["client", "tensor"] = "client", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        norm: float,
+        per: Literal["client", "tensor"] = "client",
+        quantile: float | None = None,
+        step: float = 0.2,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         expect(0 <= norm < math.inf, "Clip.norm", "a finite number, 0 or more", norm)
         expect(per in ("client", "tensor"), "Clip.per", "client or tensor", per)
-        self.norm, self.per = norm, per
+        expect(quantile is None or 0 < quantile < 1, "Clip.quantile", "above 0 and below 1, or null", quantile)
+        expect(quantile is None or norm > 0, "Clip.norm", "above 0 with a quantile", norm)
+        expect(quantile is None or per == "client", "Clip.per", "client with a quantile", per)
+        expect(0 < step < math.inf, "Clip.step", "a finite number above 0", step)
+        self.norm, self.per, self.quantile, self.step = norm, per, quantile, step
+        self._next = self._bound = norm  # of the next downloads; of the update that is worked on
+        self._shorter: list[bool] = []
 
     def encode(self, update: Update, draw: Draw) -> Update:
         return self._clipped(update)
 
     def receive(self, update: Update, draw: Draw, count: int) -> Update:
+        if self.quantile is not None:
+            self._shorter.append(norm_of(list(update.values())) < self._bound * _SHORTER)
         return self._clipped(update, ROUNDING)
+
+    def download_scalars(self) -> dict[str, float]:
+        return {} if self.quantile is None else {_NORM: self._next}
+
+    def read(self, scalars: Mapping[str, Scalar]) -> None:
+        if self.quantile is not None:
+            given = scalars.get(_NORM, self.norm)
+            sound = isinstance(given, float) and 0 < given < math.inf
+            expect(sound, _NORM, "a finite number above 0", "something else")
+            self._bound = float(given)
+
+    def end_exchange(self) -> None:
+        if self.quantile is not None and self._shorter:
+            share = sum(self._shorter) / len(self._shorter)
+            self._next *= math.exp(-self.step * (share - self.quantile))
+        self._shorter = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.quantile is None else {"next": self._next}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._next = float(state.get("next", self.norm))
 
     def _clipped(self, update: Update, slack: float = 1.0) -> Update:
         if self.per == "client":
-            return clipped(update, self.norm, slack)
+            return clipped(update, self._bound, slack)
         parts = [clipped({name: tensor}, self.norm, slack) for name, tensor in update.items()]
         return {name: tensor for part in parts for name, tensor in part.items()}
 

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics.functional.classification import binary_auroc
 
 from flgraph.errors import expect
-from flgraph.models.base import SizedModule, expect_finite, expect_positive
+from flgraph.models.base import expect_finite, expect_positive
 from flgraph.models.hetero.gat import check_attention
 from flgraph.models.hetero.inputs import HeteroInputs
+from flgraph.models.links import LinkModule, pair_scores
 from flgraph.nn import BasisRGCNConv, BasisWeights, RelationMean, TypedAttentionConv
 from flgraph.nn.batches import LinkBatch
 
@@ -20,7 +20,7 @@ EncoderName = Literal["rgcn", "gat"]
 DecoderName = Literal["distmult", "dot"]
 
 
-class LinkPredictor(SizedModule, HeteroInputs):
+class LinkPredictor(LinkModule, HeteroInputs):
     r"""Tells a heterogeneous graph's links from pairs that are none (FedHGN, Fu and King, IJCAI 2023, Section 4.3).
 
     Node representations come from the layers of :class:`RGCN` or of :class:`HeteroGAT`; a link from :math:`i` to
@@ -54,10 +54,6 @@ class LinkPredictor(SizedModule, HeteroInputs):
     """
 
     data_sizes: ClassVar[tuple[str, ...]] = ("num_nodes", "num_relations", "num_features")
-    test_stages: ClassVar[tuple[str, ...]] = ("test",)
-    fused: ClassVar[bool] = False
-    predicted: ClassVar[str] = "scores"
-    """What ``predict`` gives; no probabilities."""
 
     def __init__(
         self,
@@ -116,78 +112,8 @@ class LinkPredictor(SizedModule, HeteroInputs):
         source = h.index_select(0, batch.source)
         if self.decoder is not None:
             source = source * self.decoder()[:, 0].index_select(0, batch.row)
-        other = h.index_select(0, targets.flatten()).view(*targets.shape, h.size(1))
-        return torch.einsum("pc,pkc->pk", source, other)
+        return pair_scores(h, source, targets)
 
-    def forward(self, batch: LinkBatch) -> Tensor:
-        """Scores of the links."""
-        return self.scores(self.encode(batch), batch, batch.target.unsqueeze(1))[:, 0]
-
-    # ------------------------------------------------------------------------------------------------------ steps
-    def training_step(self, batch: LinkBatch, batch_idx: int = 0) -> Tensor:
-        """The ranking loss with newly drawn nodes."""
-        h = self.encode(batch)
-        loss = self._loss(*self._against(h, batch, batch.draw_negatives(self.num_negatives)))
-        self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=batch.target.numel())
-        return loss
-
-    def validation_step(self, batch: LinkBatch, batch_idx: int = 0) -> None:
-        """Metrics of held-out links."""
-        self._report(batch, "val")
-
-    def test_step(self, batch: LinkBatch, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
-        """Metrics of held-out links."""
-        self._report(batch, self.test_stage(dataloader_idx))
-
-    def predict_step(self, batch: LinkBatch, batch_idx: int = 0) -> Tensor:
-        """Scores of the links ``[P, 1]``."""
-        return self(batch).unsqueeze(1)
-
-    def _against(self, h: Tensor, batch: LinkBatch, negatives: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores of the links ``[P, 1]`` and of what they compete with ``[P, k]``."""
-        every = self.scores(h, batch, torch.cat([batch.target.unsqueeze(1), negatives], dim=1))
-        return every[:, :1], every[:, 1:]
-
-    def _loss(self, links: Tensor, negatives: Tensor) -> Tensor:
+    def link_loss(self, links: Tensor, negatives: Tensor) -> Tensor:
+        """The ranking loss."""
         return F.relu(self.margin - links + negatives).mean()
-
-    def _report(self, batch: LinkBatch, stage: str) -> None:
-        assert batch.negatives is not None, "evaluations have fixed negatives"
-        links, negatives = self._against(self.encode(batch), batch, batch.negatives)
-        values = {"loss": self._loss(links, negatives), "mrr": mean_reciprocal_rank(links, negatives)}
-        values["auc"] = area_under_roc(links, negatives)
-        count = batch.target.numel()
-        self.log_dict({f"{stage}/{name}": value for name, value in values.items()}, batch_size=count)
-        self.log(f"{stage}/samples", float(count), reduce_fx="sum", batch_size=count)
-
-
-def mean_reciprocal_rank(links: Tensor, negatives: Tensor) -> Tensor:
-    """The mean over links of 1 / rank among what they compete with; an equal score counts half a rank.
-
-    Args:
-        links: scores ``[P, 1]``; NaN among these or the negatives makes the result NaN.
-        negatives: scores ``[P, k]``.
-    """
-    ranks = 1 + (negatives > links).sum(1) + 0.5 * (negatives == links).sum(1)
-    return _if_finite(ranks.reciprocal().mean(), links, negatives)
-
-
-def area_under_roc(links: Tensor, negatives: Tensor) -> Tensor:
-    """The share of pairs of a link and another in which the link has the higher score; an equal one counts half.
-
-    Args:
-        links: scores ``[P, 1]``; NaN among these or the negatives makes the result NaN.
-        negatives: scores ``[P, k]``.
-    """
-    scores = torch.cat([links, negatives], dim=1).flatten()
-    truth = torch.cat([torch.ones_like(links), torch.zeros_like(negatives)], dim=1).flatten().long()
-    # Ranks, as torchmetrics would take a sigmoid of scores, which makes large ones equal.
-    levels, rank = scores.unique(return_inverse=True)
-    area = binary_auroc(rank.double() / max(1, levels.numel() - 1), truth)
-    return _if_finite(area.to(torch.float32), links, negatives)
-
-
-def _if_finite(value: Tensor, *scores: Tensor) -> Tensor:
-    """NaN where some scores are none: every comparison with them is false, which would be the best rank."""
-    finite = torch.stack([part.isfinite().all() for part in scores]).all()
-    return torch.where(finite, value, torch.full_like(value, float("nan")))

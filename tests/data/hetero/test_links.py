@@ -15,7 +15,7 @@ from flgraph.data.hetero.schema import canonical, renamed, with_reverse
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.models import LinkPredictor
-from flgraph.models.hetero.links import area_under_roc, mean_reciprocal_rank
+from flgraph.models.links import area_under_roc, mean_reciprocal_rank
 
 COUNTS = {"user": 40, "film": 30, "genre": 5}
 

@@ -329,7 +329,7 @@ def test_template(kind: Any) -> None:
         ("weight_decay", math.inf),
         ("pool", "median"),
         ("optimizer", "lion"),
-        ("conv", "gat"),
+        ("conv", "gcnii"),
         ("norm", "layer"),
         ("structure_channels", -2),
     ],

@@ -17,9 +17,10 @@ from flgraph.federation.engines.distributed.environment import ProcessEnvironmen
 from flgraph.federation.engines.distributed.heartbeat import Heartbeat
 from flgraph.federation.engines.distributed.schedule import assign, reassign
 from flgraph.federation.engines.distributed.transport import Transport
-from flgraph.federation.engines.host import Host, Message, attempt, run_request
+from flgraph.federation.engines.host import SUMS, Host, Message, attempt, run_request
 from flgraph.federation.engines.sequential import Sequential
 from flgraph.federation.messages import Predictions, Turn
+from flgraph.federation.summing import Group
 from flgraph.runs.checkpoint import load_bytes, state_name
 
 REASSIGN_AFTER = (2, 5)
@@ -47,6 +48,8 @@ class ProcessGroup(Sequential):
     Raises:
         InputError: a number is out of range, or contradicts torchrun.
     """
+
+    batch = None
 
     def __init__(self, processes: int | None = None, threads: int | None = None, timeout: float = 20.0) -> None:
         super().__init__()
@@ -174,13 +177,25 @@ class ProcessGroup(Sequential):
             _checked(self._transport.receive(range(1, self.process.world)))
 
     def run(self, turns: Mapping[str, Turn]) -> Mapping[str, bytes | Exception]:
+        return self._run(turns)[0]
+
+    def run_summed(
+        self, turns: Mapping[str, Turn], counts: Mapping[str, int]
+    ) -> tuple[Mapping[str, bytes | Exception], list[Group]]:
+        return self._run(turns, counts=counts)
+
+    def _run(self, turns: Mapping[str, Turn], **further: Any) -> tuple[dict[str, bytes | Exception], list[Group]]:
         self._begin(turns)
         shares: dict[int, dict[str, Turn]] = {}
         for name, turn in turns.items():
             shares.setdefault(self.owners[name], {})[name] = turn
         found: dict[str, bytes | Exception] = {}
-        requests = {rank: run_request(share, keep_going=self.keep_going) for rank, share in shares.items()}
-        for answer in self._ask(requests).values():
+        requests = {rank: run_request(share, keep_going=self.keep_going, **further) for rank, share in shares.items()}
+        groups: list[Group] = []
+        for rank, answer in self._ask(requests).items():
+            for number, told in enumerate(answer.header.get("groups", ())):
+                where = "" if rank == self.process.rank else f"process {rank}"
+                groups.append(Group.of(told, answer.pieces.pop(f"{SUMS}/{number}"), where))
             found.update(answer.pieces)
             found.update({name: decode_error(error) for name, error in answer.header["errors"].items()})
             for name, seconds in answer.header["seconds"].items():
@@ -189,7 +204,8 @@ class ProcessGroup(Sequential):
             failure = found.get(name)
             if isinstance(failure, Exception) and not self.keep_going:
                 raise failure
-        return {name: found[name] for name in turns}
+        added = {name for group in groups for name in group.clients}
+        return {name: found[name] for name in turns if name not in added}, groups
 
     def save(self, folder: Path, previous: Path | None) -> None:
         self._ask_all(

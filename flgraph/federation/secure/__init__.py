@@ -1,0 +1,1 @@
+"""Sums of uploads of which the server learns nothing but the sum."""

@@ -1,0 +1,247 @@
+"""The server's half of a secure sum: it passes on what clients tell each other, and gets the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flgraph.errors import EngineError, InputError, expect
+from flgraph.federation.aggregator import Aggregator, needs_only_sums
+from flgraph.federation.messages import Request
+from flgraph.federation.payload import Payload
+from flgraph.federation.received import expect_group
+from flgraph.federation.secure.client import (
+    SEALED,
+    as_bytes,
+    digest,
+    holders_of,
+    mask_context,
+    own_mask_key,
+    plain,
+)
+from flgraph.federation.secure.fixed_point import decode
+from flgraph.federation.secure.keys import PUBLIC, KeyPair
+from flgraph.federation.secure.masks import Row, add_mask, sign_of
+from flgraph.federation.secure.settings import FEWEST, Layout, SecureSums
+from flgraph.federation.secure.shares import SECRET, combine
+from flgraph.federation.transforms import Transform
+
+Read = Callable[[str, Payload], object]
+"""Takes a client's answer, or raises InputError."""
+
+_NOBODY = KeyPair(bytes(SECRET))
+"""With whom to try whether a key gives a secret."""
+
+Ask = Callable[[Request, Mapping[str, Payload | None], Read], Sequence[str]]
+"""Asks clients, and returns those whose answers were taken; what goes with the request is by client."""
+
+
+class MaskedSum:
+    """One exchange's sum.
+
+    Args:
+        settings: of the run.
+        round: of the exchange.
+        exchange: its name.
+        layout: of the uploads.
+    """
+
+    def __init__(self, settings: SecureSums, round: int, exchange: str, layout: Layout) -> None:
+        self.settings, self.round, self.exchange, self.layout = settings, round, exchange, layout
+        self.size = sum(int(np.prod(shape)) for _, shape in layout) + 1
+        self.keys: dict[str, bytes] = {}
+        self._parts: set[bytes] = set()
+        self.context = ""
+        self.neighbours: dict[str, list[str]] = {}
+        self.commitments: dict[str, bytes] = {}
+        self.sealed: dict[str, dict[str, bytes]] = {}
+        self.there: list[str] = []
+        self.masked: list[str] = []
+        self.total: Row = np.zeros(self.size, dtype=np.uint64)
+        self.shares: dict[str, dict[int, bytes]] = {}
+
+    def run(self, clients: Sequence[str], ask: Ask) -> list[str]:
+        """Asks clients until :attr:`total` is the sum of their rows; returns whose are in it.
+
+        Raises:
+            EngineError: too few have stayed.
+        """
+        self._tell_keys(self._enough(ask(Request.KEYS, dict.fromkeys(clients), self.take_keys), len(clients)))
+        told = Payload(
+            {"keys": as_bytes(b"".join(self.keys.values())).view(-1, 2 * PUBLIC)}, {"clients": "\n".join(self.keys)}
+        )
+        count = len(self.keys)
+        there = self._enough(ask(Request.SHARES, dict.fromkeys(self.keys, told), self.take_sealed), count)
+        self.there = there
+        ready = self._enough(ask(Request.HOLD, {name: self.relay(name) for name in there}, self._only), count)
+        self.masked = self._enough(ask(Request.EXCHANGE, dict.fromkeys(ready), self.take_masked), count)
+        who = Payload({"who": self._marks(self.masked)})
+        self._enough(ask(Request.UNMASK, dict.fromkeys(self.masked, who), self.take_shares), count)
+        self.unmask()
+        return self.masked
+
+    def _enough(self, left: Sequence[str], of: int) -> list[str]:
+        needed = max(FEWEST, self.settings.needed(of))
+        if len(left) < needed:
+            raise EngineError(
+                f"Only {len(left)} of at least {needed} clients stayed for the secure sum of round {self.round} "
+                f"({self.exchange}), and fewer do not open it."
+            )
+        return list(left)
+
+    def take_keys(self, client: str, answer: Payload) -> None:
+        """The public keys of a client; such that the others would refuse cost it its own place only."""
+        key = plain(self._only(client, answer, keys=(2 * PUBLIC,))["keys"])
+        parts = [key[:PUBLIC], key[PUBLIC:]]
+        new = len({*parts, *self._parts}) == 2 + len(self._parts)
+        expect(new, f"keys of client `{client}", "its own", "another client's, or one twice")
+        for part in parts:
+            _NOBODY.agree(part, "check")
+        self._parts |= set(parts)
+        self.keys[client] = key
+
+    def _tell_keys(self, clients: Sequence[str]) -> None:
+        self.keys = {name: self.keys[name] for name in clients}
+        self.context = self.settings.context(self.round, self.exchange, self.layout, self.keys)
+        self.neighbours = self.settings.neighbours_of(clients, self.context)
+
+    def take_sealed(self, client: str, answer: Payload) -> None:
+        """A client's shares for its neighbours, which only these can read."""
+        own = self.neighbours[client]
+        found = self._only(client, answer, sealed=(len(own), SEALED), commitment=(32,))
+        self.commitments[client] = plain(found["commitment"])
+        for name, row in zip(own, found["sealed"], strict=True):
+            self.sealed.setdefault(name, {})[client] = plain(row)
+
+    def relay(self, client: str) -> Payload:
+        """What its neighbours have sealed for a client, and who is there."""
+        there = set(self.there)
+        rows = [self.sealed[client][name] for name in self.neighbours[client] if name in there]
+        return Payload({"who": self._marks(self.there), "sealed": as_bytes(b"".join(rows)).view(-1, SEALED)})
+
+    def take_masked(self, client: str, answer: Payload) -> None:
+        """Adds a client's masked upload."""
+        masked = self._only(client, answer, torch.int64, masked=(self.size,))["masked"]
+        self.total += masked.numpy().view(np.uint64)
+
+    def take_shares(self, client: str, answer: Payload) -> None:
+        """A client's shares of one secret of each of its neighbours."""
+        there = set(self.there)
+        of = [name for name in holders_of(client, self.neighbours[client]) if name in there]
+        shares = self._only(client, answer, shares=(len(of), SECRET))["shares"]
+        for name, row in zip(of, shares, strict=True):
+            share = plain(row)
+            if any(share):
+                number = holders_of(name, self.neighbours[name]).index(client) + 1
+                self.shares.setdefault(name, {})[number] = share
+
+    def unmask(self) -> None:
+        """Takes from the total what masks are left in it.
+
+        Raises:
+            EngineError: a secret cannot be put together.
+        """
+        masked, mixed = set(self.masked), mask_context(self.context, self.there)
+        for name in self.there:
+            if name in masked:
+                secret = self._secret(name, partial(self._is_committed, name))
+                add_mask(self.total, own_mask_key(secret, name, self.context), -1)
+                continue
+            left = [other for other in self.neighbours[name] if other in masked]
+            if not left:
+                continue
+            pair = KeyPair(self._secret(name, partial(self._is_of_key, name)))
+            for other in left:
+                key = pair.agree(self.keys[other][:PUBLIC], f"mask/{mixed}")
+                add_mask(self.total, key, -sign_of(other, name))
+
+    def _is_committed(self, client: str, secret: bytes) -> bool:
+        return digest(secret) == self.commitments[client]
+
+    def _is_of_key(self, client: str, secret: bytes) -> bool:
+        return KeyPair(secret).public == self.keys[client][:PUBLIC]
+
+    def _secret(self, client: str, is_right: Callable[[bytes], bool]) -> bytes:
+        needed, found = self.settings.needed(len(self.neighbours[client]) + 1), self.shares.get(client, {})
+        secret = combine(found, needed, is_right)
+        if secret is None:
+            raise EngineError(
+                f"The mask of client `{client}` cannot be taken from the sum of round {self.round} ({self.exchange}): "
+                f"{len(found)} shares of its secret came, and {needed} right ones are needed."
+            )
+        return secret
+
+    def mean(self, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
+        """The weighted mean of the uploads, name to tensor.
+
+        Raises:
+            EngineError: what was added up were no uploads.
+        """
+        try:
+            return decode(self.total, self.layout, dtypes, self.settings.fraction_bits)
+        except InputError as error:
+            raise EngineError(f"{error} It is that of round {self.round} ({self.exchange}).") from error
+
+    def _marks(self, clients: Sequence[str]) -> Tensor:
+        marked = set(clients)
+        return torch.tensor([name in marked for name in self.keys], dtype=torch.uint8)
+
+    @staticmethod
+    def _only(
+        client: str, answer: Payload, kind: torch.dtype = torch.uint8, **shapes: tuple[int, ...]
+    ) -> Mapping[str, Tensor]:
+        field = f"answer` of client `{client}"
+        expect(not answer.scalars, field, "without scalars", f"{len(answer.scalars)}")
+        return expect_group(answer.tensors, shapes, field, kind)
+
+
+def check_method(aggregator: Aggregator, transforms: Sequence[Transform], rounds: int) -> None:
+    """Refuses an algorithm whose server needs more than weighted sums, and transforms that code uploads.
+
+    Raises:
+        InputError: names it, and says why.
+    """
+    field = "trainer.secure_sums"
+    known = aggregator.initial_weights != "own"
+    expect(
+        known, field, f"null with {type(aggregator).__name__}, whose server does not know what is shared", "a section"
+    )
+    for round in range(rounds + 1):
+        for exchange in aggregator.exchanges(round):
+            if not needs_only_sums(aggregator, round, exchange):
+                kind, how = type(aggregator).__name__, type(aggregator.combine).__name__
+                wanted = (
+                    f"null with {kind} (combine: {how}), whose server needs single uploads in exchange `{exchange}`,"
+                )
+                raise InputError(field, wanted, "a section")
+    for transform in transforms:
+        if getattr(transform, "quantile", None) is not None:
+            raise InputError(field, "null with a Clip whose bound follows single uploads,", "a section")
+        if transform.codes:
+            wanted = f"null with {type(transform).__name__}, whose codes cannot be added up,"
+            raise InputError(field, wanted, "a section")
+
+
+def layout_of(shared: Mapping[str, Tensor], owners: Mapping[str, Sequence[str]]) -> Layout:
+    """Names and shapes of what clients upload.
+
+    Args:
+        shared: the server's newest tensors.
+        owners: client to the names of the tensors that it shares.
+
+    Raises:
+        InputError: clients share different tensors: a sum over few of them tells of each.
+    """
+    names = sorted(next(iter(owners.values()), ()))
+    expect(bool(names), "trainer.secure_sums", "null where clients share nothing", "a section")
+    for client, own in owners.items():
+        field, wanted = (
+            "trainer.secure_sums",
+            "null where clients share different tensors (`trainer.personal` keeps some)",
+        )
+        expect(sorted(own) == names, field, wanted, f"a section, and client `{client}` shares others")
+    return [(name, tuple(shared[name].shape)) for name in names]

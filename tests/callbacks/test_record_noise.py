@@ -1,0 +1,162 @@
+"""Noise on single graphs: against automatic differentiation, published numbers, and who guesses."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flgraph.callbacks import FedAvg, FedProto, FedProx, Local, RecordNoise
+from flgraph.data import SyntheticFederation
+from flgraph.errors import InputError, PolicyError
+from flgraph.federation import FederatedTrainer, Policy
+from flgraph.federation.accountant import spent_on_records
+from flgraph.models import GNN
+
+DATA: dict[str, Any] = {"domains": ["trees", "rings"], "num_graphs": 10, "batch_size": 100}
+
+
+@pytest.fixture(scope="module")
+def data() -> SyntheticFederation:
+    return SyntheticFederation(**DATA)
+
+
+def network(lr: float = 1.0) -> GNN:
+    return GNN(hidden_channels=4, num_layers=1, dropout=0.0, optimizer="sgd", lr=lr, weight_decay=0.0)
+
+
+@pytest.fixture
+def run(federate: Any, data: Any) -> Any:
+    """A run of two clients with plain gradient steps; keyword arguments are the trainer's."""
+
+    def make(*noise: Any, aggregator: Any = None, model: Any = None, ckpt_path: Any = None, **kwargs: Any) -> Any:
+        arguments = {"rounds": 1, "callbacks": list(noise), "name": "run", **kwargs}
+        trainer = federate(aggregator or FedAvg(), **arguments)
+        trainer.fit(model or network(), data, ckpt_path=ckpt_path)
+        return trainer
+
+    return make
+
+
+def weights(trainer: Any) -> Tensor:
+    """Of the first client, as its training left them."""
+    return torch.cat([p.detach().flatten() for p in trainer.engine.clients["trees"].module.parameters()])
+
+
+def apart(one: Any, other: Any) -> float:
+    return float((weights(one) - weights(other)).abs().max())
+
+
+def test_without_clipping_and_noise_it_is_the_full_batch(run: Any) -> None:
+    """The mean over graphs of their gradients is that of the mean of their losses."""
+    plain, all_drawn = (
+        run(*noise, aggregator=Local(), local_epochs=2) for noise in ((), (RecordNoise(99, 1e-9, 1.0),))
+    )
+    assert apart(plain, all_drawn) < 2e-5
+    metrics = [trainer.history.last["clients"]["trees"]["train/loss"] for trainer in (plain, all_drawn)]
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-5)
+
+
+def test_every_graph_is_clipped_on_its_own(run: Any) -> None:
+    """Against gradients that are taken one by one."""
+    norm = 2.0
+    stepped = run(RecordNoise(norm, 1e-9, 1.0), aggregator=Local())
+    still = run(RecordNoise(norm, 1e-9, 1.0), aggregator=Local(), model=network(lr=1e-12))
+    client = still.engine.clients["trees"]
+    loader, parameters = client.data.train_dataloader(), list(client.module.parameters())
+    total = torch.zeros_like(weights(still))
+    lengths = []
+    for number in loader.index:
+        batch = loader.graphs.batch(number.view(1))
+        loss = F.cross_entropy(client.module(batch), batch.y)
+        own = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
+        lengths.append(float(own.norm()))
+        total += own * min(1.0, norm / lengths[-1])
+    assert min(lengths) < norm < max(lengths)
+    torch.testing.assert_close(weights(stepped), weights(still) - total / len(lengths), atol=1e-5, rtol=1e-4)
+
+
+def test_noise_has_the_deviation_that_is_counted(run: Any) -> None:
+    """Of gradients that are clipped to almost nothing, two steps leave noise only."""
+    still, noisy = (run(RecordNoise(1e-6, noise, 0.5), aggregator=Local()) for noise in (1e-3, 3e6))
+    found = weights(noisy) - weights(still)
+    deviation = 3.0 * math.sqrt(2) / (0.5 * noisy.engine.clients["trees"].data.num_train_samples)
+    assert found.numel() > 50
+    assert float(found.std()) == pytest.approx(deviation, rel=0.3)
+
+
+def test_what_is_added_to_the_gradient_stays(run: Any) -> None:
+    noise = RecordNoise(1.0, 1.0, 0.5)
+    assert apart(run(noise, aggregator=FedProx(mu=0.0)), run(noise, aggregator=FedAvg())) == 0
+    assert apart(run(noise, aggregator=FedProx(mu=0.5)), run(noise, aggregator=FedAvg())) > 1e-3
+
+
+def test_epsilon_is_told_of_every_client_and_a_run_goes_on_counting(run: Any) -> None:
+    noise = RecordNoise(1.0, 1.5, 0.25)
+    whole = run(noise, rounds=2, local_epochs=2)
+    told = json.loads((whole.run_dir / "results.json").read_text())["privacy"]
+    assert told["epsilon"] == pytest.approx(spent_on_records(((1.5, 0.25, 16),), 1e-5))
+    assert told["epsilon_of_clients"] == pytest.approx(dict.fromkeys(["trees", "rings"], told["epsilon"]))
+    assert told["claim"].startswith(f"({told['epsilon']:.3g}, 1e-05)-differential privacy of every graph")
+    half = run(noise, rounds=1, local_epochs=2, name="half")
+    again = run(noise, rounds=2, local_epochs=2, name="half", ckpt_path="last")
+    assert half.current_round == 1
+    assert apart(whole, again) == 0
+    assert json.loads((again.run_dir / "results.json").read_text())["privacy"] == told
+
+
+def test_a_client_stops_at_what_its_policy_allows(run: Any) -> None:
+    most = spent_on_records(((1.5, 0.25, 8),), 1e-5) + 1e-6
+    assert run(RecordNoise(1.0, 1.5, 0.25), rounds=2, policy=Policy(max_epsilon=most)).current_round == 2
+    with pytest.raises(PolicyError, match="`privacy` to be of at most epsilon"):
+        run(RecordNoise(1.0, 1.5, 0.25), rounds=3, policy=Policy(max_epsilon=most))
+    with pytest.raises(PolicyError, match="of a multiplier of 2 or more, as the policy says"):
+        run(RecordNoise(1.0, 1.5, 0.25), policy=Policy(min_noise=2))
+
+
+def test_against_a_published_number() -> None:
+    """Abadi et al., Section 3.2: q = 0.01, sigma = 4, 10,000 steps and delta = 1e-5 are an epsilon of 1.26."""
+    assert spent_on_records(((4.0, 0.01, 10_000),), 1e-5) == pytest.approx(1.26, abs=0.25)
+    assert spent_on_records(((4.0, 0.01, 10_000),), 1e-5) < 1.26
+    assert spent_on_records((), 1e-5) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"model": GNN(hidden_channels=4, norm="batch")}, "`model` to be without batch normalisation with RecordNoise"),
+        ({"model": GNN(hidden_channels=4, class_weights=[1.0, 2.0])}, "`model.class_weights` to be null"),
+        ({"aggregator": FedProto()}, "`trainer.aggregator` to be one whose uploads hold no more than"),
+        ({"accumulate_grad_batches": 2}, "`trainer.accumulate_grad_batches` to be 1 with RecordNoise"),
+    ],
+)
+def test_what_it_does_not_go_with(run: Any, change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        run(RecordNoise(1.0, 1.0), **change)
+
+
+def test_nodes_of_one_graph_are_no_records(federate: Any, toy_federation: Any, toy_module: Any) -> None:
+    trainer: FederatedTrainer = federate(FedAvg(), callbacks=[RecordNoise(1.0, 1.0)], rounds=1)
+    with pytest.raises(InputError, match=r"`data` to be of graphs with RecordNoise \(nodes of one graph"):
+        trainer.fit(toy_module(), toy_federation(6, 6))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ((0, 1.0), "norm"),
+        ((1.0, 0.0), "multiplier"),
+        ((1.0, math.inf), "multiplier"),
+        ((1.0, 1.0, 0.0), "sample_rate"),
+        ((1.0, 1.0, 1.5), "sample_rate"),
+        ((1.0, 1.0, 0.5, 1.0), "delta"),
+    ],
+)
+def test_arguments_that_cannot_be(arguments: Any, field: str) -> None:
+    with pytest.raises(InputError, match=rf"`RecordNoise.{field}`"):
+        RecordNoise(*arguments)
