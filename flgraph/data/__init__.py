@@ -34,6 +34,7 @@ from flgraph.data.nodes.generated import generate_nodes
 from flgraph.data.nodes.links import LinkDataModule
 from flgraph.data.nodes.partition import ClientNodes, NodePartition, dirichlet, label_skew
 from flgraph.data.nodes.readers import read_nodes
+from flgraph.data.nodes.sampled import SampledLoader, sample_neighbours
 from flgraph.data.nodes.skew import feature_skew, natural, topology_skew
 from flgraph.data.nodes.whole_graph import WholeGraphDataModule, WholeGraphFederation
 from flgraph.data.splits import stratified_split
@@ -67,6 +68,7 @@ __all__ = [
     "NodeGraph",
     "NodePartition",
     "PartitionedGraphFederation",
+    "SampledLoader",
     "SyntheticFederation",
     "TUFederation",
     "ViewDataModule",
@@ -97,6 +99,7 @@ __all__ = [
     "read_nodes",
     "read_tu",
     "sample_ego_graphs",
+    "sample_neighbours",
     "shards",
     "sorted_shards",
     "stratified_split",

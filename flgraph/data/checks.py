@@ -26,15 +26,19 @@ def tensor_of(data: Any, field: str, name: str) -> Tensor:
     return found
 
 
-def classes_of(y: Tensor, field: str) -> Tensor:
+def classes_of(y: Tensor, field: str, instead: str = "") -> Tensor:
     """Classes as int64.
+
+    Args:
+        y: whole numbers of any type.
+        field: what an error message calls them.
+        instead: what it says of other numbers.
 
     Raises:
         InputError: some are no whole numbers.
     """
     whole = not y.is_floating_point() or bool((y == y.round()).all() and y.isfinite().all())
-    wanted = "whole numbers, one class each (or `data.task` regression),"
-    require(whole, field, wanted, "others")
+    require(whole, field, f"whole numbers, one class each{instead},", "others")
     return y.long()
 
 
@@ -55,7 +59,7 @@ def targets_of(y: Tensor, count: int, task: str, field: str) -> Tensor:
         y = y[:, 0] if y.dim() == 2 and y.size(1) == 1 else y
         wanted = f"of shape [{count}], one class for each (or `data.task` multilabel or regression),"
         expect(list(y.shape) == [count], field, wanted, list(y.shape))
-        return classes_of(y, field)
+        return classes_of(y, field, " (or `data.task` regression)")
     fits = y.dim() in (1, 2) and y.size(0) == count and y.numel() > 0
     expect(fits, field, f"of shape [{count}, T]", list(y.shape))
     made = y.reshape(count, -1).float()

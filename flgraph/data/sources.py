@@ -49,6 +49,7 @@ class Source:
         least_classes: so many classes there are, as the data says.
         edges: columns of the edges, beside ``edge_index``; those of a tensor are called ``0``, ``1`` and so on.
         targets: where labels are no classes, their columns by name (``label`` where there is one).
+        ids: what a table calls each node, or each graph where there are several; none where there is no table.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Source:
     unused: Sequence[str] = ()
     least_classes: int = 0
     targets: Mapping[str, Column] = field(default_factory=dict)
+    ids: Sequence[str | None] = ()
     edges: Mapping[str, Column] = field(default_factory=dict)
 
 
@@ -201,6 +203,7 @@ def _of_folder(path: Path, many: bool, task: Task) -> Source:
         graph_of=None if of is None else torch.from_numpy(of).long(),
         unused=unused,
         targets={own: told.column(name) for name, own in targets.items()},
+        ids=told.texts("id"),
         edges={name: edges.column(name) for name in edges.names if name not in ("source", "target", "graph")},
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Index
 
 ENDINGS = (".csv", ".parquet")
+
+_COMMAS = "decimals need points, texts with commas quotes"
 
 
 class Table:
@@ -159,12 +162,25 @@ def read_table(file: Path) -> Table:
                 frame = pd.read_csv(file, dtype=str, skipinitialspace=True, encoding="utf-8-sig", index_col=False)
     except Exception as error:  # what pandas says of a file repeats parts of it
         kind = "text in UTF-8" if isinstance(error, UnicodeDecodeError) else f"a table in {file.suffix[1:].upper()}"
-        raise InputError(str(file), kind, "one that cannot be read") from None
+        raise InputError(str(file), kind, _reason(file, error)) from None
     semicolons = len(frame.columns) == 1 and ";" in str(frame.columns[0])
     require(not semicolons, str(file), "a table with commas between its columns", "one with semicolons")
     twice = frame.columns.duplicated()
     require(not twice.any(), str(file), "a table with different names of columns", "two of one name")
     return Table(file, frame)
+
+
+def _reason(file: Path, error: Exception) -> str:
+    """Why a file cannot be read, without any of its contents."""
+    if file.stat().st_size == 0 or type(error).__name__ == "EmptyDataError":
+        return "an empty file"
+    told = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
+    if told:
+        cells, line, found = told.groups()
+        return f"{found} cells in line {line}, where the header has {cells}; {_COMMAS}"
+    if type(error).__name__ == "ParserWarning":  # all rows have as many
+        return f"more cells in rows than in the header; {_COMMAS}"
+    return "one that cannot be read"
 
 
 def _whole(value: Any) -> str | None:

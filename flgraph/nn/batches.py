@@ -84,6 +84,11 @@ class WholeGraph(TensorBatch):
 
 
 @dataclass
+class SampledGraph(WholeGraph):
+    """A small graph of nodes to classify and neighbours that were sampled for them, out of a larger one."""
+
+
+@dataclass
 class HeteroBatch(TensorBatch):
     """A heterogeneous graph, and the nodes of it that a step is about.
 

@@ -209,7 +209,7 @@ def list_studies() -> list[str]:
 
 
 def load_study(name: str) -> Study:
-    """Reads a study by its name, or from a YAML file of the same form.
+    """Reads a study by its name, without its paper's where only one is called so, or from a YAML file of the same form.
 
     A file may begin with ``extends: OTHER``, a study beside it, and give only what differs from that. Of its settings
     and methods it may name some in a list; ``values`` are added to the other's.
@@ -217,7 +217,8 @@ def load_study(name: str) -> Study:
     Raises:
         InputError: there is no such study, or the file lacks or misspells a field.
     """
-    file = Path(name) if name.endswith((".yaml", ".yml")) else _HERE / f"{name}.yaml"
+    named = [known for known in list_studies() if name in (known, known.rpartition("/")[2])]
+    file = Path(name) if name.endswith((".yaml", ".yml")) else _HERE / f"{named[0] if len(named) == 1 else name}.yaml"
     expect(file.is_file(), "study", f"a YAML file or one of {', '.join(list_studies())}", name)
     content = _read(file)
     known = {item.name for item in fields(Study)} - {"name", "source", "cut_short"}

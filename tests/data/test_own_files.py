@@ -113,6 +113,29 @@ def test_the_same_graph_in_every_form(tmp_path: Path) -> None:
         assert own.test.numel() == 4
 
 
+def test_a_column_says_whose_a_node_is(tmp_path: Path) -> None:
+    owners = ["north", "east"]
+    rows = [(f"{n:03d}", "ab"[n % 3 == 0], n, owners[n // 6]) for n in range(12)]
+    ring(tmp_path / "both", nodes=[("id", "label", "years", "branch"), *rows])
+    data = made(NodeClients({"both": tmp_path / "both"}, partition_key="branch"))
+    assert data.clients == ["east", "north"]
+    north = data.client("north")
+    assert repr(north.graph) == "NodeGraph(north: 6 nodes, 10 edges, 1 features, 2 classes)"
+    assert north.graph.x[:, 0].tolist() == list(range(6))
+    assert data.client("east").graph.nodes.tolist() == list(range(6, 12))
+    rows_of = data.client("east").prediction_rows
+    assert list(rows_of) == ["node", "id", "split"]
+    assert rows_of["id"] == [f"{n:03d}" for n in range(6, 12)]
+    assert sum(len(part) for part in (north.train, north.val, north.test)) == 6
+    with pytest.raises(InputError, match=r"`data.partition_key` to be a column of the nodes of .* but got 'ward'"):
+        made(NodeClients({"both": tmp_path / "both"}, partition_key="ward"))
+    with pytest.raises(InputError, match=r"`data.partition_key` to be null where there are graphs of several"):
+        NodeClients({"a": tmp_path, "b": tmp_path}, partition_key="branch")
+    ring(tmp_path / "gap", nodes=[("id", "label", "years", "branch"), *rows[:11], ("011", "a", 1, None)])
+    with pytest.raises(InputError, match=r"`branch of .*gap` to be there for each node but got none in row 12"):
+        made(NodeClients({"gap": tmp_path / "gap"}, partition_key="branch"))
+
+
 def test_what_is_not_used_is_said(tmp_path: Path) -> None:
     edges = [("source", "target", "weight"), ("000", "001", 2), ("001", "000", 2), ("002", "002", 1), ("003", "004", 1)]
     ring(tmp_path, edges=[*edges, ("003", "004", 1)])
@@ -211,7 +234,9 @@ def row(*values: Any) -> list[tuple[Any, ...]]:
     [
         ({"nodes": row("000", MARKER, 1, "city")}, {}, "id in .* different names but got 1 that occur"),
         ({"nodes": row("", MARKER, 1, "city")}, {}, "id in .* in all rows but got none in row 7"),
-        ({"nodes": row("006", "a", 1, "city", MARKER)}, {}, "a table in CSV but got one that cannot"),
+        ({"nodes": row("006", "a", 1, "city", MARKER)}, {}, "got 5 cells in line 8, where the header has 4;"),
+        ({"nodes": [("id", "label"), ("0", "a", MARKER)]}, {}, "in CSV but got more cells in rows than in the header"),
+        ({"nodes": []}, {}, "nodes.csv` to be a table in CSV but got an empty file"),
         ({"nodes": row("006", "a", MARKER, "city")}, {"columns": KINDS}, "years in .* to be numbers, as"),
         ({"nodes": row("006", "a", None, "city")}, {}, "years in .* without gaps.* but got 1 that are"),
         ({"nodes": row("006", MARKER, 1, "city")}, {"classes": ["a", "b"]}, "label of .* another in row 7"),

@@ -94,8 +94,8 @@ def test_numbers_are_predicted(tmp_path: Path) -> None:
     main(["predict", *args, "--ckpt_path=last"])
     (file,) = (tmp_path / "runs").rglob("north.csv")
     header, first, *_ = file.read_text().splitlines()
-    assert header == "node,split,value"
-    float(first.split(",")[2])
+    assert header == "node,id,split,value"
+    float(first.split(",")[3])
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

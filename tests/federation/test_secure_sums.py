@@ -36,6 +36,7 @@ from flgraph.federation.secure.server import MaskedSum, check_method, layout_of
 from flgraph.federation.secure.shares import combine, split
 from flgraph.runs.history import read_records
 from flgraph.runs.ledger_reader import read_ledger, spent
+from flgraph.testing import check_algorithm
 
 LAYOUT = [("b", ()), ("w", (3, 2))]
 SIZE = 8
@@ -488,6 +489,11 @@ def test_below_the_threshold_a_run_ends_and_goes_on_from_its_last_round(run: Any
     again = run(ckpt_path="last", **tolerant)
     for name, tensor in whole.server.aggregator.shared.items():
         assert torch.equal(again.server.aggregator.shared[name], tensor)
+
+
+def test_stopped_runs_and_clients_made_anew_give_the_same_bits(toy_federation: Any, toy_module: Any) -> None:
+    """Masks are others each time, and leave no trace."""
+    check_algorithm(lambda: (FedAvg(), toy_module(), toy_federation(6, 7, 8)), rounds=2, secure_sums=SecureSums())
 
 
 def test_settings_are_compared_when_a_run_goes_on(run: Any) -> None:

@@ -37,6 +37,12 @@ def test_studies_are_whole(name: str) -> None:
         assert f"--trainer.rounds={study.rounds_of(run.method)}" in command(study, run, Path("runs"))
 
 
+def test_a_paper_may_be_left_out_where_one_study_is_called_so() -> None:
+    assert load_study("heterophily") == load_study("synthetic/heterophily")
+    with pytest.raises(InputError, match="`study` to be a YAML file or one of"):
+        load_study("table3")
+
+
 def test_a_line_is_read_as_a_shell_would() -> None:
     """Files need no option before them; the setting's name may stand in a method's arguments."""
     study = Study(

@@ -138,7 +138,7 @@ class HeteroFederation(Federation[HeteroClientData]):
     and the node types that these join, in the order of their contents (see :class:`~flgraph.data.HeteroClients`).
 
     Args:
-        dataset: one of :data:`~flgraph.data.hetero.readers.HETERO_DATASETS`, or any graph, for example
+        dataset: a name that :func:`~flgraph.data.read_hetero` knows, or any graph, for example
             ``HeteroGraph.from_pyg(data, "author")``.
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
         num_clients: number of clients.

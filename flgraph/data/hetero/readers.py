@@ -6,17 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch_geometric.datasets import OGB_MAG
 
-from flgraph.data.cache import data_folders
+from flgraph.data.cache import cache_folder, content_key, data_folders
 from flgraph.data.hetero.container import HeteroGraph
+from flgraph.data.hetero.schema import with_reverse
 from flgraph.errors import InputError, expect, first_line
 
 HETERO_DATASETS = ("AIFB", "MUTAG", "BGS")
-"""Names that :func:`read_hetero` knows."""
+"""Names of RDF data sets."""
+
+MAG = "ogbn-mag"
 
 
 def read_hetero(name: str, root: str | Path | None = None) -> HeteroGraph:
-    """Reads a graph of an RDF data set, with reverse relations ``rev_...``.
+    """Reads a graph of an RDF data set or ``ogbn-mag``, with reverse relations ``rev_...``.
 
     =====  ==========  =========  ==================  ======  ======  =======  =======================
     name   node types  relations  target              nodes   edges   classes  train / val / test
@@ -27,8 +31,11 @@ def read_hetero(name: str, root: str | Path | None = None) -> HeteroGraph:
 
     The graphs and validation nodes are those of FedHGN's authors, who had them from DGL. BGS is read in the same way,
     but no file of it was at hand for this table. They have no features; their files (``aifb.npz`` and so on, see
-    :func:`read_npz`) are looked for in ``root`` and in its folder ``entities``. Any other graph comes
-    with :meth:`HeteroGraph.from_pyg`.
+    :func:`read_npz`) are looked for in ``root`` and in its folder ``entities``.
+
+    ``ogbn-mag`` is read by PyG's ``OGB_MAG`` from the folder ``mag/raw`` of ``root`` (which needs
+    ``pip install 'flgraph[data]'``), or downloaded by it to the cache folder; classes are those of papers. Any other
+    graph comes with :meth:`HeteroGraph.from_pyg`.
 
     Args:
         name: of the data set, in any case.
@@ -41,8 +48,28 @@ def read_hetero(name: str, root: str | Path | None = None) -> HeteroGraph:
         >>> read_hetero("AIFB").num_edges  # doctest: +SKIP
         48810
     """
+    if name.lower() == MAG:
+        return _read_mag(root)
     known = known_hetero(name)
     return read_npz(locate_hetero(known, f"{known.lower()}.npz", root), name=known)
+
+
+def _read_mag(root: str | Path | None) -> HeteroGraph:
+    folders = data_folders(root)
+    found = next((base / "mag" / "raw" for base in folders if (base / "mag" / "raw" / "relations").is_dir()), None)
+    stamp = "" if found is None else content_key(str(found.resolve()), found.stat().st_mtime_ns)[:16]
+    try:
+        # PyG writes beside its raw files, and the data folder may not be ours.
+        home = cache_folder() / "pyg" / f"{MAG}-{stamp}"
+        if found is not None and not (home / "mag" / "raw").exists():
+            (home / "mag").mkdir(parents=True, exist_ok=True)
+            (home / "mag" / "raw").symlink_to(found.resolve())
+        data = OGB_MAG(str(home))[0]
+    except Exception as error:  # what PyG raises depends on its files and on the network
+        got = f"{found or folders[0]} ({type(error).__name__}: {first_line(error)})"
+        raise InputError("root", "a folder with mag/raw for ogbn-mag", got) from error
+    del data["paper"].year  # no feature of it
+    return with_reverse(HeteroGraph.from_pyg(data, "paper", MAG))
 
 
 def read_npz(path: str | Path, client: int | None = None, name: str | None = None) -> HeteroGraph:
@@ -92,7 +119,7 @@ def read_npz(path: str | Path, client: int | None = None, name: str | None = Non
 
 def known_hetero(name: str) -> str:
     """The name of a data set as :data:`HETERO_DATASETS` spells it."""
-    expect(name.upper() in HETERO_DATASETS, "data.dataset", f"one of {', '.join(HETERO_DATASETS)}", name)
+    expect(name.upper() in HETERO_DATASETS, "data.dataset", f"one of {', '.join((*HETERO_DATASETS, MAG))}", name)
     return name.upper()
 
 

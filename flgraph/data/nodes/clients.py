@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from flgraph.data.checks import require, warn_of_unused
@@ -14,7 +16,7 @@ from flgraph.data.nodes.container import NodeGraph, sparse_rows
 from flgraph.data.nodes.datamodule import NodeDataModule
 from flgraph.data.nodes.links import LinkDataModule, link_arguments
 from flgraph.data.nodes.whole_graph import WholeGraphDataModule
-from flgraph.data.own import Declared, edges_of_source, features_of, labels_of, left_out, splits_of
+from flgraph.data.own import Declared, Splits, edges_of_source, features_of, labels_of, left_out, splits_of
 from flgraph.data.sources import Source, read_source
 from flgraph.errors import expect
 from flgraph.nn.tasks import Task
@@ -60,6 +62,9 @@ class NodeClients(Federation[NodeDataModule]):
             ``links``, to predict links: labels are not looked at.
         links: further arguments of :class:`~flgraph.data.nodes.links.LinkDataModule`, for links.
 
+        partition_key: where a single graph is given, a column of its nodes that says whose each is: all with the same
+            value are a client's, which is called so. It is no feature; edges between clients are left out.
+
     Raises:
         InputError: there is no client, a file cannot be used, or files do not go together.
 
@@ -93,11 +98,15 @@ class NodeClients(Federation[NodeDataModule]):
         eval_batch_size: int = 512,
         name: str = "nodes",
         task: Task | Literal["links"] = "multiclass",
+        partition_key: str | None = None,
         edge_columns: dict[str, str | list[str | int | bool | None]] | None = None,
         links: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(name)
         check_clients(graphs)
+        alone = partition_key is None or len(graphs) == 1
+        expect(alone, "data.partition_key", "null where there are graphs of several clients", partition_key)
+        self.partition_key = partition_key
         self.graphs, self.root = dict(graphs), root
         self.links = link_arguments(task, links) if task == "links" or links else None
         if task == "links":  # of classes nobody asks
@@ -118,10 +127,24 @@ class NodeClients(Federation[NodeDataModule]):
             return
         task = self.declared.task
         sources = {name: read_source(given, name, self.root, task=task) for name, given in self.graphs.items()}
+        owners: Sequence[str | None] | None = None
+        if self.partition_key is not None:
+            (whole, source), *_ = sources.items()
+            there = self.partition_key in source.columns
+            expect(there, "data.partition_key", f"a column of the nodes of {source.name}", self.partition_key)
+            columns = dict(source.columns)
+            owners = columns.pop(self.partition_key).texts()
+            gap = owners.index(None) + 1 if None in owners else 0
+            require(not gap, f"{self.partition_key} of {source.name}", "there for each node", f"none in row {gap}")
+            sources = {whole: replace(source, columns=columns)}
         coding = self.declared.agreed(sources)
-        self._clients = {name: self._make(name, source, coding) for name, source in sources.items()}
+        for name, source in sources.items():
+            self._clients |= self._make(name, source, coding, owners)
 
-    def _make(self, name: str, source: Source, coding: Coding) -> NodeDataModule:
+    def _make(
+        self, name: str, source: Source, coding: Coding, owners: Sequence[str | None] | None
+    ) -> dict[str, NodeDataModule]:
+        """The source's only client, or those that own its nodes."""
         warn_of_unused(left_out(source, self.undirected, coding.columns, self.declared.edge_columns), name)
         links = self.links is not None
         y = torch.zeros(source.num_nodes, dtype=torch.long) if links else labels_of(source, coding)
@@ -138,11 +161,26 @@ class NodeClients(Federation[NodeDataModule]):
             name,
             undirected=self.undirected,
             task=coding.task,
+            keys={"id": np.array(list(map(str, source.ids)))} if source.ids else None,
             edge_attr=edge_attr,
         )
+        graph = graph.normalized() if self.normalize else graph
+        if owners is None:
+            return {name: self._client(graph, splits)}
+        found = {}
+        for owner in dict.fromkeys(sorted(map(str, owners))):
+            own = torch.tensor([row for row, value in enumerate(owners) if value == owner])
+            split = None if source.split is None else [source.split[row] for row in own.tolist()]
+            splits = (torch.arange(own.numel()), own[:0], own[:0])
+            if not links:
+                splits = splits_of(replace(source, split=split), y[own], self.fractions, self.split_seed, owner)
+            found[owner] = self._client(graph.subgraph(own, owner), splits)
+        return found
+
+    def _client(self, graph: NodeGraph, splits: Splits) -> NodeDataModule:
+        links = self.links is not None
         kind = LinkDataModule if links else NodeDataModule if self.ego_graphs else WholeGraphDataModule
         how = {"fractions": list(self.fractions), "split_seed": self.split_seed, "normalize": self.normalize}
-        graph = graph.normalized() if self.normalize else graph
         settings = {**how, **self.declared.settings}
         return kind(graph, *splits, **{**self.sampling, **(self.links or {}), "settings": settings})
 

@@ -195,9 +195,10 @@ class NodeDataModule(pl.LightningDataModule):
 
     @property
     def prediction_rows(self) -> dict[str, list[Any]]:
-        """All nodes by their numbers in the graph that the client's was cut from, and the split that each is in."""
+        """All nodes by their numbers in the graph that the client's was cut from, their ids, and each one's split."""
         splits = {"train": self.train, "val": self.val, "test": self.test, "query": self.query}
-        return {"node": self.graph.nodes.tolist(), "split": split_of(self.graph.num_nodes, **splits)}
+        ids = {"id": self.graph.keys["id"].tolist()} if "id" in self.graph.keys else {}
+        return {"node": self.graph.nodes.tolist(), **ids, "split": split_of(self.graph.num_nodes, **splits)}
 
     def _evaluation(self, graph: NodeGraph, index: Tensor) -> EgoLoader:
         return self.make_loader(graph, index.to(graph.y.device), self.eval_batch_size, fixed=True)

@@ -29,6 +29,7 @@ from flgraph.data.cache import cached, content_key, data_folders
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.files import FILES, names_pyg, read_node_file, read_pyg_nodes
 from flgraph.data.nodes.generated import generate_nodes, homophily_of
+from flgraph.data.nodes.ogb import OGB_FILES, OGBNodes
 from flgraph.errors import InputError, expect, first_line
 from flgraph.nn.sparse.csr import csr
 from flgraph.nn.tasks import Task
@@ -46,12 +47,14 @@ class _Source:
         raw: folder of the raw files below that root.
         files: names of the raw files.
         beside: further folders below the data folder that may hold them.
+        told: whether the files' names tell the data set, so that they may lie in the data folder itself.
     """
 
     make: Callable[[str], Any]
     raw: str
     files: tuple[str, ...]
     beside: tuple[str, ...]
+    told: bool = True
 
 
 def _planetoid(name: str) -> _Source:
@@ -97,6 +100,10 @@ def _heterophilous(name: str, make: Callable[..., Any] = HeterophilousGraphDatas
     )
 
 
+def _ogbn(name: str) -> _Source:
+    return _Source(partial(OGBNodes, name=name), f"{name}/raw", OGB_FILES, (f"ogbn_{name}/raw",), told=False)
+
+
 _SOURCES = {
     "Cora": _planetoid("Cora"),
     "CiteSeer": _planetoid("CiteSeer"),
@@ -114,6 +121,8 @@ _SOURCES = {
     "Minesweeper": _heterophilous("minesweeper"),
     "Tolokers": _heterophilous("tolokers"),
     "Questions": _heterophilous("questions"),
+    "ogbn-arxiv": _ogbn("arxiv"),
+    "ogbn-products": _ogbn("products"),
 }
 
 
@@ -141,7 +150,9 @@ def read_nodes(
     And those whose neighbours are often of other classes: ``Cornell``, ``Texas``, ``Wisconsin`` (``WebKB``),
     ``Chameleon``, ``Squirrel`` (``WikipediaNetwork``; without repeated nodes ``Chameleon-filtered``,
     ``Squirrel-filtered``), ``Actor``, ``Roman-empire``, ``Amazon-ratings``, ``Minesweeper``, ``Tolokers`` and
-    ``Questions`` (``HeterophilousGraphDataset``).
+    ``Questions`` (``HeterophilousGraphDataset``). And the large ``ogbn-arxiv`` and ``ogbn-products`` of the Open Graph
+    Benchmark, whose tables need ``pip install 'flgraph[data]'`` (``arxiv/raw`` or ``ogbn_arxiv/raw``); its package is
+    not needed.
 
     The raw files are looked for under ``root`` and then in the cache folder: in the folder itself, in ``planetoid/``,
     ``citation_full/`` or ``heterophily/``, and where PyG keeps them (``Cora/raw``); files found in none are downloaded
@@ -208,7 +219,7 @@ def _locate(name: str, source: _Source, root: str | Path | None, cache_dir: str 
     """The folder of the raw files."""
     folders = data_folders(root, cache_dir)
     for base in folders:
-        for folder in ("", *source.beside, source.raw, f"{name}/raw"):
+        for folder in (*([""] if source.told else []), *source.beside, source.raw, f"{name}/raw"):
             if all((base / folder / file).is_file() for file in source.files):
                 return base / folder
     return _download(name, source, folders)

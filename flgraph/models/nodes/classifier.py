@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from flgraph.errors import expect
 from flgraph.models.base import expect_positive, expect_share, expect_sizes
 from flgraph.models.classifier import Classifier
 from flgraph.nn import Dropout
-from flgraph.nn.batches import EgoBatch, WholeGraph
+from flgraph.nn.batches import EgoBatch, SampledGraph, WholeGraph
 
 NodeBatchT = TypeVar("NodeBatchT", EgoBatch, WholeGraph)
 
@@ -29,7 +29,12 @@ class NodeClassifier(Classifier[NodeBatchT]):
         hidden_channels: columns of all hidden layers.
         dropout: probability of a zero after each hidden layer.
         kwargs: see :class:`~flgraph.models.base.SizedModule`.
+
+    Attributes:
+        takes_samples: whether a batch may be a part of a graph, with sampled neighbours.
     """
+
+    takes_samples: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -58,5 +63,7 @@ class NodeClassifier(Classifier[NodeBatchT]):
         """
         self.check_sizes()
         expect(isinstance(batch, kind), "data", _WANTED[kind], f"batches of type {type(batch).__name__}")
+        whole = self.takes_samples or not isinstance(batch, SampledGraph)
+        expect(whole, "data.sampled", f"false for {type(self).__name__}, which needs whole graphs,", True)
         fits = batch.x.dim() == 2 and batch.x.size(1) == self.in_channels
         expect(fits, "batch.x", f"of shape [nodes, {self.in_channels}]", list(batch.x.shape))

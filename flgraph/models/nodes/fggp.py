@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -55,6 +55,8 @@ class FGGP(NodeGCN):
         - **input:** a :class:`~flgraph.nn.batches.WholeGraph`
         - **output:** logits of the nodes ``index``, ``[n, num_classes]``
     """
+
+    takes_samples: ClassVar[bool] = False
 
     def __init__(
         self,

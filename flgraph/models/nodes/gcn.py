@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -48,6 +48,8 @@ class NodeGCN(NodeClassifier[WholeGraph]):
         - **input:** a :class:`~flgraph.nn.batches.WholeGraph`
         - **output:** logits of the nodes ``index``, ``[n, num_classes]``
     """
+
+    takes_samples: ClassVar[bool] = True
 
     def __init__(self, in_channels: int = -1, num_classes: int = -1, hidden_channels: int = 512, **kwargs: Any) -> None:
         super().__init__(in_channels, num_classes, hidden_channels, **kwargs)

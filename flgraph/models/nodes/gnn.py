@@ -37,6 +37,7 @@ class NodeGNN(NodeClassifier[WholeGraph]):
     """
 
     data_sizes: ClassVar[tuple[str, ...]] = ("in_channels", "num_classes", "edge_channels")
+    takes_samples: ClassVar[bool] = True
 
     def __init__(
         self,

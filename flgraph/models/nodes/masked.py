@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ class MaskedGCN(NodeClassifier[WholeGraph]):
         - **input:** a :class:`~flgraph.nn.batches.WholeGraph`
         - **output:** logits of the nodes ``index``, ``[n, num_classes]``
     """
+
+    takes_samples: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ class NodeSAGE(NodeClassifier[WholeGraph]):
         - **input:** a :class:`~flgraph.nn.batches.WholeGraph`
         - **output:** logits of the nodes ``index``, ``[n, num_classes]``
     """
+
+    takes_samples: ClassVar[bool] = True
 
     def __init__(self, in_channels: int = -1, num_classes: int = -1, hidden_channels: int = 64, **kwargs: Any) -> None:
         super().__init__(in_channels, num_classes, hidden_channels, **kwargs)
@@ -103,6 +105,8 @@ class NeighGenSAGE(NodeSAGE):
         - **input:** a :class:`~flgraph.nn.batches.WholeGraph`
         - **output:** logits of the nodes ``index``, ``[n, num_classes]``
     """
+
+    takes_samples: ClassVar[bool] = False
 
     def __init__(
         self,

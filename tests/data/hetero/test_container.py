@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +254,7 @@ def test_rdf_graphs(data_root: Path, name: str, counts: tuple[int, ...], labels:
 
 
 def test_missing_and_damaged_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="one of AIFB, MUTAG, BGS but got 'AM'"):
+    with pytest.raises(InputError, match="one of AIFB, MUTAG, BGS, ogbn-mag but got 'AM'"):
         read_hetero("AM")
     with pytest.raises(InputError, match=r"folder with bgs\.npz for BGS"):
         read_hetero("BGS", tmp_path)
@@ -292,3 +293,32 @@ def test_the_order_of_contents(graph: HeteroGraph) -> None:
             back = canonical(renamed(graph, *names)) if other.target != graph.target else reference
             assert found.node_types == back.node_types
             assert found.edge_types == back.edge_types
+
+
+def test_reads_mag_as_pyg_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLGRAPH_CACHE", str(tmp_path / "cache"))
+    raw = tmp_path / "mag" / "raw"
+    tables = {
+        "node-feat/paper/node-feat": "0.5,1.0\n2.0,3.0\n0.0,1.0\n",
+        "node-feat/paper/node_year": "2010\n2011\n2012\n",
+        "node-label/paper/node-label": "1\n0\n1\n",
+        "num-node-dict": "author,field_of_study,institution,paper\n2,1,1,3\n",
+        "relations/author___affiliated_with___institution/edge": "0,0\n1,0\n",
+        "relations/author___writes___paper/edge": "0,0\n1,2\n",
+        "relations/paper___cites___paper/edge": "0,1\n",
+        "relations/paper___has_topic___field_of_study/edge": "2,0\n",
+        **{f"split/time/paper/{split}": f"{node}\n" for node, split in enumerate(("train", "valid", "test"))},
+    }
+    for name, text in tables.items():
+        (raw / name).parent.mkdir(parents=True, exist_ok=True)
+        (raw / f"{name}.csv.gz").write_bytes(gzip.compress(text.encode()))
+    for _ in range(2):  # from the tables, then from PyG's own file
+        graph = read_hetero("ogbn-mag", tmp_path)
+        assert (graph.num_nodes, graph.num_edges, graph.num_classes) == (7, 12, 2)
+        assert graph.x["paper"].tolist() == [[0.5, 1.0], [2.0, 3.0], [0.0, 1.0]]
+        assert [part.tolist() for part in (graph.train, graph.val, graph.test)] == [[0], [1], [2]]
+        assert ("paper", "rev_writes", "author") in graph.edge_types
+    (raw / "relations" / "paper___cites___paper" / "edge.csv.gz").write_bytes(b"torn")
+    (raw / "new").mkdir()  # changes the folder's time
+    with pytest.raises(InputError, match=r"`root` to be a folder with mag/raw for ogbn-mag but got .*mag/raw"):
+        read_hetero("ogbn-mag", tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 import shutil
@@ -250,3 +251,45 @@ def test_reads_files_of_heterophilous_graphs(name: str, tmp_path: Path) -> None:
     assert graph.x.to_dense().tolist() == content["node_features"].tolist()
     assert graph.edge_index.t().tolist() == [[0, 1], [1, 0], [1, 2], [2, 1]]
     assert graph.name == name
+
+
+def ogb_tables(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    tables = {"edge": "0,1\n2,1\n1,1\n", "node-feat": "0.5,1.0\n0.25,2.0\n3.0,1.0\n", "node-label": "1\n0\n1\n"}
+    for name, text in tables.items():
+        (folder / f"{name}.csv.gz").write_bytes(gzip.compress(text.encode()))
+
+
+@pytest.mark.parametrize("place", ["arxiv/raw", "ogbn_arxiv/raw"])
+def test_reads_tables_of_ogb(place: str, tmp_path: Path) -> None:
+    ogb_tables(tmp_path / place)
+    graph = read_nodes("ogbn-arxiv", tmp_path, tmp_path / "cache")
+    assert graph.x.tolist() == [[0.5, 1.0], [0.25, 2.0], [3.0, 1.0]]
+    assert graph.edge_index.t().tolist() == [[0, 1], [1, 0], [1, 2], [2, 1]]
+    assert graph.y.tolist() == [1, 0, 1]
+
+
+def test_tables_of_ogb_are_told_by_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError("no network here")
+
+    monkeypatch.setattr("flgraph.data.nodes.ogb.download_url", refuse)
+    ogb_tables(tmp_path / "arxiv" / "raw")
+    wanted = "a folder with edge.csv.gz and its companions for ogbn-products, by the variable FLGRAPH_DATA if not given"
+    with pytest.raises(InputError, match=rf"`root` to be {wanted}, but got .* the download failed"):
+        read_nodes("ogbn-products", tmp_path / "arxiv" / "raw", tmp_path / "cache")
+
+
+def test_reads_reddit_as_pyg_has_it(tmp_path: Path) -> None:
+    (tmp_path / "Reddit" / "raw").mkdir(parents=True)
+    np.savez(
+        tmp_path / "Reddit" / "raw" / "reddit_data.npz",
+        feature=np.float32([[0.5, 1.0], [0.25, 2.0], [3.0, 1.0]]),
+        label=np.array([1, 0, 1]),
+        node_types=np.array([1, 2, 3]),
+    )
+    edges = scipy.sparse.coo_matrix((np.ones(2), ([0, 2], [1, 1])), shape=(3, 3))
+    scipy.sparse.save_npz(tmp_path / "Reddit" / "raw" / "reddit_graph.npz", edges)
+    graph = read_nodes("Reddit", tmp_path, tmp_path / "cache")
+    assert graph.edge_index.t().tolist() == [[0, 1], [1, 0], [1, 2], [2, 1]]
+    assert graph.y.tolist() == [1, 0, 1]
