@@ -41,7 +41,7 @@ class Aggregator(FederatedCallback):
     """
 
     network: ClassVar[str] = ""
-    """The class of :mod:`flgraph.models` whose tensors the routes name; empty where they fit any model."""
+    """The class of :mod:`flgraph.models` whose tensors the routes name, in words; empty where they fit any model."""
 
     upload_kind: UploadKind = "weights"
     """What uploaded tensors of the model are, and so what they are relative to."""

@@ -233,7 +233,7 @@ def test_bad_input(federate: Federate) -> None:
         FedHGN(alignment=-1.0)
     with pytest.raises(InputError, match=r"`aggregator.alignment` to be a finite number, 0 or more but got inf"):
         FedHGN(alignment=float("inf"))
-    with pytest.raises(InputError, match=r"`route \*.coefficients` to be that of a tensor of client `client-1`"):
+    with pytest.raises(InputError, match=r"`model` to be RGCN with bases, .* but got one without `\*\.coefficients`"):
         federate(FedHGN(), rounds=1).fit(net(num_bases=0), data())
 
 

@@ -152,5 +152,5 @@ def test_bad_arguments(changes: dict[str, Any]) -> None:
 
 
 def test_other_models_are_refused(clients: WholeGraphFederation, federate: Federate) -> None:
-    with pytest.raises(InputError, match=r"`route \*\.mask` to be that of a tensor"):
+    with pytest.raises(InputError, match=r"`model` to be MaskedGCN, .* but got one without `\*\.mask`"):
         federate(FedPUB(), rounds=1).fit(NodeGCN(hidden_channels=4), clients)

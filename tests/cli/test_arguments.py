@@ -241,7 +241,10 @@ def test_configs_are_found_beside_or_in_the_package() -> None:
         (["--data", "TUFederation"], "Expected `data` to be chosen before its fields (by --data CLASS or a -c file)"),
         (["--trainer.rounds", "x"], "Expected `trainer.rounds` to be of type int but got x."),
         (["--data.datasets", "ALPHA"], "Expected `data.datasets` to be of type list but got ALPHA."),
-        (["--model.conv", "sagee"], "Expected `model.conv` to be one of 'gcn', 'gin', 'sage' but got sagee."),
+        (
+            ["--model.conv", "sagee"],
+            "Expected `model.conv` to be one of 'gcn', 'gin', 'sage', 'gine', 'gat' but got sagee.",
+        ),
         (["--seed_everything", "-1"], 'Parser key "seed_everything": Not of type NonNegativeInt: -1'),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

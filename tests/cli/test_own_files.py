@@ -143,7 +143,7 @@ def test_mistakes_in_arguments(call: Call, project: Path, args: list[str], told:
     [
         ("east/nodes.csv", "id,label", "key,label", "a table with a column `id` but got one without."),
         ("east/nodes.csv", "A007,", "A006,", "id in east/nodes.csv` to be different names but got 1 that occur again"),
-        ("east/nodes.csv", "city\n", "city,1\n", "to be a table in CSV but got one that cannot"),
+        ("east/nodes.csv", "city\n", "city,1\n", "to be a table in CSV but got more cells in rows than in the header"),
         ("east/nodes.csv", "branch\n", "place\n", "same columns as `north` but got `branch` in one"),
         ("east/nodes.csv", "city\n", "\n", "branch in east/nodes.csv` to be without gaps, unless `data.missing` is"),
         ("east/edges.csv", "source,target", "from,to", "a table with a column `source` but got one"),

@@ -122,7 +122,9 @@ def test_sites_have_the_bits_of_one_process(
     there = measured(gather("first", kits, tmp_path / "gathered"))
     assert_same(there, {**expected, "results": as_sites_tell(expected["results"], kits)})
     main(["predict", *run, "--trainer.name", "one"])
-    assert with_marker(tmp_path) == (tables(project) if task == "nodes" else set())
+    predicted = {project / "runs" / "one" / "version_0" / "predictions" / f"{site}.csv" for site in PARTNERS}
+    assert with_marker(tmp_path) == (tables(project) | predicted if task == "nodes" else set())  # whose ids these are
+    assert not any(ODD in file.read_text() for file in predicted)
     said = "".join(capfd.readouterr()) + caplog.text
     assert MARKER not in said
     assert ODD not in said
