@@ -46,6 +46,7 @@ class FedSSP(AddsLoss, FedAvg):
         kwargs: see :class:`FedAvg`.
     """
 
+    network: ClassVar[str] = "FedSSP"
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"consensus/mean": "data"}
     upload_scalars = ("num_samples", "columns")
     common_scalars = ("columns",)
@@ -72,6 +73,12 @@ class FedSSP(AddsLoss, FedAvg):
             *shared("eigen.*", "filters.*"),
             *personal("*"),
         ]
+
+    @property
+    def reveals(self) -> str:
+        return (
+            "The server gets a mean of representations in which the last batch counts most, and that may be one graph."
+        )
 
     # ----------------------------------------------------------------------------------------------- server half
     def download(self, client: str, round: int, exchange: str | None) -> Payload | None:

@@ -395,7 +395,7 @@ def test_hidden_nodes_and_noise_of_generators_are_drawn_anew_at_a_site(simulated
 # --------------------------------------------------------------------------------------------- what is told of records
 def test_algorithms_of_which_single_records_or_names_can_be_read(made: Any) -> None:
     telling = {name for name, make in made.items() if make()[0].reveals}
-    assert telling == {"FedGCN", "FedSagePlus", "SchemaFedAvg", "PublishedSchemaFedAvg"}
+    assert telling == {"FedGCN", "FedSagePlus", "FedSSP", "SchemaFedAvg", "PublishedSchemaFedAvg"}
     assert callbacks.FedEgo(mixup=False).reveals
     assert callbacks.FedGCN().reveals.startswith("The server reads which nodes a client holds")
 

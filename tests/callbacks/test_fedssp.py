@@ -129,5 +129,5 @@ def test_bad_input(federate: Federate, graph_federation: Callable[..., Any]) -> 
     for heads in (0, 3):
         with pytest.raises(InputError, match=r"`model.heads`"):
             net(heads=heads)
-    with pytest.raises(InputError, match="to be that of a tensor of client"):
+    with pytest.raises(InputError, match="`model` to be FedSSP"):
         federate(FedSSP(), rounds=1).fit(GNN(hidden_channels=4, num_layers=1), graph_federation())
