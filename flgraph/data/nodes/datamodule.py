@@ -22,7 +22,7 @@ from flgraph.data.figures import label_figure
 from flgraph.data.nodes.batching import EgoLoader, hop_offsets
 from flgraph.data.nodes.communities import louvain, louvain_balanced, louvain_plus, metis, metis_plus
 from flgraph.data.nodes.container import NodeGraph
-from flgraph.data.nodes.partition import ClientNodes, LocalOf, NodePartition, dirichlet, label_skew
+from flgraph.data.nodes.partition import ClientNodes, Division, LocalOf, NodePartition, dirichlet, label_skew
 from flgraph.data.nodes.readers import read_nodes
 from flgraph.data.nodes.skew import feature_skew, natural, topology_skew
 from flgraph.data.partition_file import SavedPartition, file_title, is_partition_file, read_partition
@@ -336,7 +336,8 @@ class NodeFederation(Federation[NodeDataModule]):
         cut: Callable[..., Any] | None = self.partitioners.get(partition)
         if partition_key is not None:
             cut = natural
-        taken = {"num_clients", "seed", "fractions"} if cut is None else inspect.signature(cut).parameters.keys()
+        taken = {"num_clients", "seed", "fractions"} if cut is None else set(inspect.signature(cut).parameters)
+        taken |= Division.__annotations__.keys() if "division" in taken else set()
         self.partition_args = {key: value for key, value in given.items() if key in taken}
         for key in ("major_labels", "num_test"):
             if given[key] is None:  # then the partition's own default is meant
