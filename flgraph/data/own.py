@@ -21,8 +21,8 @@ from flgraph.data.columns import (
     derived_targets,
 )
 from flgraph.data.sources import SPLITS, Source
-from flgraph.data.splits import check_fractions, stratified_split
-from flgraph.errors import InputError, expect
+from flgraph.data.splits import split_client
+from flgraph.errors import expect
 from flgraph.nn.tasks import Task, check_task
 
 Splits = tuple[Tensor, Tensor, Tensor]
@@ -160,11 +160,7 @@ def split_rows(
     labelled = known.nonzero()[:, 0]
     require(labelled.numel() > 0, where, "there for some", "none")
     if split is None:
-        check_fractions(fractions, "data.fractions")
-        try:
-            train, val, test = stratified_split(y[labelled], fractions, seed)
-        except InputError as error:
-            raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{client}`") from None
+        train, val, test = split_client(y[labelled], fractions, seed, client)
         return labelled[train], labelled[val], labelled[test]
     rows = ([row for row, own in enumerate(split) if own == part] for part in SPLITS)
     train, val, test = (torch.tensor(own, dtype=torch.long) for own in rows)

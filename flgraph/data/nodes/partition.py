@@ -15,7 +15,7 @@ from torch_geometric.utils import index_to_mask
 
 from flgraph.data.graphs.partition import dirichlet_shards
 from flgraph.data.nodes.container import NodeGraph
-from flgraph.data.splits import check_fractions, fewest_for, stratified_split
+from flgraph.data.splits import check_fractions, fewest_for, split_client
 from flgraph.errors import InputError, expect
 
 LocalOf = Literal["graph", "pool"]
@@ -274,15 +274,9 @@ def disjoint(
         what = f"small enough for client `client-{number}` to have a node"
         expect(part.numel() > 0, "data.num_clients", what, num_clients)
         nodes = pool[part].sort().values
-        clients.append(ClientNodes(nodes, *_split(graph.y[nodes], nodes, fractions, seed, f"client-{number}")))
+        split = split_client(graph.y[nodes], fractions, seed, f"client-{number}")
+        clients.append(ClientNodes(nodes, *(nodes[index] for index in split)))
     return NodePartition(clients, global_test)
-
-
-def _split(y: Tensor, nodes: Tensor, fractions: Sequence[float], seed: int, client: str) -> list[Tensor]:
-    try:
-        return [nodes[index] for index in stratified_split(y, fractions, seed)]
-    except InputError as error:
-        raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{client}`") from None
 
 
 def _check(graph: NodeGraph, num_clients: int, global_fraction: float, seed: int) -> None:
