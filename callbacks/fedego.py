@@ -104,12 +104,8 @@ class FedEgo(Aggregator):
         for name, count in (("server_epochs", server_epochs), ("server_batch_size", server_batch_size)):
             expect(count >= 1, f"aggregator.{name}", "1 or more", count)
         expect(0 < server_fraction <= 1, "aggregator.server_fraction", "above 0 and at most 1", server_fraction)
-        expect(
-            server_lr is None or 0 < server_lr < float("inf"),
-            "aggregator.server_lr",
-            "a finite number above 0, or null for the model's",
-            server_lr,
-        )
+        fits = server_lr is None or 0 < server_lr < float("inf")
+        expect(fits, "aggregator.server_lr", "a finite number above 0, or null for the model's", server_lr)
         self.gamma, self.mixing, self.noise = gamma, mixing, noise
         self.average_reduction, self.mixup = average_reduction, mixup
         self.server_epochs, self.server_fraction = server_epochs, server_fraction
@@ -303,19 +299,15 @@ def _noise(client: Client, shape: torch.Size) -> Tensor:
 
 def _read_fanouts(text: Any, hops: int, field: str) -> list[int]:
     """Neighbours per node; none where there are centers only."""
-    fanouts = _json(text, field, "fanouts")
+    try:
+        fanouts = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(field, "one with `fanouts` in JSON", brief(text)) from error
     numbers = isinstance(fanouts, list) and all(type(n) is int and 1 <= n <= 10_000 for n in fanouts)
     fits = numbers and (hops <= len(fanouts) <= 8 if hops else not fanouts)
     if not fits:
         raise InputError(field, f"one with `fanouts` of {hops} hops", brief(fanouts))
     return list(fanouts)
-
-
-def _json(text: Any, field: str, name: str) -> Any:
-    try:
-        return json.loads(text)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(field, f"one with `{name}` in JSON", brief(text)) from error
 
 
 class _MashedLoader:

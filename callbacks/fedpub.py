@@ -142,18 +142,17 @@ class FedPUB(FedProx):
         return out
 
 
-def random_graph(blocks: int, in_channels: int, seed: int, size: int = 100, joined: float = 0.1) -> WholeGraph:
-    """Random graphs side by side, with normally distributed features.
+def random_graph(blocks: int, in_channels: int, seed: int) -> WholeGraph:
+    """Random graphs side by side, with normally distributed features; see :class:`FedPUB`.
 
     Args:
         blocks: how many.
         in_channels: columns of the features.
         seed: of all draws.
-        size: nodes of each.
-        joined: probability that two nodes of a block are joined.
     """
-    generator, count = torch.Generator().manual_seed(seed), blocks * size
-    upper = (torch.rand(blocks, size, size, generator=generator) < joined).triu(1)
+    generator, size = torch.Generator().manual_seed(seed), 100
+    count = blocks * size
+    upper = (torch.rand(blocks, size, size, generator=generator) < 0.1).triu(1)
     block, source, target = (upper | upper.transpose(1, 2)).nonzero().t()
     edges = torch.stack([source, target]) + block * size
     x, nodes = torch.randn(count, in_channels, generator=generator), torch.arange(count)
