@@ -13,7 +13,6 @@ import platform
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timing import Times, clocks, since
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Batch, Data
@@ -414,23 +414,18 @@ class TakeTurns(FederatedCallback):
         writes = trainer.current_round % 2 == 1
         if writes:
             for name, run in self.others.items():
-                began = _clocks()
+                began = clocks()
                 run()
                 self._stop(name, began)
         trainer.write_checkpoints = writes
         trainer.run_log.loggers = list(self._loggers) if writes else []
         self._running = FLGRAPH if writes else QUIET
-        self._began = _clocks()
+        self._began = clocks()
 
-    def _stop(self, name: str, began: tuple[float, float]) -> None:
-        now = _clocks()
-        self.seconds[name].append(now[0] - began[0])
-        self.cpu_seconds[name].append(now[1] - began[1])
-
-
-def _clocks() -> tuple[float, float]:
-    """Wall-clock time, and the processors' time of all threads of this process."""
-    return time.perf_counter(), time.process_time()
+    def _stop(self, name: str, began: Times) -> None:
+        wall, busy = since(began)
+        self.seconds[name].append(wall)
+        self.cpu_seconds[name].append(busy)
 
 
 @dataclass

@@ -14,8 +14,8 @@ from types import FrameType
 from typing import Any
 
 import torch
+from small_models import cora, template
 
-from benchmarks.small_models import cora, template
 from flgraph import callbacks
 from flgraph.cli.fit import FederatedCLI
 from flgraph.federation import FederatedCallback, FederatedTrainer

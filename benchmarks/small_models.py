@@ -12,12 +12,12 @@ import math
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from timing import Times, clocks, since
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.nn import GCNConv
@@ -165,41 +165,31 @@ PLAIN, FLGRAPH, QUIET = "plain loop, nothing written", "flgraph, log and checkpo
 VARIANTS = (PLAIN, FLGRAPH, QUIET)
 
 
-def measure(federation: WholeGraphFederation, rounds: int, seed: int) -> dict[str, list[tuple[float, float]]]:
+def measure(federation: WholeGraphFederation, rounds: int, seed: int) -> dict[str, list[Times]]:
     """Wall-clock and processor seconds of ``rounds`` rounds of each variant, taking turns; the first is not counted."""
     plain = Plain(federation, 0.5, seed)
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in VARIANTS}
+    seconds: dict[str, list[Times]] = {name: [] for name in VARIANTS}
     loggers: list[Any] = []
-    running, began = "", _clocks()
+    running, began = "", clocks()
 
     def between(trainer: FederatedTrainer) -> None:
         nonlocal running, began
         if running:
-            seconds[running].append(_since(began))
+            seconds[running].append(since(began))
         writes = trainer.current_round % 2 == 1
         if not loggers:
             loggers.extend(trainer.run_log.loggers)
         if writes:
-            began = _clocks()
+            began = clocks()
             plain.round()
-            seconds[PLAIN].append(_since(began))
+            seconds[PLAIN].append(since(began))
         trainer.write_checkpoints, trainer.run_log.loggers = writes, list(loggers) if writes else []
-        running, began = FLGRAPH if writes else QUIET, _clocks()
+        running, began = FLGRAPH if writes else QUIET, clocks()
 
     with tempfile.TemporaryDirectory() as folder:
         # A last round ends the clock of the one before.
         flgraph_trainer(folder, 2 * (rounds + 1) + 1, seed, Watch(between)).fit(template(0.5), federation)
     return {name: values[1 : rounds + 1] for name, values in seconds.items()}
-
-
-def _clocks() -> tuple[float, float]:
-    """Wall-clock time, and the processors' time of all threads of this process."""
-    return time.perf_counter(), time.process_time()
-
-
-def _since(began: tuple[float, float]) -> tuple[float, float]:
-    now = _clocks()
-    return now[0] - began[0], now[1] - began[1]
 
 
 def check(federation: WholeGraphFederation, rounds: int, seed: int) -> float:
@@ -216,7 +206,7 @@ def check(federation: WholeGraphFederation, rounds: int, seed: int) -> float:
     return math.nan if len(watch.metrics) != rounds else worst
 
 
-def report(seconds: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+def report(seconds: Mapping[str, Sequence[Times]]) -> str:
     """A line for each variant."""
     base = statistics.median(cpu for _, cpu in seconds[PLAIN])
     lines = []
