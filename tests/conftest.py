@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from federations import toy_graphs
 from hypothesis import settings
 from torch import Tensor
 from torch.nn import functional as F
@@ -345,19 +346,7 @@ def ego_federation() -> Callable[..., ToyFederation]:
 @pytest.fixture
 def graph_list() -> Callable[..., list[Data]]:
     """Makes small graphs with features, two classes by turns: ``graph_list(count, features=4, seed=0)``."""
-
-    def make(count: int, features: int = 4, seed: int = 0) -> list[Data]:
-        generator = torch.Generator().manual_seed(seed)
-        graphs = []
-        for number in range(count):
-            nodes = 4 + number % 3
-            edges = torch.randint(0, nodes, (2, 5), generator=generator)
-            edges = torch.cat([edges, edges.flip(0)], dim=1).unique(dim=1)
-            x = torch.randn(nodes, features, generator=generator)
-            graphs.append(Data(x=x, edge_index=edges, y=torch.tensor([number % 2])))
-        return graphs
-
-    return make
+    return toy_graphs
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import fuzz
 import pytest
 import torch
 from torch import Tensor
@@ -409,7 +410,7 @@ def test_weights_of_a_mean(weight: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedProx", "GCFL", "GraphFL", "FedGCN", "FedHGN", "FedSagePlus"])
-def test_a_mean_without_weights_needs_no_number_of_samples(name: str, made: Any, fuzz: Any) -> None:
+def test_a_mean_without_weights_needs_no_number_of_samples(name: str, made: Any) -> None:
     def uniform() -> Any:
         aggregator, model, data = made[name]()
         return type(aggregator)(weighting="uniform"), model, data

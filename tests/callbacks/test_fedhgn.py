@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from federations import renamed
 from torch import Tensor
 from torch.nn import functional as F
 
 from flgraph.callbacks import FedAvg, FedHGN
 from flgraph.data import HeteroClients, HeteroFederation, HeteroGraph
-from flgraph.data.hetero.schema import renamed, reordered, with_reverse
+from flgraph.data.hetero.schema import reordered, with_reverse
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer, Payload
 from flgraph.models import RGCN, HeteroGAT

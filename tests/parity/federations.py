@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch.nn import functional as F
 from torch_geometric.data import Data
@@ -22,7 +24,7 @@ class Graphs(GraphFederation):
     """Four clients with graphs of 4 to 6 nodes, of different numbers and widths."""
 
     def __init__(self) -> None:
-        given = {name: _graphs(12 + 4 * n, 4, n) for n, name in enumerate("ABCD")}
+        given = {name: toy_graphs(12 + 4 * n, 4, n) for n, name in enumerate("ABCD")}
         super().__init__(given, batch_size=8, dse_dim=3, rwse_dim=3)
 
 
@@ -30,7 +32,7 @@ class Views(PartitionedGraphFederation):
     """Four clients' shares of graphs with their diffusion as a second view."""
 
     def __init__(self) -> None:
-        super().__init__(FlatGraphs.from_pyg(_graphs(48, 4, 0), "views"), num_clients=4, batch_size=8)
+        super().__init__(FlatGraphs.from_pyg(toy_graphs(48, 4, 0), "views"), num_clients=4, batch_size=8)
 
 
 class Nodes(NodeFederation):
@@ -62,7 +64,8 @@ class Relations(HeteroFederation):
         super().__init__(_relations(), num_clients=4, partition="random_edges", partition_seed=3)
 
 
-def _graphs(count: int, features: int, seed: int) -> list[Data]:
+def toy_graphs(count: int, features: int = 4, seed: int = 0) -> list[Data]:
+    """Small graphs with features, two classes by turns."""
     generator = torch.Generator().manual_seed(seed)
     graphs = []
     for number in range(count):
@@ -111,3 +114,46 @@ KINDS = {
     "HeteroGAT": Relations,
 }
 """Which data a model takes; graphs, where it is not named here."""
+
+
+def typed_graph(relations: int = 12, edges: int = 20) -> HeteroGraph:
+    """Two node types; every relation has as many different edges."""
+    generator = torch.Generator().manual_seed(0)
+    kinds, given = [("a", "b"), ("b", "a"), ("a", "a")], {}
+    for number in range(relations):
+        source, target = kinds[number % 3]
+        chosen = torch.randperm(30 * 30, generator=generator)[:edges]
+        given[source, f"r{number}", target] = torch.stack([chosen // 30, chosen % 30])
+    y = torch.arange(30) % 3
+    splits = torch.arange(0, 12), torch.arange(12, 18), torch.arange(18, 30)
+    return HeteroGraph.from_edges({"a": 30, "b": 30}, given, "a", y, *splits, name="toy")
+
+
+RELATIONS = ("writes", "cites", "treats", "owes", "sees", "hears", "knows", "likes", "greets", "pays")
+
+
+def ten_relations(partition: str = "random_edge_types") -> HeteroFederation:
+    """Three clients of a graph with two types of nodes."""
+    generator = torch.Generator().manual_seed(0)
+    ends = [("a", "b"), ("b", "a"), ("a", "a"), ("b", "b"), ("a", "b")] * 2
+    given = {
+        (source, name, target): torch.randint(0, 30, (2, 60), generator=generator).unique(dim=1)
+        for name, (source, target) in zip(RELATIONS, ends, strict=True)
+    }
+    y = torch.arange(30) % 3
+    graph = HeteroGraph.from_edges(
+        {"a": 30, "b": 30}, given, "a", y, torch.arange(20), None, torch.arange(20, 30), name="Toy"
+    )
+    return HeteroFederation(graph, num_clients=3, partition=partition, partition_seed=5)
+
+
+def renamed(graph: HeteroGraph, node_names: Mapping[str, str], edge_names: Mapping[str, str]) -> HeteroGraph:
+    """The same graph with other names of node types and relations; those that are not given stay."""
+    of = lambda kind: node_names.get(kind, kind)  # noqa: E731
+    return graph.replace(
+        validate=True,
+        node_types=[of(kind) for kind in graph.node_types],
+        edge_types=[(of(s), edge_names.get(name, name), of(t)) for s, name, t in graph.edge_types],
+        target=of(graph.target),
+        x={of(kind): x for kind, x in graph.x.items()},
+    )

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from federations import typed_graph
 
-from flgraph.data import HeteroGraph, hetero_statistics, random_edges, read_hetero
+from flgraph.data import hetero_statistics, random_edges, read_hetero
 from flgraph.data.hetero.schema import without_reverse
 from flgraph.errors import InputError
 from flgraph.reproduce.fedhgn.published import (
@@ -16,32 +17,19 @@ from flgraph.reproduce.fedhgn.published import (
 )
 
 
-def graph(relations: int = 12, edges: int = 20) -> HeteroGraph:
-    """Two node types; every relation has as many different edges."""
-    generator = torch.Generator().manual_seed(0)
-    kinds, given = [("a", "b"), ("b", "a"), ("a", "a")], {}
-    for number in range(relations):
-        source, target = kinds[number % 3]
-        chosen = torch.randperm(30 * 30, generator=generator)[:edges]
-        given[source, f"r{number}", target] = torch.stack([chosen // 30, chosen % 30])
-    y = torch.arange(30) % 3
-    splits = torch.arange(0, 12), torch.arange(12, 18), torch.arange(18, 30)
-    return HeteroGraph.from_edges({"a": 30, "b": 30}, given, "a", y, *splits, name="toy")
-
-
 def test_ready_made_clients_are_a_partition() -> None:
-    whole = graph()
+    whole = typed_graph()
     partition = random_edges(whole, 3)
     assert partition_of(whole, partition.cut(whole), {}).digest == partition.digest
     with pytest.raises(InputError, match="to be edges of `toy` but got"):
-        partition_of(whole, [graph(edges=25)], {})
+        partition_of(whole, [typed_graph(edges=25)], {})
     with pytest.raises(InputError, match="to be relations of `toy` but got 'r12'"):
-        partition_of(whole, [graph(relations=13)], {})
+        partition_of(whole, [typed_graph(relations=13)], {})
 
 
 def test_a_graph_of_ones_own_has_no_published_partition() -> None:
     with pytest.raises(InputError, match=r"`data\.dataset` to be the name of a data set, .*, but got 'HeteroGraph'"):
-        PublishedHeteroFederation(graph()).setup("fit")
+        PublishedHeteroFederation(typed_graph()).setup("fit")
 
 
 def test_the_files_of_the_authors(data_root: Path) -> None:
