@@ -61,9 +61,6 @@ class GraphEmbedding(SizedModule, ABC):
             :func:`~flgraph.models.unsupervised.clustering.joined`; and ``size_accuracy`` and ``size_f1``, of the
             logarithms of the numbers of nodes alone. The weights of those models are a part of checkpoints.
         kwargs: see :class:`~flgraph.models.base.SizedModule`.
-
-    Raises:
-        InputError: a hyper-parameter or a batch cannot be used.
     """
 
     predicted: ClassVar[str] = "embeddings"
