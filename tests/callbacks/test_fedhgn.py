@@ -214,21 +214,6 @@ def test_one_client_has_nobody_to_align_with(federate: Federate, assert_same: Ca
     assert_same(runs[0], runs[2])
 
 
-def test_resumed_equals_uninterrupted(federate: Federate, assert_same: Callable[..., None], tmp_path: Any) -> None:
-    def run(folder: str, rounds: int, ckpt: str | None = None) -> Any:
-        trainer: Any = federate(
-            FedHGN(), rounds=rounds, local_epochs=2, default_root_dir=str(tmp_path / folder), client_fraction=0.7
-        )
-        trainer.fit(net(), data(), ckpt_path=ckpt)
-        return trainer
-
-    whole = run("whole", 5)
-    run("cut", 2)
-    resumed = run("cut", 5, "last")
-    assert_same(states(resumed), states(whole))
-    assert resumed.server.state({}) == whole.server.state({})
-
-
 def test_bad_input(federate: Federate) -> None:
     with pytest.raises(InputError, match=r"`aggregator.alignment` to be a finite number, 0 or more but got -1"):
         FedHGN(alignment=-1.0)
