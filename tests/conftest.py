@@ -134,6 +134,9 @@ def environment() -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------------------------------ federations
+STATE = ("state_dict", "optimizer_states", "client")
+
+
 class ToyData:
     """A client's rows and classes, in batches; the same rows for training, validation and test."""
 
@@ -372,6 +375,27 @@ def federate(tmp_path: Path) -> Callable[..., FederatedTrainer]:
         return FederatedTrainer(aggregator, **{"default_root_dir": str(tmp_path / "runs"), **quiet, **kwargs})
 
     return make
+
+
+@pytest.fixture
+def assert_equal_runs(
+    federate: Callable[..., FederatedTrainer], assert_same: Callable[..., None]
+) -> Callable[..., None]:
+    """Checks that two algorithms leave clients with the same weights and optimizers, bit for bit.
+
+    ``assert_equal_runs(one, other, model, data, keys=(...), **trainer)`` with functions that make model and data.
+    """
+
+    def check(one: Aggregator, other: Aggregator, model: Any, data: Any, keys: Any = STATE, **kwargs: Any) -> None:
+        found = []
+        for aggregator in (one, other):
+            trainer: Any = federate(aggregator, enable_checkpointing=False, **kwargs)
+            trainer.fit(model(), data())
+            states = [client.state() for client in trainer.engine.clients.values()]
+            found.append([{key: state[key] for key in keys} for state in states])
+        assert_same(*found)
+
+    return check
 
 
 @pytest.fixture

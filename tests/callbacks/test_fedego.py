@@ -155,15 +155,11 @@ def test_fixed_mixing_is_its_two_ablations(federate: Federate, ego_federation: M
 
 
 def test_without_any_exchange_it_is_local_training(
-    federate: Federate, ego_federation: Make, assert_same: Callable[..., None], recorder: Any
+    ego_federation: Make, assert_equal_runs: Callable[..., None]
 ) -> None:
     """ "w/o RL" and "w/o PL" together leave nothing but the ego-graphs that go up."""
-    states = []
-    for aggregator in (FedEgo(mixing=0.0, average_reduction=False), Local()):
-        trainer: Any = federate(aggregator, rounds=2, enable_checkpointing=False)
-        trainer.fit(net(), ego_federation())
-        states.append([trainer.engine.clients[client].module.state_dict() for client in "ABC"])
-    assert_same(*states)
+    nothing = FedEgo(mixing=0.0, average_reduction=False)
+    assert_equal_runs(nothing, Local(), net, ego_federation, ("state_dict",), rounds=2)
 
 
 def test_without_reduction_layers_they_stay(federate: Federate, ego_federation: Make, recorder: Any) -> None:

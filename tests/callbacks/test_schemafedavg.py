@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -68,34 +69,12 @@ class AllButEmbeddings(FedProx):
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5])
-def test_with_equal_schemas_it_is_fedprox(mu: float, federate: Federate, assert_same: Callable[..., None]) -> None:
+def test_with_equal_schemas_it_is_fedprox(mu: float, assert_equal_runs: Callable[..., None]) -> None:
     """Clients of one graph, with other training nodes, have the same relations; the proximal term covers them, too."""
-    whole, states = with_reverse(ten_relations().read()), []
+    whole = with_reverse(ten_relations().read())
     parts = {name: whole.replace(train=whole.train[first::3]) for first, name in enumerate("xyz")}
-    for aggregator in (SchemaFedAvg(mu=mu), AllButEmbeddings(mu=mu)):
-        trainer: Any = federate(aggregator, rounds=3, local_epochs=2)
-        trainer.fit(net(), HeteroClients(parts))
-        states.append([client.module.state_dict() for client in trainer.engine.clients.values()])
-    assert_same(*states)
-
-
-def test_resumed_equals_uninterrupted(federate: Federate, assert_same: Callable[..., None], tmp_path: Any) -> None:
-    def run(folder: str, rounds: int, ckpt: str | None = None) -> Any:
-        trainer: Any = federate(
-            SchemaFedAvg(mu=0.1),
-            rounds=rounds,
-            local_epochs=2,
-            default_root_dir=str(tmp_path / folder),
-            client_fraction=0.7,
-        )
-        trainer.fit(net(), ten_relations(), ckpt_path=ckpt)
-        return trainer
-
-    whole = run("whole", 4)
-    run("cut", 2)
-    resumed = run("cut", 4, "last")
-    for name, client in whole.engine.clients.items():
-        assert_same(resumed.engine.clients[name].module.state_dict(), client.module.state_dict())
+    data, how = partial(HeteroClients, parts), {"rounds": 3, "local_epochs": 2}
+    assert_equal_runs(SchemaFedAvg(mu=mu), AllButEmbeddings(mu=mu), net, data, ("state_dict",), **how)
 
 
 def test_bad_data(federate: Federate, graph_federation: Callable[..., Any]) -> None:

@@ -230,35 +230,9 @@ def test_as_many_trees_as_the_largest_client_sends_keep_their_edges(
     assert childless.tolist() == [[False] * (3 if ego else 0)] * 3 + [[True] * (3 if ego else 0)] * 5
 
 
-def test_with_the_paper_s_choices_it_is_fedego(
-    federate: Federate, ego_federation: Make, assert_same: Callable[..., None]
-) -> None:
-    states = []
+def test_with_the_paper_s_choices_it_is_fedego(ego_federation: Make, assert_equal_runs: Callable[..., None]) -> None:
     paper: Any = {"edges": "all", "soft_labels": "training", "install_at": "end", "initial_weights": "first"}
-    for aggregator in (FedEgo(), PublishedFedEgo(**paper)):
-        trainer: Any = federate(aggregator, rounds=3)
-        trainer.fit(net(), ego_federation())
-        states.append([client.module.state_dict() for client in trainer.engine.clients.values()])
-    assert_same(*states)
-
-
-def test_resumed_equals_uninterrupted(
-    federate: Federate, ego_federation: Make, assert_same: Callable[..., None], tmp_path: Any
-) -> None:
-    """Reduction layers that wait for the next round included."""
-
-    def run(folder: str, rounds: int, ckpt: str | None = None) -> Any:
-        root = str(tmp_path / folder)
-        trainer: Any = federate(PublishedFedEgo(), rounds=rounds, default_root_dir=root, client_fraction=0.7)
-        trainer.fit(net(dropout=0.5), ego_federation(), ckpt_path=ckpt)
-        return trainer
-
-    whole = run("whole", 4)
-    run("cut", 2)
-    resumed = run("cut", 4, "last")
-    for client in "ABC":
-        assert_same(resumed.engine.clients[client].state(), whole.engine.clients[client].state())
-    assert resumed.server.state({}) == whole.server.state({})
+    assert_equal_runs(FedEgo(), PublishedFedEgo(**paper), net, ego_federation, ("state_dict",), rounds=3)
 
 
 @pytest.mark.parametrize(
