@@ -20,7 +20,6 @@ from flgraph.federation.aggregation import weighted_mean
 from flgraph.runs.checkpoint import load_bytes, state_bytes
 
 Change = Callable[[dict[str, Tensor], dict[str, Any]], Any]
-GRADIENT = "gradient/{other}/layers.0.weight"
 
 
 def of(name: str, change: Callable[[Tensor], Tensor]) -> Change:

@@ -39,7 +39,6 @@ from flgraph.runs.ledger_reader import read_ledger, spent
 from flgraph.testing import check_algorithm
 
 LAYOUT = [("b", ()), ("w", (3, 2))]
-SIZE = 8
 DTYPES = {"b": torch.float64, "w": torch.float64}
 
 

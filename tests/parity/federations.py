@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch.nn import functional as F
@@ -157,3 +158,18 @@ def renamed(graph: HeteroGraph, node_names: Mapping[str, str], edge_names: Mappi
         target=of(graph.target),
         x={of(kind): x for kind, x in graph.x.items()},
     )
+
+
+def write_paths_and_cycles(root: Path, name: str, graphs: int, labels: int = 2) -> None:
+    """A TU data set of paths (class 0) and cycles (class 1) by turns, with so many node labels, as text files."""
+    lines: dict[str, list[str]] = {"A": [], "graph_indicator": [], "graph_labels": [], "node_labels": []}
+    for graph in range(graphs):
+        first, size = len(lines["graph_indicator"]) + 1, 3 + graph % 4
+        pairs = [(first + i, first + i + 1) for i in range(size - 1)] + [(first, first + size - 1)] * (graph % 2)
+        lines["A"] += [f"{a}, {b}" for pair in pairs for a, b in (pair, pair[::-1])]
+        lines["graph_indicator"] += [str(graph + 1)] * size
+        lines["graph_labels"].append(str(graph % 2))
+        lines["node_labels"] += [str((graph + i) % labels) for i in range(size)]
+    (root / name).mkdir()
+    for key, own in lines.items():
+        (root / name / f"{name}_{key}.txt").write_text("\n".join(own) + "\n")
