@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from flgraph.callbacks import DFedGNN, FedAvg, FedEgo, FedGCN
-from flgraph.data import NodeDataModule, NodeFederation, NodeGraph, WholeGraphFederation
+from flgraph.data import NodeFederation, NodeGraph, WholeGraphFederation
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.federation.server_model import ServerModel
@@ -161,29 +161,6 @@ def test_it_adapts_in_any_precision(precision: str, federate: Federate) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- FedEgo
-@pytest.mark.parametrize("labels", ["training", "all"])
-def test_held_back_classes_have_an_influence_if_wanted(
-    federate: Federate, ego_federation: Make, recorder: Any, labels: Any
-) -> None:
-    """As the published code has it: then they are in the server's label distribution."""
-    received = []
-    for held_back in (0, 1):
-        data = ego_federation(nodes=14)
-        for name, given in data.given.items():
-            train, rest = torch.arange(8), torch.arange(8, 14)
-            y = given.graph.y.clone()
-            y[rest] = held_back
-            graph = NodeGraph(given.graph.x, given.graph.edge_index, y, 3)
-            module = NodeDataModule(graph, train, rest[:3], rest[3:], batch_size=4, fanouts=FANOUTS)
-            data.given[name] = module  # type: ignore[assignment]
-        trainer: Any = federate(PublishedFedEgo(soft_labels=labels), rounds=2, engine=recorder)
-        trainer.fit(net(), data)
-        received.append(trainer.server.aggregator.download("A", 1, None).tensors)
-    same = all(torch.equal(received[0][name], received[1][name]) for name in received[0])
-    assert same == (labels == "training")
-    assert float(received[0]["labels/global"].sum()) == pytest.approx(1)
-
-
 WHEN: tuple[Literal["end"], Literal["start"]] = ("end", "start")
 
 
