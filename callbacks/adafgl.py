@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flgraph.callbacks.fedavg import FedAvg
-from flgraph.errors import expect
+from flgraph.errors import expect, expect_kind
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route, personal, shared
@@ -84,9 +84,7 @@ class AdaFGL(FedAvg):
 
     # ----------------------------------------------------------------------------------------------- client half
     def local_update(self, client: Client, round: int, exchange: str) -> None:
-        module = client.module
-        expect(isinstance(module, AdaFGLModel), "model", "flgraph.models.AdaFGL", type(module).__name__)
-        assert isinstance(module, AdaFGLModel)
+        module = expect_kind(client.module, AdaFGLModel, "model", "flgraph.models.AdaFGL")
         rounds = client.door.job.rounds
         if round == 1 and self.federated_rounds >= rounds:
             have = f"a run of {rounds} has none, and is FedAvg"

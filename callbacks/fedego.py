@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flgraph.errors import InputError, expect
+from flgraph.errors import InputError, expect, expect_kind
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload, Scalar, brief
@@ -182,10 +182,7 @@ class FedEgo(Aggregator):
 
     @property
     def _clients_model(self) -> FedEgoNet:
-        model = as_template(self.template)
-        expect(isinstance(model, FedEgoNet), "model", "flgraph.models.FedEgo for FedEgo", type(model).__name__)
-        assert isinstance(model, FedEgoNet)
-        return model
+        return expect_kind(as_template(self.template), FedEgoNet, "model", "flgraph.models.FedEgo for FedEgo")
 
     def _make_model(self) -> ServerModel:
         settings = {key: self._clients_model.hparams[key] for key in _SETTINGS}
@@ -241,9 +238,7 @@ class FedEgo(Aggregator):
         client.report("mixing/divergence", relative_distance(own, received))
 
     def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
-        module = client.module
-        expect(isinstance(module, FedEgoNet), "model", "flgraph.models.FedEgo for FedEgo", type(module).__name__)
-        assert isinstance(module, FedEgoNet)
+        module = expect_kind(client.module, FedEgoNet, "model", "flgraph.models.FedEgo for FedEgo")
         batches = _mixup_data(client).mixup_dataloader()
         own = module.state_dict()
         self._own = {name: tensor.clone() for name, tensor in own.items() if name.startswith("personalization.")}

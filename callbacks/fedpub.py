@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flgraph.callbacks.fedprox import FedProx
 from flgraph.callbacks.gcfl import cosine_similarity
-from flgraph.errors import expect
+from flgraph.errors import expect, expect_kind
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.received import expect_count, expect_tensor
@@ -131,10 +131,8 @@ class FedPUB(FedProx):
     @torch.no_grad()
     def function(self, client: Client) -> Tensor:
         """The mean of what the client's model makes of the random graph's nodes ``[hidden_channels]``, float32."""
-        module, field = client.module, f"download` of client `{client.name}"
-        expect(isinstance(module, MaskedGCN), "model", "flgraph.models.MaskedGCN for FED-PUB", type(module).__name__)
-        assert isinstance(module, MaskedGCN)
-        seed = expect_count(client.last_download, "graph", 0, 2**53, field)
+        module = expect_kind(client.module, MaskedGCN, "model", "flgraph.models.MaskedGCN for FED-PUB")
+        seed = expect_count(client.last_download, "graph", 0, 2**53, f"download` of client `{client.name}")
         batch = client.trainer.precision_plugin.convert_input(random_graph(self.blocks, module.in_channels, seed))
         module.eval()
         out = module.convolve(batch.to(module.device)).mean(dim=0).float()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.callbacks.gradients import add_gradient
-from flgraph.errors import expect
+from flgraph.errors import expect, expect_kind
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.received import Shape, expect_between, expect_count, expect_group, expect_tensor, shapes_of
@@ -238,10 +238,7 @@ def _summed(uploads: Mapping[str, Payload], client: str) -> Tensor | None:
 
 
 def _module(client: Client) -> NeighGenSAGE:
-    module = client.module
-    expect(isinstance(module, NeighGenSAGE), "model", "flgraph.models.NeighGenSAGE for FedSage+", type(module).__name__)
-    assert isinstance(module, NeighGenSAGE)
-    return module
+    return expect_kind(client.module, NeighGenSAGE, "model", "flgraph.models.NeighGenSAGE for FedSage+")
 
 
 def _batch(client: Client) -> Any:
