@@ -80,6 +80,8 @@ class FederatedLoop(pl.Trainer):
     run_dir: Path | None
     checkpoint_key: bytes | None = None
     """Signs manifests of checkpoints; those without such a signature are refused then."""
+    job: str = ""
+    """Digest of what sites are told to do."""
     run_log: RunLog | None
     server: Server | None
     history: History
@@ -175,7 +177,7 @@ class FederatedLoop(pl.Trainer):
             secure_sums=self.secure_sums,
             ledger=Ledger() if self.writes else None,
         )
-        server.aggregator.template = model
+        server.aggregator.template, server.job = model, self.job
         trusted, sums_only = self.engine.trusted, self.secure_sums is not None
         server.account = account_of(self.transforms, self.privacy, server.aggregator, names, trusted, sums_only)
         self._budget = [] if server.account is None else [PrivacyBudget(server.account)]
@@ -243,6 +245,7 @@ class FederatedLoop(pl.Trainer):
                 personal=self.personal,
                 transforms=self.transforms,
                 secure_sums=self.secure_sums,
+                job=self.job,
                 trainer_args=self._client_args,
                 device=self.strategy.root_device,
             )

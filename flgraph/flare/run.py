@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import tempfile
 import threading
@@ -33,6 +34,7 @@ from flgraph.flare.settings import (
 )
 from flgraph.runs.checkpoint import find_checkpoint
 from flgraph.runs.files import private_folder
+from flgraph.runs.keys import canonical
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +115,7 @@ def host(config: str, settings: SiteSettings, run: str) -> SiteHost:
             the run's name is none.
     """
     policy = Policy.of(settings.policy)
-    clients = clients_of(config, settings, policy)
+    clients = clients_of(config, settings, policy, run)
     secret, encryption = site_secret(settings), encryption_secret(settings)
     made = SiteHost(clients, clients_folder(settings), run, secret, encryption, policy.accept_states)
     ledgers = Path(settings.folder) / "ledger"
@@ -122,13 +124,14 @@ def host(config: str, settings: SiteSettings, run: str) -> SiteHost:
     return made
 
 
-def clients_of(config: str, settings: SiteSettings, policy: Policy | None) -> dict[str, Client]:
+def clients_of(config: str, settings: SiteSettings, policy: Policy | None, run: str = "") -> dict[str, Client]:
     """A site's clients, made of the job's model and algorithm and the site's own data.
 
     Args:
         config: the job's configuration as YAML, without data.
         settings: of the site.
         policy: that they obey, whatever the job's is.
+        run: the run's name.
 
     Raises:
         InputError: the configuration names a class that the site does not allow, or cannot be used with its data.
@@ -139,7 +142,7 @@ def clients_of(config: str, settings: SiteSettings, policy: Policy | None) -> di
     cli = _configured(config, settings, quiet, settings.data)
     for refusal in policy.excess(cli.trainer.rounds, cli.trainer.local_epochs) if policy is not None else ():
         raise refusal
-    cli.trainer.policy = policy
+    cli.trainer.policy, cli.trainer.job = policy, _job(config, run)
     if isinstance(cli.datamodule, OwnFiles):
         cli.datamodule.declared.apart = True
     return cli.trainer.host(cli.model, cli.datamodule, settings.clients or None, site_seed(settings, cli.trainer.seed))
@@ -200,7 +203,7 @@ def serve(
     data = {"class_path": "flgraph.flare.run.SitesData", "init_args": {"names": list(engine.site_of), "title": name}}
     cli = _configured(config, settings, {"default_root_dir": settings.folder, "name": name}, data)
     cli.trainer.engine = engine
-    cli.trainer.checkpoint_key = checkpoint_key(settings)
+    cli.trainer.checkpoint_key, cli.trainer.job = checkpoint_key(settings), _job(config, name)
     cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=newest)
     assert cli.trainer.run_dir is not None
     return cli.trainer.run_dir
@@ -221,6 +224,10 @@ def open_sites(
         except (InputError, ClientError) as error:
             opened[site] = error
     return opened
+
+
+def _job(config: str, run: str) -> str:
+    return hashlib.sha256(canonical([config, run])).hexdigest()
 
 
 def _newest(runs: Path) -> str | None:

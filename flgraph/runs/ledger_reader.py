@@ -209,7 +209,7 @@ def _place(line: Line) -> tuple[object, ...]:
     return line.client, line.round, line.request, line.exchange, line.direction
 
 
-ABOUT_SUMS = ("keys", "shares", "hold", "unmask")
+ABOUT_SUMS = ("keys", "shares", "hold", "confirm", "unmask")
 """Requests by which masks of an exchange are agreed on, and taken from its sum."""
 
 

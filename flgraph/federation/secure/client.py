@@ -6,6 +6,7 @@ import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hmac import compare_digest
 
 import torch
 from torch import Tensor
@@ -19,10 +20,13 @@ from flgraph.federation.secure.keys import PUBLIC, KeyPair, seal, unseal
 from flgraph.federation.secure.masks import add_mask, sign_of
 from flgraph.federation.secure.settings import FEWEST, MOST, Layout, SecureSums
 from flgraph.federation.secure.shares import SECRET, split
-from flgraph.runs.keys import derive_key
+from flgraph.runs.keys import canonical, derive_key
 
 SEALED = 2 * SECRET + 16
 """Bytes of two shares on their way."""
+
+CODE = 32
+"""Bytes of what a client says to another of who is in a sum."""
 
 
 @dataclass
@@ -40,24 +44,35 @@ class _Sum:
     keys: dict[str, bytes] = field(default_factory=dict)
     neighbours: list[str] = field(default_factory=list)
     there: list[str] = field(default_factory=list)
+    masked: list[str] = field(default_factory=list)
     held: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def neighbours_there(self) -> list[str]:
+        """Those of the neighbours that shared their secrets."""
+        there = set(self.there)
+        return [name for name in self.neighbours if name in there]
 
 
 class MaskedUploads:
     """Masks a client's uploads.
 
     For each exchange the server asks in this order, and a client answers each once: KEYS, SHARES, HOLD, EXCHANGE,
-    UNMASK. The masks follow from keys of this one sum, and from a digest of all that was told of it
-    (:meth:`SecureSums.context`): a server that tells two clients different things gets a sum that it cannot read.
+    CONFIRM, UNMASK. The masks follow from keys of this one sum, and from a digest of all that was told of it
+    (:meth:`SecureSums.context`, the download): a server that tells two clients different things gets a sum that it
+    cannot read. Who is in the sum it tells once the masked uploads are there. Before a client gives the shares that
+    open a sum it wants to know that enough of those who hold its own shares were told the same (Bonawitz et al.,
+    Figure 4, with codes for signatures, as those two have a key).
 
     Args:
         client: its name.
         settings: of the run.
         fewest: clients that a sum must be over, as the site's policy says.
+        job: see :meth:`SecureSums.context`.
     """
 
-    def __init__(self, client: str, settings: SecureSums, fewest: int = 0) -> None:
-        self.client, self.settings, self.fewest = client, settings, max(fewest, FEWEST)
+    def __init__(self, client: str, settings: SecureSums, fewest: int = 0, job: str = "") -> None:
+        self.client, self.settings, self.fewest, self.job = client, settings, max(fewest, FEWEST), job
         self._sum: _Sum | None = None
         self._begun: set[tuple[int, str]] = set()  # exchanges that it has masked an upload for
         self._field = f"request to client `{client}"
@@ -84,7 +99,7 @@ class MaskedUploads:
             if turn.request == Request.HOLD:
                 self._hold(own, told)
                 return None
-            return self._unmask(own, told)
+            return self._confirm(own, told) if turn.request == Request.CONFIRM else self._unmask(own, told)
         except BaseException:
             self._sum = None
             raise
@@ -117,10 +132,10 @@ class MaskedUploads:
         public = own.masks.public + own.sealing.public
         expect(own.keys.get(self.client) == public, self._field, "with its own keys under its name", "others")
         parts = {key[:PUBLIC] for key in own.keys.values()} | {key[PUBLIC:] for key in own.keys.values()}
-        each = len(own.keys) == len(names) and len(parts) == 2 * len(names)
-        expect(each, self._field, "with clients and keys that are all different", "some twice")
+        each = len(own.keys) == len(names) and len(parts) == 2 * len(names) and names == sorted(names)
+        expect(each, self._field, "with clients in order and keys that are all different", "others")
         self._expect_enough(len(names), len(names))
-        own.context = self.settings.context(own.round, own.exchange, layout, own.keys)
+        own.context = self.settings.context(self.job, own.round, own.exchange, layout, own.keys)
         own.neighbours = self.settings.neighbours_of(names, own.context)[self.client]
         holders = holders_of(self.client, own.neighbours)
         needed = self.settings.needed(len(holders))
@@ -142,7 +157,7 @@ class MaskedUploads:
 
     def _hold(self, own: _Sum, told: Payload) -> None:
         own.there = self._who(own, told, list(own.keys))
-        there = [name for name in own.neighbours if name in set(own.there)]
+        there = own.neighbours_there
         shapes = {"who": (len(own.keys),), "sealed": (len(there), SEALED)}
         sealed = expect_group(told.tensors, shapes, self._field, torch.uint8)["sealed"]
         holders, present = len(own.neighbours) + 1, len(there) + 1
@@ -154,13 +169,15 @@ class MaskedUploads:
                 own.held[name] = shares
         own.awaits = Request.EXCHANGE
 
-    def mask(self, turn: Turn, tensors: Mapping[str, Tensor], weight: float) -> Payload:
+    def mask(self, turn: Turn, tensors: Mapping[str, Tensor], weight: float, origin: str = "") -> Payload:
         """The upload of an exchange as it travels.
 
         Args:
             turn: the exchange.
             tensors: to be added up, by name.
             weight: how much the client counts.
+            origin: digest of the download that it began with. Were the others sent something that they cannot learn
+                from, the server would know their part of the sum (Pasquini et al., CCS 2022).
 
         Raises:
             InputError: masks were not agreed on, or were used before; or a number is too large.
@@ -171,13 +188,11 @@ class MaskedUploads:
         field = f"upload` of client `{self.client}"
         row = encode(tensors, weight, self.settings.fraction_bits, len(own.keys), field)
         add_mask(row, own_mask_key(own.own_secret, self.client, own.context))
-        mixed = mask_context(own.context, own.there)
-        there = set(own.there)
-        for name in own.neighbours:
-            if name in there:
-                key = own.masks.agree(own.keys[name][:PUBLIC], f"mask/{mixed}")
-                add_mask(row, key, sign_of(self.client, name))
-        own.awaits, self._sum = Request.UNMASK, own
+        mixed = mask_context(own.context, own.there, origin)
+        for name in own.neighbours_there:
+            key = own.masks.agree(own.keys[name][:PUBLIC], f"mask/{mixed}")
+            add_mask(row, key, sign_of(self.client, name))
+        own.awaits, self._sum = Request.CONFIRM, own
         return Payload({"masked": torch.from_numpy(row.view("int64"))})
 
     def check_ready(self, turn: Turn) -> None:
@@ -189,10 +204,24 @@ class MaskedUploads:
         self._refuse_again(turn)
         self._expected(turn)
 
-    def _unmask(self, own: _Sum, told: Payload) -> Payload:
+    def _confirm(self, own: _Sum, told: Payload) -> Payload:
+        """Codes for its neighbours of the one list that it takes for the right one."""
         expect(set(told.tensors) == {"who"}, self._field, "of known tensors", "others")
-        masked = set(self._who(own, told, own.there))
-        there = set(own.there)
+        own.masked = self._who(own, told, own.there)
+        own.awaits = Request.UNMASK
+        codes = [self._code(own, name, self.client) for name in own.neighbours_there]
+        return Payload({"codes": as_bytes(b"".join(codes)).view(-1, CODE)})
+
+    def _unmask(self, own: _Sum, told: Payload) -> Payload:
+        near = own.neighbours_there
+        given = expect_group(told.tensors, {"codes": (len(near), CODE)}, self._field, torch.uint8)["codes"]
+        same = 1 + sum(
+            compare_digest(plain(row), self._code(own, name, name)) for name, row in zip(near, given, strict=True)
+        )
+        needed = self.settings.needed(len(own.neighbours) + 1)
+        wanted = f"of a sum that {needed} or more of those who hold its shares were told of alike"
+        expect(same >= needed, self._field, wanted, same)
+        masked, there = set(own.masked), set(own.there)
         self._sum = None  # a second one would tell both secrets of a client
         shares = []
         for name in holders_of(self.client, own.neighbours):
@@ -220,6 +249,12 @@ class MaskedUploads:
             raise PolicyError(self._field, f"a sum over {self.fewest} clients or more, as the policy says,", count)
 
     @staticmethod
+    def _code(own: _Sum, other: str, sender: str) -> bytes:
+        """What only two clients can make, of the sum that one of them confirms."""
+        confirmed = mask_context(own.context, own.masked)
+        return own.sealing.agree(own.keys[other][PUBLIC:], f"confirmed/{confirmed}/{sender}")
+
+    @staticmethod
     def _sealing_key(own: _Sum, other: str, sender: str) -> bytes:
         return own.sealing.agree(own.keys[other][PUBLIC:], f"shares/{own.context}/{sender}")
 
@@ -235,9 +270,9 @@ def own_mask_key(secret: bytes, client: str, context: str) -> bytes:
     return derive_key(secret, f"secure sums/own mask/{context}/{client}")
 
 
-def mask_context(context: str, there: Sequence[str]) -> str:
-    """The digest of a sum and of those who shared their secrets for it."""
-    return digest(f"{context}/{len(there)}".encode() + "\n".join(there).encode()).hex()
+def mask_context(context: str, clients: Sequence[str], origin: str = "") -> str:
+    """The digest of a sum, of some of its clients, and of what they began with."""
+    return digest(canonical([context, sorted(clients), origin])).hex()
 
 
 def digest(content: bytes) -> bytes:

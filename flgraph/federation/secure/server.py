@@ -15,6 +15,7 @@ from flgraph.federation.messages import Request
 from flgraph.federation.payload import Payload
 from flgraph.federation.received import expect_group
 from flgraph.federation.secure.client import (
+    CODE,
     SEALED,
     as_bytes,
     digest,
@@ -48,10 +49,15 @@ class MaskedSum:
         round: of the exchange.
         exchange: its name.
         layout: of the uploads.
+        origin: digest of what all clients were sent last.
+        job: see :meth:`SecureSums.context`.
     """
 
-    def __init__(self, settings: SecureSums, round: int, exchange: str, layout: Layout) -> None:
+    def __init__(
+        self, settings: SecureSums, round: int, exchange: str, layout: Layout, origin: str = "", job: str = ""
+    ) -> None:
         self.settings, self.round, self.exchange, self.layout = settings, round, exchange, layout
+        self.origin, self.job = origin, job
         self.size = sum(int(np.prod(shape)) for _, shape in layout) + 1
         self.keys: dict[str, bytes] = {}
         self._parts: set[bytes] = set()
@@ -61,6 +67,7 @@ class MaskedSum:
         self.sealed: dict[str, dict[str, bytes]] = {}
         self.there: list[str] = []
         self.masked: list[str] = []
+        self.codes: dict[str, dict[str, bytes]] = {}
         self.total: Row = np.zeros(self.size, dtype=np.uint64)
         self.shares: dict[str, dict[int, bytes]] = {}
 
@@ -71,16 +78,18 @@ class MaskedSum:
             EngineError: too few have stayed.
         """
         self._tell_keys(self._enough(ask(Request.KEYS, dict.fromkeys(clients), self.take_keys), len(clients)))
-        told = Payload(
+        keys = Payload(
             {"keys": as_bytes(b"".join(self.keys.values())).view(-1, 2 * PUBLIC)}, {"clients": "\n".join(self.keys)}
         )
         count = len(self.keys)
-        there = self._enough(ask(Request.SHARES, dict.fromkeys(self.keys, told), self.take_sealed), count)
+        there = self._enough(ask(Request.SHARES, dict.fromkeys(self.keys, keys), self.take_sealed), count)
         self.there = there
         ready = self._enough(ask(Request.HOLD, {name: self.relay(name) for name in there}, self._only), count)
         self.masked = self._enough(ask(Request.EXCHANGE, dict.fromkeys(ready), self.take_masked), count)
         who = Payload({"who": self._marks(self.masked)})
-        self._enough(ask(Request.UNMASK, dict.fromkeys(self.masked, who), self.take_shares), count)
+        confirmed = self._enough(ask(Request.CONFIRM, dict.fromkeys(self.masked, who), self.take_confirmed), count)
+        told = {name: self.relay_confirmed(name) for name in confirmed}
+        self._enough(ask(Request.UNMASK, told, self.take_shares), count)
         self.unmask()
         return self.masked
 
@@ -105,9 +114,14 @@ class MaskedSum:
         self.keys[client] = key
 
     def _tell_keys(self, clients: Sequence[str]) -> None:
-        self.keys = {name: self.keys[name] for name in clients}
-        self.context = self.settings.context(self.round, self.exchange, self.layout, self.keys)
-        self.neighbours = self.settings.neighbours_of(clients, self.context)
+        self.keys = {name: self.keys[name] for name in sorted(clients)}
+        self.context = self.settings.context(self.job, self.round, self.exchange, self.layout, self.keys)
+        self.neighbours = self.settings.neighbours_of(list(self.keys), self.context)
+
+    @property
+    def mixed(self) -> str:
+        """The digest from which masks derive."""
+        return mask_context(self.context, self.there, self.origin)
 
     def take_sealed(self, client: str, answer: Payload) -> None:
         """A client's shares for its neighbours, which only these can read."""
@@ -119,14 +133,30 @@ class MaskedSum:
 
     def relay(self, client: str) -> Payload:
         """What its neighbours have sealed for a client, and who is there."""
-        there = set(self.there)
-        rows = [self.sealed[client][name] for name in self.neighbours[client] if name in there]
+        rows = [self.sealed[client][name] for name in self._near(client)]
         return Payload({"who": self._marks(self.there), "sealed": as_bytes(b"".join(rows)).view(-1, SEALED)})
 
     def take_masked(self, client: str, answer: Payload) -> None:
         """Adds a client's masked upload."""
         masked = self._only(client, answer, torch.int64, masked=(self.size,))["masked"]
         self.total += masked.numpy().view(np.uint64)
+
+    def take_confirmed(self, client: str, answer: Payload) -> None:
+        """A client's codes for its neighbours, by which these know that it was told the same list."""
+        near = self._near(client)
+        codes = self._only(client, answer, codes=(len(near), CODE))["codes"]
+        for name, row in zip(near, codes, strict=True):
+            self.codes.setdefault(name, {})[client] = plain(row)
+
+    def relay_confirmed(self, client: str) -> Payload:
+        """The codes of its neighbours for a client; none of those who did not confirm."""
+        own = self.codes.get(client, {})
+        rows = [own.get(name, bytes(CODE)) for name in self._near(client)]
+        return Payload({"codes": as_bytes(b"".join(rows)).view(-1, CODE)})
+
+    def _near(self, client: str) -> list[str]:
+        there = set(self.there)
+        return [name for name in self.neighbours[client] if name in there]
 
     def take_shares(self, client: str, answer: Payload) -> None:
         """A client's shares of one secret of each of its neighbours."""
@@ -145,7 +175,7 @@ class MaskedSum:
         Raises:
             EngineError: a secret cannot be put together.
         """
-        masked, mixed = set(self.masked), mask_context(self.context, self.there)
+        masked, mixed = set(self.masked), self.mixed
         for name in self.there:
             if name in masked:
                 secret = self._secret(name, partial(self._is_committed, name))
@@ -174,6 +204,11 @@ class MaskedSum:
                 f"{len(found)} shares of its secret came, and {needed} right ones are needed."
             )
         return secret
+
+    @property
+    def weight(self) -> float:
+        """Of all uploads together, as they were masked."""
+        return float(self.total.view(np.int64)[-1]) / 2.0**self.settings.fraction_bits
 
     def mean(self, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
         """The weighted mean of the uploads, name to tensor.
@@ -218,6 +253,9 @@ def check_method(aggregator: Aggregator, transforms: Sequence[Transform], rounds
                     f"null with {kind} (combine: {how}), whose server needs single uploads in exchange `{exchange}`,"
                 )
                 raise InputError(field, wanted, "a section")
+    same = type(aggregator).download is Aggregator.download
+    wanted = f"null with {type(aggregator).__name__}, whose clients are sent different downloads,"
+    expect(same, field, wanted, "a section")
     for transform in transforms:
         if getattr(transform, "quantile", None) is not None:
             raise InputError(field, "null with a Clip whose bound follows single uploads,", "a section")
