@@ -181,7 +181,9 @@ class Client:
         if self.masked is None:
             raise InputError(f"request to client `{self.name}", "one of a run with secure sums", str(turn.request))
         layout: Layout = [(name, self.routing.rows[name].shape) for name in sorted(self.routing.shared)]
-        return self.door.about_sums(turn, self.masked.answer(turn, told, layout))
+        answer = self.masked.answer(turn, told, layout)
+        over = self.masked.confirmed[turn.round, turn.exchange] if turn.request == Request.CONFIRM else ""
+        return self.door.about_sums(turn, answer, over)
 
     def _masked(self, masked: MaskedUploads, answer: Payload, turn: Turn) -> bytes:
         self.routing.check_upload(answer)

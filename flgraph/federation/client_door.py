@@ -209,9 +209,9 @@ class ClientDoor:
         self.routing.check_upload(answer)
         return self._send(turn, masked, "masked")
 
-    def about_sums(self, turn: Turn, answer: Payload | None) -> bytes:
-        """An answer of the framework's own, by which masks are agreed on."""
-        return b"" if answer is None else self._send(turn, answer)
+    def about_sums(self, turn: Turn, answer: Payload | None, note: str = "") -> bytes:
+        """An answer of the framework's own, by which masks are agreed on; ``note`` goes into the ledger."""
+        return b"" if answer is None else self._send(turn, answer, note)
 
     def metrics(self, turn: Turn, metrics: Mapping[str, float]) -> bytes:
         """An answer with those metrics that may be told."""

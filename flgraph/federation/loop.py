@@ -40,6 +40,7 @@ from flgraph.runs.compatibility import check_settings, comparable, flatten
 from flgraph.runs.files import only_writer, write_json, write_text, writing
 from flgraph.runs.history import History, RoundRecord, truncate_records
 from flgraph.runs.ledger import LEDGER, Ledger
+from flgraph.runs.ledger_reader import lost_sums, read_ledger
 from flgraph.runs.results import discard_results, new_version, versions
 
 SPLITS = ("train", "val", "test")
@@ -280,6 +281,8 @@ class FederatedLoop(pl.Trainer):
         routes = describe_routes(client["routes"] for client in about.values())
         if self.writes:
             self._begin_folder(datamodule, routes, resumed, server.ledger)
+            if resumed and self.secure_sums is not None:
+                server.lost = lost_sums(read_ledger(self.run_dir / LEDGER), self.current_round)
         self.console.print(routes_table(routes))
         self._call("on_federation_start")
         if not resumed:

@@ -74,6 +74,8 @@ class Server:
         self.ledger = ledger
         self.job = ""
         """Digest of what sites were told to do; secure sums are of clients that were told the same."""
+        self.lost: dict[tuple[int, str], set[str]] = {}
+        """Round and exchange of secure sums that were opened before the run was stopped, to whose they were."""
         self._sent: dict[str, Payload] = {}  # what is about to be sent
         self.transforms = Pipeline(copy.deepcopy(list(transforms)), aggregator)
         self.door = ServerDoor(aggregator, self.personal, self.transforms, secure_sums is not None)
@@ -265,10 +267,12 @@ class Server:
         missing: int,
     ) -> list[str]:
         """The same where uploads are masked: the server gets their weighted mean alone."""
+        before = self.lost.get((number, exchange), set())
+        clients = [name for name in clients if name in before or not before]
         layout = layout_of(self.aggregator.shared, {name: self.aggregator.owners[name] for name in clients})
         newest = self.aggregator.download(clients[0], number, exchange) or Payload()
         origin = self.transforms.accompanied(newest).digest
-        masked = MaskedSum(secure, number, exchange, layout, origin, self.job)
+        masked = MaskedSum(secure, number, exchange, layout, origin, self.job, before)
 
         def ask(request: Request, told: Mapping[str, Payload | None], read: Read) -> list[str]:
             turns = {}

@@ -145,7 +145,8 @@ def clients_of(config: str, settings: SiteSettings, policy: Policy | None, run: 
     cli.trainer.policy, cli.trainer.job = policy, _job(config, run)
     if isinstance(cli.datamodule, OwnFiles):
         cli.datamodule.declared.apart = True
-    return cli.trainer.host(cli.model, cli.datamodule, settings.clients or None, site_seed(settings, cli.trainer.seed))
+    seed = site_seed(settings, cli.trainer.seed, run)
+    return cli.trainer.host(cli.model, cli.datamodule, settings.clients or None, seed)
 
 
 def open_site(

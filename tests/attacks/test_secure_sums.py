@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from flgraph.callbacks import FedAvg
-from flgraph.errors import EngineError, InputError
+from flgraph.errors import ClientError, EngineError, InputError
 from flgraph.federation import (
     GaussianNoise,
     Payload,
@@ -23,6 +24,8 @@ from flgraph.federation import (
     Sequential,
     Turn,
 )
+from flgraph.federation.engines.host import Message, SiteHost, run_request
+from flgraph.federation.engines.remote import Remote
 from flgraph.federation.secure.client import MaskedUploads, holders_of, own_mask_key
 from flgraph.federation.secure.keys import PUBLIC, KeyPair
 from flgraph.federation.secure.masks import Row, add_mask, sign_of
@@ -240,6 +243,87 @@ def test_clients_of_other_jobs_are_not_added_up() -> None:
 
     with pytest.raises(EngineError, match="The mask of client `a` cannot be taken from the sum"):
         total.run(names, ask)
+
+
+class Sites:
+    """A client at each of four sites in this process, whose jobs can be begun anew; one may be gone."""
+
+    def __init__(self, folder: Path, federate: Any, model: Any, data: Any) -> None:
+        self.folder, self.federate, self.model, self.data = folder, federate, model, data
+        self.gone = self.lose = ""
+
+    def open(self, rounds: int = 2) -> Any:
+        """A job of the run; the server's trainer for it."""
+        arguments = {"rounds": rounds, "secure_sums": SecureSums(), "name": "run"}
+        self.hosts = {}
+        for number, name in enumerate("ABCD"):
+            here = self.federate(FedAvg("uniform"), enable_checkpointing=False, **arguments)
+            clients = here.host(self.model, self.data, [name])
+            self.hosts[name] = SiteHost(clients, self.folder / name, "run", bytes([number]) * 32)
+            self.hosts[name].note_in(self.folder / f"{name}.jsonl")
+        about = {n: {n: host.clients[n].disclosed(host.key)} for n, host in self.hosts.items()}
+        return self.federate(FedAvg("uniform"), engine=Remote(self, about, 60.0, 0.0), keep_checkpoints=9, **arguments)
+
+    def send(self, site: str, message: Message, timeout: float) -> Message | None:
+        turn = message.header.get("turns", {}).get(site, {"round": 0, "request": ""})
+        if turn["round"] == 2 and (
+            (turn["request"] == Request.EXCHANGE and site == self.gone) or turn["request"] == self.lose
+        ):
+            return None
+        return Message.from_bytes(bytes(self.hosts[site].answer(Message.from_bytes(message.to_bytes())).to_bytes()))
+
+
+@pytest.fixture
+def sites(tmp_path: Path, federate: Any, toy_federation: Any, toy_module: Any) -> Sites:
+    return Sites(tmp_path / "sites", federate, toy_module(), toy_federation(6, 6, 6, 6))
+
+
+def first_round(trainer: Any) -> str:
+    return str(trainer.run_dir / "checkpoints" / "round-00001")
+
+
+def test_a_round_that_was_summed_is_summed_again_over_the_same_clients_only(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch, assert_same: Any
+) -> None:
+    """The difference of the two sums would be the upload of who is missing: it is the same bits."""
+    trainer = sites.open()
+    trainer.fit(sites.model, sites.data)
+    whole = trainer.server.aggregator.shared
+    again, sites.gone = sites.open(), "D"
+    with pytest.raises(EngineError, match="was opened before the run was stopped, and `D` is not there now"):
+        again.fit(sites.model, sites.data, ckpt_path=first_round(trainer))
+    monkeypatch.setattr(
+        "flgraph.federation.loop.lost_sums", lambda lines, after: {}
+    )  # of a server that has no scruples
+    with pytest.raises(ClientError, match="Only 0 of at least 1 clients answered in time") as e:
+        sites.open().fit(sites.model, sites.data, ckpt_path=first_round(trainer))
+    assert "`A` (refused)" in str(e.value) or "A (" in str(e.value)
+    monkeypatch.undo()
+    again, sites.gone = sites.open(), ""
+    again.fit(sites.model, sites.data, ckpt_path=first_round(trainer))
+    assert_same(again.server.aggregator.shared, whole)
+
+
+def test_a_round_that_was_not_summed_is_done_again_with_who_is_there(sites: Sites) -> None:
+    trainer, sites.lose = sites.open(), "confirm"
+    with pytest.raises(EngineError):
+        trainer.fit(sites.model, sites.data)
+    again, sites.lose, sites.gone = sites.open(), "", "D"
+    again.fit(sites.model, sites.data, ckpt_path="last")
+    assert again.record.clients == ["A", "B", "C"]
+
+
+def test_two_jobs_of_a_run_at_once(sites: Sites) -> None:
+    """Each would mask the same uploads, for the sums of other clients: a site answers the newest job."""
+    trainer = sites.open(rounds=1)
+    trainer.fit(sites.model, sites.data)
+    older = sites.hosts["A"]
+    sites.open(rounds=1)
+    request = run_request({"A": Turn(1, Request.KEYS, "train")}, keep_going=True, bases={"A": 0}, numbers={"A": 1})
+    request = Message({**request.header, "bases": {"A": older._number["A"]}}, request.pieces)
+    sites.hosts["A"].answer(Message({"do": "ping"}))
+    assert isinstance(sites.hosts["A"].answer(request), Message)
+    assert older.answer(request).header["errors"] == {"A": "refused"}
 
 
 # ------------------------------------------------------------------------------------------------------ a bad client

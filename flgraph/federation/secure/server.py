@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -51,13 +51,21 @@ class MaskedSum:
         layout: of the uploads.
         origin: digest of what all clients were sent last.
         job: see :meth:`SecureSums.context`.
+        before: whose uploads it must be of, where it was opened before.
     """
 
     def __init__(
-        self, settings: SecureSums, round: int, exchange: str, layout: Layout, origin: str = "", job: str = ""
+        self,
+        settings: SecureSums,
+        round: int,
+        exchange: str,
+        layout: Layout,
+        origin: str = "",
+        job: str = "",
+        before: Collection[str] = (),
     ) -> None:
         self.settings, self.round, self.exchange, self.layout = settings, round, exchange, layout
-        self.origin, self.job = origin, job
+        self.origin, self.job, self.before = origin, job, set(before)
         self.size = sum(int(np.prod(shape)) for _, shape in layout) + 1
         self.keys: dict[str, bytes] = {}
         self._parts: set[bytes] = set()
@@ -86,6 +94,12 @@ class MaskedSum:
         self.there = there
         ready = self._enough(ask(Request.HOLD, {name: self.relay(name) for name in there}, self._only), count)
         self.masked = self._enough(ask(Request.EXCHANGE, dict.fromkeys(ready), self.take_masked), count)
+        if self.before - set(self.masked):
+            missing = ", ".join(f"`{name}`" for name in sorted(self.before - set(self.masked)))
+            raise EngineError(
+                f"The sum of round {self.round} ({self.exchange}) was opened before the run was stopped, and {missing} "
+                f"is not there now: over the others it would tell what was theirs."
+            )
         who = Payload({"who": self._marks(self.masked)})
         confirmed = self._enough(ask(Request.CONFIRM, dict.fromkeys(self.masked, who), self.take_confirmed), count)
         told = {name: self.relay_confirmed(name) for name in confirmed}
