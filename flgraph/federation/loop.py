@@ -29,6 +29,7 @@ from flgraph.federation.policy import Policy
 from flgraph.federation.privacy import Privacy, PrivacyBudget, account_of
 from flgraph.federation.routes import describe_routes
 from flgraph.federation.run_log import RunLog
+from flgraph.federation.secure.identity import Authority
 from flgraph.federation.secure.settings import SecureSums
 from flgraph.federation.server import Server
 from flgraph.federation.settings import describe, describe_run
@@ -83,6 +84,8 @@ class FederatedLoop(pl.Trainer):
     """Signs manifests of checkpoints; those without such a signature are refused then."""
     job: str = ""
     """Digest of what sites are told to do."""
+    authority: Authority | None = None
+    """By which sites sign."""
     run_log: RunLog | None
     server: Server | None
     history: History
@@ -178,7 +181,7 @@ class FederatedLoop(pl.Trainer):
             secure_sums=self.secure_sums,
             ledger=Ledger() if self.writes else None,
         )
-        server.aggregator.template, server.job = model, self.job
+        server.aggregator.template, server.job, server.authority = model, self.job, self.authority
         trusted, sums_only = self.engine.trusted, self.secure_sums is not None
         server.account = account_of(self.transforms, self.privacy, server.aggregator, names, trusted, sums_only)
         self._budget = [] if server.account is None else [PrivacyBudget(server.account)]

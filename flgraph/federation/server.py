@@ -22,6 +22,7 @@ from flgraph.federation.messages import Request, Turn
 from flgraph.federation.payload import Payload, pack, unpack
 from flgraph.federation.privacy import Account
 from flgraph.federation.routes import agree
+from flgraph.federation.secure.identity import Authority
 from flgraph.federation.secure.server import MaskedSum, Read, layout_of
 from flgraph.federation.secure.settings import SecureSums
 from flgraph.federation.seeding import derive_seed, seed_all
@@ -74,6 +75,8 @@ class Server:
         self.ledger = ledger
         self.job = ""
         """Digest of what sites were told to do; secure sums are of clients that were told the same."""
+        self.authority: Authority | None = None
+        """By which sites sign, where they do."""
         self.lost: dict[tuple[int, str], set[str]] = {}
         """Round and exchange of secure sums that were opened before the run was stopped, to whose they were."""
         self._sent: dict[str, Payload] = {}  # what is about to be sent
@@ -272,7 +275,7 @@ class Server:
         layout = layout_of(self.aggregator.shared, {name: self.aggregator.owners[name] for name in clients})
         newest = self.aggregator.download(clients[0], number, exchange) or Payload()
         origin = self.transforms.accompanied(newest).digest
-        masked = MaskedSum(secure, number, exchange, layout, origin, self.job, before)
+        masked = MaskedSum(secure, number, exchange, layout, origin, self.job, before, self.authority)
 
         def ask(request: Request, told: Mapping[str, Payload | None], read: Read) -> list[str]:
             turns = {}

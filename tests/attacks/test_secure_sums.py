@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from flgraph.callbacks import FedAvg
+from flgraph.cli.main import main
 from flgraph.errors import ClientError, EngineError, InputError
 from flgraph.federation import (
     GaussianNoise,
@@ -27,6 +34,7 @@ from flgraph.federation import (
 from flgraph.federation.engines.host import Message, SiteHost, run_request
 from flgraph.federation.engines.remote import Remote
 from flgraph.federation.secure.client import MaskedUploads, holders_of, own_mask_key
+from flgraph.federation.secure.identity import Authority, Identity
 from flgraph.federation.secure.keys import PUBLIC, KeyPair
 from flgraph.federation.secure.masks import Row, add_mask, sign_of
 from flgraph.federation.secure.server import MaskedSum
@@ -377,3 +385,143 @@ def test_a_site_that_wants_many_clients_wants_as_many_neighbours(
     with pytest.raises(PolicyError, match=r"`trainer.secure_sums.neighbours` to be 5 or more, as the policy wants"):
         trainer.fit(toy_module(), toy_federation(*[6] * 7))
     federate(FedAvg(), secure_sums=SecureSums(neighbours=6), **run).fit(toy_module(), toy_federation(*[6] * 8))
+
+
+# ------------------------------------------------------------------------------------------- who signs clients' keys
+class Root:
+    """Who provisions: certificates as kits have them."""
+
+    def __init__(self) -> None:
+        self.key, self.certificate = self.issue("flgraph", None)
+
+    def issue(self, name: str, issuer: Root | None, days: int = 9, role: str = "") -> tuple[RSAPrivateKey, bytes]:
+        key, now = generate_private_key(65537, 2048), datetime.now(UTC)
+        person = [x509.NameAttribute(NameOID.UNSTRUCTURED_NAME, role)] if role else []
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name), *person])
+        by = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "flgraph")])
+        made = x509.CertificateBuilder(by, subject, key.public_key(), x509.random_serial_number())
+        made = made.not_valid_before(now - timedelta(days=10)).not_valid_after(now + timedelta(days=days))
+        return key, made.sign(issuer.key if issuer else key, SHA256()).public_bytes(Encoding.PEM)
+
+    def identity(self, name: str, **kwargs: Any) -> Identity:
+        key, certificate = self.issue(name, self, **kwargs)
+        secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        return Identity(certificate, secret, self.certificate, ["server"])
+
+
+@pytest.fixture(scope="module")
+def root() -> Root:
+    return Root()
+
+
+def signed_run(
+    root: Root,
+    signers: Mapping[str, Identity | None],
+    fewest: int = 0,
+    authority: Authority | None = None,
+    told: Callable[[str, Payload], Payload] = lambda name, payload: payload,
+) -> tuple[MaskedSum, dict[str, str]]:
+    """A sum of clients whose keys are signed by whom it says, and who refused."""
+    halves = {name: MaskedUploads(name, SecureSums(), fewest, "job") for name in signers}
+    for name, half in halves.items():
+        half.identity = signers[name]
+    total = MaskedSum(SecureSums(), 1, "train", LAYOUT, job="job", authority=authority)
+    refused = {}
+
+    def ask(request: Request, told_: Mapping[str, Payload | None], read: Any) -> list[str]:
+        there = []
+        for name, sent in told_.items():
+            turn = Turn(1, request, "train")
+            try:
+                if request == Request.EXCHANGE:
+                    answer: Payload | None = halves[name].mask(turn, {"w": torch.ones(5)}, 1.0)
+                else:
+                    sent = told(name, sent) if request == Request.SHARES and sent else sent
+                    answer = halves[name].answer(turn, sent or Payload(), LAYOUT)
+                read(name, answer or Payload())
+            except InputError as error:
+                refused[name] = str(error)
+            else:
+                there.append(name)
+        return there
+
+    try:
+        total.run(sorted(signers), ask)
+    except EngineError as error:
+        refused["the server"] = str(error)
+    return total, refused
+
+
+def test_keys_that_sites_signed(root: Root) -> None:
+    north, east = root.identity("north"), root.identity("east")
+    authority = Authority(root.certificate)
+    total, refused = signed_run(root, {"a": north, "b": north, "c": east, "d": east}, 2, authority)
+    assert not refused
+    assert total.mean({"w": torch.float64})["w"].tolist() == [1.0] * 5
+    _, refused = signed_run(root, {"a": north, "b": north, "c": east, "d": east}, 3, authority)
+    assert all("a sum over 3 sites or more, as the policy says, but got 2" in refused[name] for name in "abcd")
+
+
+@pytest.mark.parametrize("who", ["another root", "an administrator", "an old one", "nobody", "the server"])
+def test_keys_that_no_site_signed(who: str, root: Root) -> None:
+    """They cost their client its place; and where the server says nothing, the others refuse them."""
+    other = {
+        "another root": lambda: Root().identity("west"),
+        "an administrator": lambda: root.identity("admin", role="project_admin"),
+        "an old one": lambda: root.identity("west", days=-1),
+        "nobody": lambda: None,
+        "the server": lambda: root.identity("server"),
+    }[who]()
+    signers: dict[str, Identity | None] = {name[0]: root.identity(name) for name in ("north", "east", "south", "far")}
+    if who != "the server":
+        total, refused = signed_run(root, {**signers, "z": other}, authority=Authority(root.certificate))
+        assert list(refused) == ["z"]
+        assert "signed by a site of the federation" in refused["z"]
+        assert total.masked == sorted(signers)
+    _, refused = signed_run(root, {**signers, "z": other})
+    assert refused.keys() >= set(signers)
+
+
+@pytest.mark.parametrize("way", ["unsigned", "moved", "of another sum"])
+def test_a_server_cannot_put_keys_of_its_own_under_names_of_others(way: str, root: Root) -> None:
+    signers: dict[str, Identity | None] = {name: root.identity(name) for name in ("a", "b", "c", "d")}
+
+    def told(name: str, payload: Payload) -> Payload:
+        if name != "a":
+            return payload
+        keys, signatures = payload.tensors["keys"].clone(), payload.tensors["signatures"].clone()
+        if way == "unsigned":
+            return Payload({"keys": keys}, {"clients": payload.scalars["clients"]})
+        if way == "moved":
+            keys[[1, 2]], signatures[[1, 2]] = keys[[2, 1]], signatures[[2, 1]]
+        else:
+            keys[1, :32] = torch.frombuffer(bytearray(KeyPair(b"s" * 16).public), dtype=torch.uint8)
+        return Payload({**payload.tensors, "keys": keys, "signatures": signatures}, payload.scalars)
+
+    _, refused = signed_run(root, signers, told=told)
+    sentence = "one with `signatures`" if way == "unsigned" else "signed by a site of the federation"
+    assert sentence in refused["a"]
+
+
+def test_kits_have_what_signing_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's certificate and the administrator's are of the same root, and sign no keys."""
+    pytest.importorskip("nvflare", reason="needs NVIDIA FLARE: pip install 'flgraph[flare]'")
+    monkeypatch.chdir(tmp_path)
+    main(["flare", "provision", "--sites", "north,east"])
+    north, east = (Identity.of_kit(Path("kits") / name) for name in ("north", "east"))
+    assert north is not None
+    assert east is not None
+    known = Authority.of_kit(Path("kits/server"))
+    assert known is not None
+    for authority in (known, east):
+        assert authority.check(north.certificate, north.sign(b"x"), b"x") == "north"
+        with pytest.raises(InputError, match="`keys` to be signed by a site"):
+            authority.check(north.certificate, east.sign(b"x"), b"x")
+    others = north._others
+    for kit, name in (("server", "server"), ("admin", "client")):
+        files = [Path("kits") / kit / "startup" / f"{name}.{end}" for end in ("crt", "key")]
+        foreign = Identity(*(file.read_bytes() for file in files), Path("kits/server/startup/rootCA.pem").read_bytes())
+        with pytest.raises(InputError, match="`keys` to be signed by a site"):
+            north.check(foreign.certificate, foreign.sign(b"x"), b"x")
+    assert others == {"localhost"}
+    assert Identity.of_kit(tmp_path) is None is Authority.of_kit(tmp_path)

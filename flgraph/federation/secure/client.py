@@ -14,8 +14,9 @@ from torch import Tensor
 from flgraph.errors import InputError, PolicyError, expect
 from flgraph.federation.messages import Request, Turn
 from flgraph.federation.payload import Payload, brief
-from flgraph.federation.received import expect_group
+from flgraph.federation.received import Shape, expect_group
 from flgraph.federation.secure.fixed_point import encode
+from flgraph.federation.secure.identity import Identity, signed_content
 from flgraph.federation.secure.keys import PUBLIC, KeyPair, seal, unseal
 from flgraph.federation.secure.masks import add_mask, sign_of
 from flgraph.federation.secure.settings import FEWEST, MOST, Layout, SecureSums
@@ -42,6 +43,7 @@ class _Sum:
     own_secret: bytes  # of the mask that it has in common with nobody
     context: str = ""
     keys: dict[str, bytes] = field(default_factory=dict)
+    sites: dict[str, str] = field(default_factory=dict)
     neighbours: list[str] = field(default_factory=list)
     there: list[str] = field(default_factory=list)
     masked: list[str] = field(default_factory=list)
@@ -67,12 +69,14 @@ class MaskedUploads:
     Args:
         client: its name.
         settings: of the run.
-        fewest: clients that a sum must be over, as the site's policy says.
+        fewest: clients that a sum must be over, of as many sites where keys are signed, as the site's policy says.
         job: see :meth:`SecureSums.context`.
     """
 
     def __init__(self, client: str, settings: SecureSums, fewest: int = 0, job: str = "") -> None:
-        self.client, self.settings, self.fewest, self.job = client, settings, max(fewest, FEWEST), job
+        self.client, self.settings, self.fewest, self.job = client, settings, fewest, job
+        self.identity: Identity | None = None
+        """With which its site signs, where kits have certificates; keys that no site signed are refused then."""
         self._sum: _Sum | None = None
         self._begun: set[tuple[int, str]] = set()  # exchanges that it has masked an upload for
         self.confirmed: dict[tuple[int, str], str] = {}
@@ -92,7 +96,7 @@ class MaskedUploads:
             InputError: it is out of its turn, or would tell more than a sum.
             PolicyError: there are fewer clients than the policy wants.
         """
-        expect(not told.scalars.keys() - {"clients"}, self._field, "of known numbers", "others")
+        expect(not told.scalars.keys() - {"clients", "signers"}, self._field, "of known numbers", "others")
         if turn.request == Request.KEYS:
             return self._make_keys(turn)
         own = self._expected(turn)
@@ -120,7 +124,12 @@ class MaskedUploads:
         self._sum = _Sum(
             turn.round, turn.exchange, Request.SHARES, KeyPair(mask_secret), sealing, mask_secret, own_secret
         )
-        return Payload({"keys": as_bytes(self._sum.masks.public + sealing.public)})
+        keys = self._sum.masks.public + sealing.public
+        if self.identity is None:
+            return Payload({"keys": as_bytes(keys)})
+        signature = self.identity.sign(signed_content(self.job, turn.round, turn.exchange, self.client, keys))
+        signed = {"certificate": as_bytes(self.identity.certificate), "signature": as_bytes(signature)}
+        return Payload({"keys": as_bytes(keys), **signed})
 
     def _refuse_again(self, turn: Turn) -> None:
         """The same upload in a sum over other clients would tell what these differ by."""
@@ -130,14 +139,18 @@ class MaskedUploads:
     def _share(self, own: _Sum, told: Payload, layout: Layout) -> Payload:
         names = str(told.scalars.get("clients", "")).split("\n")
         expect(len(names) <= MOST, self._field, f"with {MOST} clients at most", len(names))
-        keys = expect_group(told.tensors, {"keys": (len(names), 2 * PUBLIC)}, self._field, torch.uint8)["keys"]
-        own.keys = {name: plain(row) for name, row in zip(names, keys, strict=True)}
+        shapes: dict[str, Shape] = {"keys": (len(names), 2 * PUBLIC)}
+        if self.identity is not None:
+            shapes |= {"signatures": (len(names), None), "certificates": (None, None)}
+        given = expect_group(told.tensors, shapes, self._field, torch.uint8)
+        own.keys = {name: plain(row) for name, row in zip(names, given["keys"], strict=True)}
+        own.sites = {name: name for name in names} if self.identity is None else self._signers(own, told)
         public = own.masks.public + own.sealing.public
         expect(own.keys.get(self.client) == public, self._field, "with its own keys under its name", "others")
         parts = {key[:PUBLIC] for key in own.keys.values()} | {key[PUBLIC:] for key in own.keys.values()}
         each = len(own.keys) == len(names) and len(parts) == 2 * len(names) and names == sorted(names)
         expect(each, self._field, "with clients in order and keys that are all different", "others")
-        self._expect_enough(len(names), len(names))
+        self._expect_enough(own, names)
         own.context = self.settings.context(self.job, own.round, own.exchange, layout, own.keys)
         own.neighbours = self.settings.neighbours_of(names, own.context)[self.client]
         holders = holders_of(self.client, own.neighbours)
@@ -157,6 +170,19 @@ class MaskedUploads:
         return Payload(
             {"sealed": as_bytes(b"".join(sealed)).view(-1, SEALED), "commitment": as_bytes(digest(own.own_secret))}
         )
+
+    def _signers(self, own: _Sum, told: Payload) -> dict[str, str]:
+        """Client to the site that signed its keys."""
+        assert self.identity is not None
+        places = str(told.scalars.get("signers", "")).split("\n")
+        known = {str(place): plain(row).strip() for place, row in enumerate(told.tensors["certificates"])}
+        each = len(places) == len(own.keys) and set(places) <= known.keys()
+        expect(each, self._field, "with a certificate for each client", "others")
+        sites = {}
+        for (name, keys), place, signature in zip(own.keys.items(), places, told.tensors["signatures"], strict=True):
+            content = signed_content(self.job, own.round, own.exchange, name, keys)
+            sites[name] = self.identity.check(known[place], plain(signature), content)
+        return sites
 
     def _hold(self, own: _Sum, told: Payload) -> None:
         own.there = self._who(own, told, list(own.keys))
@@ -245,14 +271,15 @@ class MaskedUploads:
         marked = [name for name, mark in zip(names, who["who"].tolist(), strict=True) if mark == 1]
         known = set(marked) <= set(among) and self.client in marked
         expect(known, self._field, "of itself and clients that took part so far", "others")
-        self._expect_enough(len(marked), len(names))
+        self._expect_enough(own, marked)
         return marked
 
-    def _expect_enough(self, count: int, of: int) -> None:
-        needed = max(FEWEST, self.settings.needed(of))
-        expect(count >= needed, self._field, f"a sum over {needed} clients or more", count)
+    def _expect_enough(self, own: _Sum, clients: Sequence[str]) -> None:
+        needed = max(FEWEST, self.settings.needed(len(own.keys)))
+        expect(len(clients) >= needed, self._field, f"a sum over {needed} clients or more", len(clients))
+        count, what = len({own.sites[name] for name in clients}), "clients" if self.identity is None else "sites"
         if count < self.fewest:
-            raise PolicyError(self._field, f"a sum over {self.fewest} clients or more, as the policy says,", count)
+            raise PolicyError(self._field, f"a sum over {self.fewest} {what} or more, as the policy says,", count)
 
     @staticmethod
     def _code(own: _Sum, other: str, sender: str) -> bytes:

@@ -13,7 +13,7 @@ from flgraph.errors import EngineError, InputError, expect
 from flgraph.federation.aggregator import Aggregator, needs_only_sums
 from flgraph.federation.messages import Request
 from flgraph.federation.payload import Payload
-from flgraph.federation.received import expect_group
+from flgraph.federation.received import Shape, expect_group
 from flgraph.federation.secure.client import (
     CODE,
     SEALED,
@@ -25,6 +25,7 @@ from flgraph.federation.secure.client import (
     plain,
 )
 from flgraph.federation.secure.fixed_point import decode
+from flgraph.federation.secure.identity import LONGEST, Authority, signed_content
 from flgraph.federation.secure.keys import PUBLIC, KeyPair
 from flgraph.federation.secure.masks import Row, add_mask, sign_of
 from flgraph.federation.secure.settings import FEWEST, Layout, SecureSums
@@ -52,6 +53,7 @@ class MaskedSum:
         origin: digest of what all clients were sent last.
         job: see :meth:`SecureSums.context`.
         before: whose uploads it must be of, where it was opened before.
+        authority: by which keys that no site signed cost their client its place; others refuse them in any case.
     """
 
     def __init__(
@@ -63,9 +65,11 @@ class MaskedSum:
         origin: str = "",
         job: str = "",
         before: Collection[str] = (),
+        authority: Authority | None = None,
     ) -> None:
         self.settings, self.round, self.exchange, self.layout = settings, round, exchange, layout
-        self.origin, self.job, self.before = origin, job, set(before)
+        self.origin, self.job, self.before, self.authority = origin, job, set(before), authority
+        self.signed: dict[str, tuple[bytes, bytes]] = {}
         self.size = sum(int(np.prod(shape)) for _, shape in layout) + 1
         self.keys: dict[str, bytes] = {}
         self._parts: set[bytes] = set()
@@ -86,11 +90,8 @@ class MaskedSum:
             EngineError: too few have stayed.
         """
         self._tell_keys(self._enough(ask(Request.KEYS, dict.fromkeys(clients), self.take_keys), len(clients)))
-        keys = Payload(
-            {"keys": as_bytes(b"".join(self.keys.values())).view(-1, 2 * PUBLIC)}, {"clients": "\n".join(self.keys)}
-        )
         count = len(self.keys)
-        there = self._enough(ask(Request.SHARES, dict.fromkeys(self.keys, keys), self.take_sealed), count)
+        there = self._enough(ask(Request.SHARES, dict.fromkeys(self.keys, self.directory()), self.take_sealed), count)
         self.there = there
         ready = self._enough(ask(Request.HOLD, {name: self.relay(name) for name in there}, self._only), count)
         self.masked = self._enough(ask(Request.EXCHANGE, dict.fromkeys(ready), self.take_masked), count)
@@ -118,14 +119,34 @@ class MaskedSum:
 
     def take_keys(self, client: str, answer: Payload) -> None:
         """The public keys of a client; such that the others would refuse cost it its own place only."""
-        key = plain(self._only(client, answer, keys=(2 * PUBLIC,))["keys"])
+        signs: dict[str, Shape] = {"certificate": (None,), "signature": (None,)} if len(answer.tensors) > 1 else {}
+        found = self._only(client, answer, torch.uint8, keys=(2 * PUBLIC,), **signs)
+        key = plain(found["keys"])
+        certificate, signature = (plain(found[name]) for name in signs) if signs else (b"", b"")
+        short = len(certificate) <= LONGEST and len(signature) <= LONGEST
+        expect(short, f"keys of client `{client}", "signed in few bytes", "many")
+        if self.authority is not None:
+            content = signed_content(self.job, self.round, self.exchange, client, key)
+            self.authority.check(certificate, signature, content)
         parts = [key[:PUBLIC], key[PUBLIC:]]
         new = len({*parts, *self._parts}) == 2 + len(self._parts)
         expect(new, f"keys of client `{client}", "its own", "another client's, or one twice")
         for part in parts:
             _NOBODY.agree(part, "check")
         self._parts |= set(parts)
-        self.keys[client] = key
+        self.keys[client], self.signed[client] = key, (certificate, signature)
+
+    def directory(self) -> Payload:
+        """All keys, and who signed them, if somebody did."""
+        keys = as_bytes(b"".join(self.keys.values())).view(-1, 2 * PUBLIC)
+        names, signed = "\n".join(self.keys), [self.signed[name] for name in self.keys]
+        if not any(certificate for certificate, _ in signed):
+            return Payload({"keys": keys}, {"clients": names})
+        distinct = list(dict.fromkeys(certificate for certificate, _ in signed))
+        places = "\n".join(str(distinct.index(certificate)) for certificate, _ in signed)
+        rows = {"signatures": [signature for _, signature in signed], "certificates": distinct}
+        signers = {name: _padded(own) for name, own in rows.items()}
+        return Payload({"keys": keys, **signers}, {"clients": names, "signers": places})
 
     def _tell_keys(self, clients: Sequence[str]) -> None:
         self.keys = {name: self.keys[name] for name in sorted(clients)}
@@ -240,12 +261,16 @@ class MaskedSum:
         return torch.tensor([name in marked for name in self.keys], dtype=torch.uint8)
 
     @staticmethod
-    def _only(
-        client: str, answer: Payload, kind: torch.dtype = torch.uint8, **shapes: tuple[int, ...]
-    ) -> Mapping[str, Tensor]:
+    def _only(client: str, answer: Payload, kind: torch.dtype = torch.uint8, **shapes: Shape) -> Mapping[str, Tensor]:
         field = f"answer` of client `{client}"
         expect(not answer.scalars, field, "without scalars", f"{len(answer.scalars)}")
         return expect_group(answer.tensors, shapes, field, kind)
+
+
+def _padded(rows: Sequence[bytes]) -> Tensor:
+    """Bytes as rows of one length, with line feeds behind."""
+    size = max(map(len, rows))
+    return as_bytes(b"".join(row.ljust(size, b"\n") for row in rows)).view(-1, size)
 
 
 def check_method(aggregator: Aggregator, transforms: Sequence[Transform], rounds: int) -> None:
