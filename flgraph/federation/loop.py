@@ -29,6 +29,7 @@ from flgraph.federation.policy import Policy
 from flgraph.federation.privacy import Privacy, PrivacyBudget, account_of
 from flgraph.federation.routes import describe_routes
 from flgraph.federation.run_log import RunLog
+from flgraph.federation.secure.identity import Authority
 from flgraph.federation.secure.settings import SecureSums
 from flgraph.federation.server import Server
 from flgraph.federation.settings import describe, describe_run
@@ -40,6 +41,7 @@ from flgraph.runs.compatibility import check_settings, comparable, flatten
 from flgraph.runs.files import only_writer, write_json, write_text, writing
 from flgraph.runs.history import History, RoundRecord, truncate_records
 from flgraph.runs.ledger import LEDGER, Ledger
+from flgraph.runs.ledger_reader import lost_sums, read_ledger
 from flgraph.runs.results import discard_results, new_version, versions
 
 SPLITS = ("train", "val", "test")
@@ -80,6 +82,10 @@ class FederatedLoop(pl.Trainer):
     run_dir: Path | None
     checkpoint_key: bytes | None = None
     """Signs manifests of checkpoints; those without such a signature are refused then."""
+    job: str = ""
+    """Digest of what sites are told to do."""
+    authority: Authority | None = None
+    """By which sites sign."""
     run_log: RunLog | None
     server: Server | None
     history: History
@@ -175,7 +181,7 @@ class FederatedLoop(pl.Trainer):
             secure_sums=self.secure_sums,
             ledger=Ledger() if self.writes else None,
         )
-        server.aggregator.template = model
+        server.aggregator.template, server.job, server.authority = model, self.job, self.authority
         trusted, sums_only = self.engine.trusted, self.secure_sums is not None
         server.account = account_of(self.transforms, self.privacy, server.aggregator, names, trusted, sums_only)
         self._budget = [] if server.account is None else [PrivacyBudget(server.account)]
@@ -243,6 +249,7 @@ class FederatedLoop(pl.Trainer):
                 personal=self.personal,
                 transforms=self.transforms,
                 secure_sums=self.secure_sums,
+                job=self.job,
                 trainer_args=self._client_args,
                 device=self.strategy.root_device,
             )
@@ -277,6 +284,8 @@ class FederatedLoop(pl.Trainer):
         routes = describe_routes(client["routes"] for client in about.values())
         if self.writes:
             self._begin_folder(datamodule, routes, resumed, server.ledger)
+            if resumed and self.secure_sums is not None:
+                server.lost = lost_sums(read_ledger(self.run_dir / LEDGER), self.current_round)
         self.console.print(routes_table(routes))
         self._call("on_federation_start")
         if not resumed:

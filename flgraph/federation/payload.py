@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -125,6 +126,12 @@ class Payload:
             raise InputError("payload", "whole safetensors bytes", found) from error
         # safetensors gives them in no order, another one each time.
         return cls({name: tensors[name] for name in sorted(tensors)}, scalars)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what it holds, in whatever order."""
+        ordered = Payload(dict(sorted(self.tensors.items())), dict(sorted(self.scalars.items())))
+        return hashlib.sha256(ordered.to_bytes()).hexdigest()
 
     @property
     def tensor_nbytes(self) -> int:

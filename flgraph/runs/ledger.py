@@ -53,19 +53,24 @@ class Ledger:
         self.head = NOTHING
         self._stream: FileIO | None = None
         self._lines = self._size = 0
-        self._alone_now = False
+        self._alone_now = self._only = False
         self._waiting: list[dict[str, Any]] = []
         self._written: dict[str, dict[bytes, int]] = {name: {} for name in REPEATED}
         self._digests: dict[int, tuple[bytes, str]] = {}
         if file is not None:
             self.open(file)
 
-    def open(self, file: Path) -> None:
+    def open(self, file: Path, alone: bool = False) -> None:
         """Goes on in a file, with what was kept in memory; what is in the file stays.
+
+        Args:
+            file: where to go on.
+            alone: whether lines that somebody else adds from now on are an error of whatever is noted here next.
 
         Raises:
             InputError: the file cannot be written, or its last line is not what a ledger writes.
         """
+        self._only = False
         self.close()
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -79,6 +84,7 @@ class Ledger:
             waiting, self._waiting = self._waiting, []
             for entry in waiting:
                 self._append(entry)
+        self._only = alone
 
     def add(self, *, data: bytes | None = None, **fields: Any) -> None:
         """Adds a line.
@@ -145,6 +151,7 @@ class Ledger:
             size = os.fstat(self._stream.fileno()).st_size
             expect(size >= self._size, str(self._file), f"{self._size} bytes or more, as it was,", size)
             if size != self._size:
+                expect(not self._only, str(self._file), "written by the newest job of a run only", "an older one")
                 self._resume(size)
             return stack.pop_all()
 
