@@ -390,15 +390,19 @@ class Client:
                 "shared": self.routing.shared,
                 "snapshot": self._snapshot,
                 **({"transforms": self.transforms.state_dict()} if self.transforms else {}),
-                "download": None
-                if self._download is None
-                else torch.frombuffer(bytearray(self._download), dtype=torch.uint8),
+                "download": None if self._download is None else self._stored(self.last_download),
             },
         }
         for callback in callbacks:
             callback.on_save_checkpoint(self.trainer, self.module, state)
         self.module.on_save_checkpoint(state)
         return state
+
+    def _stored(self, download: Payload) -> dict[str, Any]:
+        """A download whose tensors are the model's where it has the same: they are written once then."""
+        own = self.module.state_dict()
+        tensors = {name: own[name] if _same(own.get(name), sent) else sent for name, sent in download.tensors.items()}
+        return {"tensors": tensors, "scalars": dict(download.scalars)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what :meth:`state` returned."""
@@ -418,8 +422,15 @@ class Client:
         self._snapshot = dict(state["client"]["snapshot"])
         self.transforms.load_state_dict(state["client"].get("transforms", {}))
         download = state["client"]["download"]
-        self._download = None if download is None else download.numpy().tobytes()
+        self._download = None if download is None else Payload(**download).to_bytes()
         self.routing.agree(state["client"]["shared"])
+
+
+def _same(own: Tensor | None, sent: Tensor) -> bool:
+    """Whether both have the same bits (0 and -0 have not), and are where they can be written together."""
+    if own is None or (own.shape, own.dtype, own.device) != (sent.shape, sent.dtype, sent.device):
+        return False
+    return torch.equal(own.reshape(-1).view(torch.uint8), sent.reshape(-1).view(torch.uint8))
 
 
 def _names(terms: Payload, key: str) -> list[str]:
