@@ -427,10 +427,11 @@ class Client:
 
 
 def _same(own: Tensor | None, sent: Tensor) -> bool:
-    """Whether both have the same bits (0 and -0 have not), and are where they can be written together."""
+    """Whether both have the same bits (0 and -0 have not), and are in the same memory."""
     if own is None or (own.shape, own.dtype, own.device) != (sent.shape, sent.dtype, sent.device):
         return False
-    return torch.equal(own.reshape(-1).view(torch.uint8), sent.reshape(-1).view(torch.uint8))
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(own.element_size(), torch.uint8)
+    return torch.equal(own.view(whole), sent.view(whole))
 
 
 def _names(terms: Payload, key: str) -> list[str]:

@@ -174,11 +174,14 @@ def _fit_again(trainer: Any, module: pl.LightningModule, loader: Any) -> None:
     That takes as long as two steps of a small model.
     """
     fit, steps, logged = trainer.fit_loop, trainer.fit_loop.epoch_loop, trainer._logger_connector
-    hooks: dict[str, list[Any]] = {name: [] for name in _CALLED}
-    for own, base, given in (*((c, pl.Callback, (trainer, module)) for c in trainer.callbacks), (module, pl.LightningModule, ())):
-        for name in _CALLED:
-            if _overrides(own, base, [name]):
-                hooks[name].append(partial(getattr(own, name), *given))
+    owners: list[tuple[Any, type, tuple[Any, ...]]] = [
+        (own, pl.Callback, (trainer, module)) for own in trainer.callbacks
+    ]
+    owners.append((module, pl.LightningModule, ()))
+    hooks = {
+        name: [partial(getattr(own, name), *given) for own, base, given in owners if _overrides(own, base, [name])]
+        for name in _CALLED
+    }
 
     def hook(name: str, *further: Any) -> None:
         for own in hooks[name]:
@@ -233,11 +236,12 @@ def _train(trainer: Any, module: pl.LightningModule, batch: Any, number: int, ho
         optimizer.zero_grad()
         done.zero_grad.increment_completed()
         hook("on_before_backward", loss)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         hook("on_after_backward")
         hook("on_before_optimizer_step", optimizer)
-        output = {**(output if isinstance(output, Mapping) else {}), "loss": loss.detach()}
-        return output["loss"]
+        loss = loss.detach()
+        output = {**output, "loss": loss} if isinstance(output, Mapping) else {"loss": loss}
+        return loss
 
     batch = module.transfer_batch_to_device(batch, trainer.strategy.root_device, 0)
     progress.is_last_batch = number + 1 == trainer.fit_loop.max_batches

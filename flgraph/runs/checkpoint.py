@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -10,10 +11,10 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from flgraph.errors import InputError
-from flgraph.runs.files import digest, flush_folder, write_bytes
+from flgraph.runs.files import Digest, digest, flush_folder, write_bytes
 from flgraph.runs.keys import canonical, is_signed, signature
 from flgraph.runs.results import version_of
 
@@ -49,7 +50,7 @@ class CheckpointStore:
         self,
         round: int,
         server: bytes,
-        write_clients: Callable[[Path, Path | None], None],
+        write_clients: Callable[[Path, Path | None], Mapping[str, Digest]],
         settings: Mapping[str, Any],
         best_round: int | None = None,
     ) -> Path:
@@ -58,7 +59,8 @@ class CheckpointStore:
         Args:
             round: the number of whole rounds it stands for.
             server: the server's state.
-            write_clients: called with the folder to write client files to, and that of the previous checkpoint.
+            write_clients: called with the folder to write client files to, and that of the previous checkpoint; tells
+                the digests that it knows, by file name.
             settings: what a run must share to continue from here.
             best_round: the best validation round so far, whose checkpoint is kept.
 
@@ -70,13 +72,13 @@ class CheckpointStore:
         try:
             shutil.rmtree(temporary, ignore_errors=True)
             (temporary / CLIENTS).mkdir(parents=True)
-            write_clients(temporary / CLIENTS, previous / CLIENTS if previous else None)
+            known = write_clients(temporary / CLIENTS, previous / CLIENTS if previous else None)
             write_bytes(server, temporary / SERVER)
-            files = {str(file.relative_to(temporary)): digest(file) for file in sorted(temporary.rglob("*.*"))}
+            files = _digests(temporary, previous, {f"{CLIENTS}/{name}": own for name, own in known.items()})
             manifest: dict[str, Any] = {"round": round, "settings": settings, "files": files}
             if self.key is not None:
                 manifest["hmac"] = signature(self.key, _signed(manifest, target))
-            write_bytes(json.dumps(manifest, indent=1).encode(), temporary / MANIFEST)
+            write_bytes(json.dumps(manifest).encode(), temporary / MANIFEST)
             flush_folder(temporary / CLIENTS)
             flush_folder(temporary)
             self._remove(target)
@@ -270,6 +272,17 @@ def _signed(manifest: Mapping[str, Any], checkpoint: Path) -> bytes:
     return canonical([place, content])
 
 
+def _digests(folder: Path, previous: Path | None, known: Mapping[str, Digest]) -> dict[str, Digest]:
+    """Those of all files of a new checkpoint; no file is read that was just written, or is the previous one's too."""
+    before = {} if previous is None else _content(previous).get("files", {})
+    found = {}
+    for file in sorted(folder.rglob("*.*")):
+        name = str(file.relative_to(folder))
+        same = previous is not None and (previous / name).exists() and file.samefile(previous / name)
+        found[name] = known.get(name) or (same and before.get(name)) or digest(file)
+    return found
+
+
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
     """Makes one sentence of what goes wrong with the content of a file.
@@ -291,22 +304,52 @@ def state_name(client: str) -> str:
     return f"{client}.ckpt"
 
 
-def save_file(state: Mapping[str, Any], file: Path) -> None:
+def save_file(state: Mapping[str, Any], file: Path) -> Digest:
     """``torch.save``, flushed to disk."""
-    write_bytes(_buffer(state), file)  # torch's writer turns an error of the disk into one of its own
+    sink: _Sink | None = None
+
+    def write(stream: BinaryIO) -> None:
+        nonlocal sink
+        sink = _Sink(stream)
+        _save(state, sink)
+        if sink.error is not None:
+            raise sink.error
+
+    write_bytes(write, file)
+    assert sink is not None
+    return {"bytes": file.stat().st_size, "sha256": sink.sha256.hexdigest()}
+
+
+class _Sink:
+    """Hashes what is written while it is at hand; keeps errors of the disk, of which torch would make its own."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream, self.sha256 = stream, hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, part: memoryview) -> int:
+        self.sha256.update(part)
+        try:
+            self.stream.write(part)
+        except OSError as error:
+            self.error = error
+        return len(part)
+
+    def flush(self) -> None:
+        """The stream is flushed with the file."""
 
 
 def state_bytes(state: Mapping[str, Any]) -> bytes:
     """What :func:`save_file` writes."""
-    return bytes(_buffer(state))
+    buffer = io.BytesIO()
+    _save(state, buffer)
+    return buffer.getvalue()
 
 
-def _buffer(state: Mapping[str, Any]) -> memoryview:
+def _save(state: Mapping[str, Any], to: Any) -> None:
     import torch  # takes longer than all that those do who only look at folders
 
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getbuffer()
+    torch.save(state, to)
 
 
 def readable(values: Mapping[str, Any]) -> dict[str, Any]:

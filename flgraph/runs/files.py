@@ -7,10 +7,10 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -18,6 +18,9 @@ from flgraph.errors import InputError
 
 LOCK = ".lock"
 """File in a run's folder that is locked while a process writes there."""
+
+Digest = dict[str, Any]
+"""Size (``bytes``) and ``sha256`` of a file."""
 
 _PATIENCE = 3.0
 """Seconds that a process has to end which is about to."""
@@ -41,11 +44,11 @@ def writing(folder: Path) -> Iterator[None]:
         raise InputError(str(folder), "writable", cause.strerror or cause) from error
 
 
-def write_bytes(content: bytes | memoryview, file: Path, private: bool = False) -> None:
+def write_bytes(content: bytes | Callable[[BinaryIO], object], file: Path, private: bool = False) -> None:
     """Writes a file whole or not at all, also where several processes write it at the same time or the power fails.
 
     Args:
-        content: of the file.
+        content: of the file, or what writes it.
         file: replaced if it is there.
         private: whether nobody but its owner may read it.
 
@@ -56,7 +59,7 @@ def write_bytes(content: bytes | memoryview, file: Path, private: bool = False) 
     try:
         mode = 0o600 if private else 0o666  # less the umask
         with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as stream:
-            stream.write(content)
+            stream.write(content) if isinstance(content, bytes) else content(stream)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, file)
@@ -125,8 +128,8 @@ def read_text(file: Path) -> str | None:
         raise InputError(str(file), "a readable text file", error) from error
 
 
-def digest(file: Path) -> dict[str, Any]:
-    """Size (``bytes``) and ``sha256`` of a file."""
+def digest(file: Path) -> Digest:
+    """Size and digest of a file."""
     with open(file, "rb") as stream:
         return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
 

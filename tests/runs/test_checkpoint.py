@@ -18,9 +18,8 @@ from flgraph.runs.checkpoint import CheckpointStore, find_checkpoint, link_or_co
 SETTINGS = {"seed": 0, "trainer": {"local_epochs": 1}}
 
 
-def write_clients(folder: Path, previous: Path | None) -> None:
-    for name in "AB":
-        save_file({"name": name, "w": torch.arange(3)}, folder / f"{name}.ckpt")
+def write_clients(folder: Path, previous: Path | None) -> dict[str, Any]:
+    return {f"{n}.ckpt": save_file({"name": n, "w": torch.arange(3)}, folder / f"{n}.ckpt") for n in "AB"}
 
 
 @pytest.fixture
