@@ -7,10 +7,10 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -44,11 +44,11 @@ def writing(folder: Path) -> Iterator[None]:
         raise InputError(str(folder), "writable", cause.strerror or cause) from error
 
 
-def write_bytes(content: bytes | Callable[[BinaryIO], object], file: Path, private: bool = False) -> None:
+def write_bytes(content: bytes, file: Path, private: bool = False) -> None:
     """Writes a file whole or not at all, also where several processes write it at the same time or the power fails.
 
     Args:
-        content: of the file, or what writes it.
+        content: of the file.
         file: replaced if it is there.
         private: whether nobody but its owner may read it.
 
@@ -59,7 +59,7 @@ def write_bytes(content: bytes | Callable[[BinaryIO], object], file: Path, priva
     try:
         mode = 0o600 if private else 0o666  # less the umask
         with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as stream:
-            stream.write(content) if isinstance(content, bytes) else content(stream)
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, file)
@@ -134,9 +134,9 @@ def digest(file: Path) -> Digest:
         return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
 
 
-def flush_folder(folder: Path) -> None:
-    """Flushes to disk which files a folder has."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def flush(path: Path) -> None:
+    """Flushes to disk a file, or which files a folder has."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
