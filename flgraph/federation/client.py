@@ -400,15 +400,19 @@ class Client:
                 "snapshot": self._snapshot,
                 **({"origins": [self._origin, self._snapshot_origin]} if self.masked is not None else {}),
                 **({"transforms": self.transforms.state_dict()} if self.transforms else {}),
-                "download": None
-                if self._download is None
-                else torch.frombuffer(bytearray(self._download), dtype=torch.uint8),
+                "download": None if self._download is None else self._stored(self.last_download),
             },
         }
         for callback in callbacks:
             callback.on_save_checkpoint(self.trainer, self.module, state)
         self.module.on_save_checkpoint(state)
         return state
+
+    def _stored(self, download: Payload) -> dict[str, Any]:
+        """A download whose tensors are the model's where it has the same: they are written once then."""
+        own = self.module.state_dict()
+        tensors = {name: own[name] if _same(own.get(name), sent) else sent for name, sent in download.tensors.items()}
+        return {"tensors": tensors, "scalars": dict(download.scalars)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what :meth:`state` returned."""
@@ -429,8 +433,16 @@ class Client:
         self.transforms.load_state_dict(state["client"].get("transforms", {}))
         self._origin, self._snapshot_origin = state["client"].get("origins", ("", ""))
         download = state["client"]["download"]
-        self._download = None if download is None else download.numpy().tobytes()
+        self._download = None if download is None else Payload(**download).to_bytes()
         self.routing.agree(state["client"]["shared"])
+
+
+def _same(own: Tensor | None, sent: Tensor) -> bool:
+    """Whether both have the same bits (0 and -0 have not), and are in the same memory."""
+    if own is None or (own.shape, own.dtype, own.device) != (sent.shape, sent.dtype, sent.device):
+        return False
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(own.element_size(), torch.uint8)
+    return torch.equal(own.view(whole), sent.view(whole))
 
 
 def _names(terms: Payload, key: str) -> list[str]:

@@ -6,6 +6,7 @@ import copy
 import gc
 import time
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from operator import index
@@ -96,6 +97,7 @@ class FederatedLoop(pl.Trainer):
     _settings: dict[str, Any]
     _defaults: dict[str, Any]
     _writing: ExitStack  # has the lock of the run folder
+    _store: CheckpointStore
     _budget: list[PrivacyBudget]  # ends the run before it costs too much
     _ended: bool  # whether the last round was done as such
 
@@ -271,7 +273,7 @@ class FederatedLoop(pl.Trainer):
             if self.writes:
                 self._writing.enter_context(only_writer(self.run_dir))
                 with writing(self.run_dir):
-                    self._store.discard_after(self.current_round)
+                    self._open_store().discard_after(self.current_round)
                     truncate_records(self.run_dir / "history.jsonl", self.current_round)
                     discard_results(self.run_dir, self.current_round)
             line = f"continuing {self.run_dir} after round {self.current_round}"
@@ -297,6 +299,8 @@ class FederatedLoop(pl.Trainer):
                 self._round(server)
             if not self._ended and self.current_round:
                 self._end(server)
+        if self.writes:
+            self._store.wait()
         run: Any = self
         results = {
             **self.history.results(),
@@ -334,6 +338,8 @@ class FederatedLoop(pl.Trainer):
             with writing(self.run_dir):
                 self.run_dir = new_version(self.run_dir)
             self._writing.enter_context(only_writer(self.run_dir))
+        # Ends before the folder's lock is given back.
+        self._store = self._open_store(self._writing.enter_context(ThreadPoolExecutor(1, "checkpoint")))
         with writing(self.run_dir):
             if self.config_text:
                 write_text(self.config_text, self.run_dir / "config.yaml")
@@ -410,10 +416,9 @@ class FederatedLoop(pl.Trainer):
         self.run_log.save()
         self._store.save(self.current_round, state, self.engine.save, self._settings, best)
 
-    @property
-    def _store(self) -> CheckpointStore:
+    def _open_store(self, thread: Executor | None = None) -> CheckpointStore:
         assert self.run_dir is not None
-        return CheckpointStore(self.run_dir / "checkpoints", self.keep_checkpoints, self.checkpoint_key)
+        return CheckpointStore(self.run_dir / "checkpoints", self.keep_checkpoints, self.checkpoint_key, thread)
 
     def _call(self, hook: str, *args: Any) -> None:
         for callback in (*self._budget, *self.round_callbacks):

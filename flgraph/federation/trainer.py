@@ -268,7 +268,7 @@ class FederatedTrainer(TrainedLoop):
         file = self.run_dir / "error.txt"
         write_text("".join(traceback.format_exception(error)), file)
         error.add_note(f"its traceback is in {file}")
-        if self._store.last() is not None:
+        if self._open_store().last() is not None:
             error.add_note("continue with --ckpt_path last")
 
     def validate(  # type: ignore[override]

@@ -16,7 +16,7 @@ from typing import Any
 from filelock import FileLock
 
 from flgraph.errors import InputError, expect
-from flgraph.runs.files import flush_folder, writing
+from flgraph.runs.files import flush, writing
 
 LEDGER = "ledger.jsonl"
 """Its name in a run's folder."""
@@ -79,7 +79,7 @@ class Ledger:
             self._written = {name: {} for name in REPEATED}
             self._stream = FileIO(file, "a+", opener=lambda path, flags: os.open(path, flags, 0o600))
             os.chmod(file, 0o600)  # also where somebody else made it
-            flush_folder(file.parent)
+            flush(file.parent)
         with self._alone():
             waiting, self._waiting = self._waiting, []
             for entry in waiting:

@@ -21,6 +21,7 @@ from flgraph.federation.policy import NUM_SAMPLES
 from flgraph.federation.settings import algorithm_digest
 from flgraph.federation.summing import Summing
 from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, save_file, state_bytes, state_name
+from flgraph.runs.files import Digest
 from flgraph.runs.ledger import SUM, Ledger
 from flgraph.runs.ledger_reader import confirmed, read_ledger, spent
 from flgraph.runs.site_states import SiteStates
@@ -142,7 +143,8 @@ class Host:
             case "about":
                 return Message({"about": self.about()})
             case "save":
-                self.save(Path(header["folder"]), header["previous"] and Path(header["previous"]))
+                previous = header["previous"] and Path(header["previous"])
+                return Message({"digests": self.save(Path(header["folder"]), previous)})
             case "load":
                 self.load(Path(header["folder"]))
             case "predict":
@@ -220,13 +222,15 @@ class Host:
         """A client's predictions."""
         return self.clients[name].predict()
 
-    def save(self, folder: Path, previous: Path | None) -> None:
+    def save(self, folder: Path, previous: Path | None) -> dict[str, Digest]:
         """See :meth:`Engine.save`."""
+        digests = {}
         for name, client in self.clients.items():
             file = folder / state_name(name)
             if previous is None or client.changed or not link_or_copy(previous / file.name, file):
-                save_file(client.state(), file)
+                digests[file.name] = save_file(client.state(), file)
             client.changed = False
+        return digests
 
     def load(self, folder: Path) -> None:
         """See :meth:`Engine.load`; raises InputError if a client's state is not there, or broken."""
