@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flgraph.nn.products import rows_linear
 from flgraph.nn.sparse.csr import sparse_matmul
 
 
@@ -61,14 +62,7 @@ def concat_linear(x: Tensor | OneHot, extra: Tensor | None, weight: Tensor, bias
         if extra is not None:
             return F.linear(extra, weight[:, x.width :], bias) + rows
         return rows if bias is None else rows + bias.to(rows.dtype)
-    if extra is None:
-        return F.linear(x, weight, bias)
-    columns = x.size(-1)
-    # The second product is accumulated into the first, so neither the concatenation nor a sum of two results is stored.
-    first = F.linear(extra, weight[:, columns:], bias)
-    if torch.is_autocast_enabled(x.device.type):  # which in-place products are not part of
-        return torch.addmm(first, x, weight[:, :columns].t())
-    return first.addmm_(x, weight[:, :columns].t())
+    return rows_linear(x, extra, weight, bias)
 
 
 def fold(weight: Tensor, before: Sequence[torch.nn.Linear]) -> tuple[Tensor, Tensor | None]:

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear, fold
-from flgraph.nn.sparse.adjacency import Adjacency, add_neighbours
-from flgraph.nn.sparse.csr import rows_times, sparse_matmul
+from flgraph.nn.products import with_room
+from flgraph.nn.sparse.adjacency import Adjacency
+from flgraph.nn.sparse.csr import rows_times, sparse_matmul, sparse_times
 from flgraph.nn.sparse.norm import gcn_norm
 from flgraph.nn.sparse.twins import merge_inputs
 
@@ -134,11 +135,13 @@ class _NormalisedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, bias: Tensor, adj: Adjacency, scale: Tensor, loops: Tensor) -> Tensor:
         ctx.adj, ctx.scale, ctx.loops = adj, scale.squeeze(1), loops
-        return add_neighbours(torch.addcmul(bias, z, loops), z, adj, scale=ctx.scale)
+        out = torch.addcmul(bias, z, loops, out=with_room(z, *z.shape))
+        return sparse_times(adj.matrix(z.dtype, scale=ctx.scale), z, to=out)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad = grad.contiguous()
-        back = add_neighbours(grad * ctx.loops, grad, ctx.adj, transpose=True, scale=ctx.scale)
-        return back, grad.sum(0), None, None, None
+        back = torch.mul(grad, ctx.loops, out=with_room(grad, *grad.shape))
+        matrix = ctx.adj.matrix(grad.dtype, transpose=True, scale=ctx.scale)
+        return sparse_times(matrix, grad, to=back), grad.sum(0), None, None, None

@@ -41,7 +41,7 @@ class GINConv(torch.nn.Module):
         self.in_channels, self.out_channels = in_channels, out_channels
         self.hidden_channels = out_channels if hidden_channels is None else hidden_channels
         self.lin1 = ConcatLinear(in_channels, self.hidden_channels)
-        self.lin2 = torch.nn.Linear(self.hidden_channels, out_channels)
+        self.lin2 = ConcatLinear(self.hidden_channels, out_channels)
 
     def reset_parameters(self) -> None:
         """Draws new weights, as :class:`torch.nn.Linear` does."""

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from flgraph.nn.precision import at_least_float32
+from flgraph.nn.products import with_room
 
 
 class Adjacency:
@@ -33,6 +35,7 @@ class Adjacency:
         self._rows, self.transposed = (rowptr, col), transposed
         self.derived: dict[Any, Any] = {}  # what layers compute from this matrix, once for all of them
         self._matrices: dict[tuple[torch.dtype, bool, bool], Tensor] = {}
+        self._bags: dict[bool, tuple[Tensor, Tensor]] = {}
         self._degree = degree
 
     @classmethod
@@ -109,16 +112,25 @@ class Adjacency:
                 self._matrices[key] = self._matrix(dtype, transpose, scale)
         return self._matrices[key]
 
+    def bags(self, transpose: bool = False) -> tuple[Tensor, Tensor] | None:
+        """``rowptr`` and ``col`` (of the transpose) in 32 bits; ``None`` where entries have weights."""
+        transpose = transpose and self.transposed is not None
+        if transpose not in self._bags:
+            with lasting():
+                rowptr, col = self.transposed if transpose and self.transposed else (self.rowptr, self.col)
+                self._bags[transpose] = rowptr.int(), col.int()
+        return self._bags[transpose]
+
     def _matrix(self, dtype: torch.dtype, transpose: bool, scale: Tensor | None) -> Tensor:
-        rowptr, col = self.transposed if transpose and self.transposed else (self.rowptr, self.col)
+        rowptr, col = Adjacency.bags(self, transpose)
         if scale is None:
             values = torch.ones(col.numel(), dtype=dtype, device=col.device)
         else:
             row = torch.repeat_interleave(rowptr.diff(), output_size=col.numel())
             values = (scale.index_select(0, row) * scale.index_select(0, col)).to(dtype)
         # 32-bit indices: the kernels would make them of wider ones at every product.
-        parts, size = (rowptr.int(), col.int(), values), (self.num_nodes, self.num_nodes)
-        return torch.sparse_csr_tensor(*parts, size, check_invariants=False)
+        size = (self.num_nodes, self.num_nodes)
+        return torch.sparse_csr_tensor(rowptr, col, values, size, check_invariants=False)
 
     def to(self, device: torch.device | str, **kwargs: Any) -> Adjacency:
         """The same matrix on another device."""
@@ -132,38 +144,38 @@ class Adjacency:
         return f"{type(self).__name__}(num_nodes={self.num_nodes}, num_edges={self.col.numel()})"
 
 
-def add_neighbours(
-    to: Tensor, x: Tensor, adj: Adjacency, transpose: bool = False, scale: Tensor | None = None
-) -> Tensor:
-    """``to + M x`` as a new tensor ``[N, C]``, for use inside of autograd functions: not differentiable itself.
+def add_neighbours(to: Tensor, x: Tensor, adj: Adjacency, transpose: bool = False) -> Tensor:
+    """``to + A x`` as a new tensor ``[N, C]``, for use inside of autograd functions: not differentiable itself.
 
     Args:
-        to: ``[N, C]``, float32 or float64.
-        x: ``[N, C]``, of the same type.
-        adj: whose matrix ``M`` is, see :meth:`Adjacency.matrix`.
+        to: ``[N, C]``.
+        x: ``[N, C]``, of the same type; half-precision rows are added in float32.
+        adj: whose matrix ``A`` is, see :meth:`Adjacency.matrix`.
         transpose: see there.
-        scale: see there.
     """
     if adj.col.numel() == 0:
         return to.clone()
-    with torch.autocast(x.device.type, enabled=False):
-        return torch.addmm(to, adj.matrix(x.dtype, transpose, scale), x)
+    return torch.add(to, _times(adj, x, transpose), out=with_room(to, *to.shape))
 
 
 class _NeighbourSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, adj: Adjacency) -> Tensor:
         ctx.adj = adj
-        return _matmul(adj, x, transpose=False)
+        return _times(adj, x, transpose=False) if adj.col.numel() else torch.zeros_like(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _matmul(ctx.adj, grad.contiguous(), transpose=True), None
+        grad = grad.contiguous()
+        return _times(ctx.adj, grad, transpose=True) if ctx.adj.col.numel() else torch.zeros_like(grad), None
 
 
-def _matmul(adj: Adjacency, x: Tensor, transpose: bool) -> Tensor:
-    if adj.col.numel() == 0:
-        return torch.zeros_like(x)
+def _times(adj: Adjacency, x: Tensor, transpose: bool) -> Tensor:
+    """``A x``; half-precision rows are added in float32, autocast or not."""
+    bags = adj.bags(transpose)
+    if bags is not None and x.device.type == "cpu" and x.dtype != torch.float64:
+        # Without a matrix of ones a kernel adds up rows in the same order in half the time.
+        return F.embedding_bag(bags[1], x, bags[0], mode="sum", include_last_offset=True)
     # Sparse kernels exist for float32 and float64 on every device, and autocast would choose a narrower type.
     wide = at_least_float32(x)
     with torch.autocast(x.device.type, enabled=False):

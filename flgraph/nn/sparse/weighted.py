@@ -38,6 +38,9 @@ class WeightedAdjacency(Adjacency):
             self._matrices[key] = csr(self.rowptr, self.col, values, self.num_nodes)
         return self._matrices[key]
 
+    def bags(self, transpose: bool = False) -> None:
+        """None: entries have weights."""
+
     def to(self, device: torch.device | str, **kwargs: Any) -> WeightedAdjacency:
         """The same matrix on another device."""
         if self.col.device == torch.device(device):
