@@ -90,8 +90,9 @@ def fold(weight: Tensor, before: Sequence[torch.nn.Linear]) -> tuple[Tensor, Ten
     if not before:
         return weight, None
     parts = weight.split([linear.out_features for linear in before], dim=1)
-    weights = [part @ linear.weight for part, linear in zip(parts, before, strict=True)]
-    biases = [torch.mv(part, linear.bias) for part, linear in zip(parts, before, strict=True)]
+    with torch.autocast(weight.device.type, enabled=False):  # or else the product would be rounded twice
+        weights = [part @ linear.weight for part, linear in zip(parts, before, strict=True)]
+        biases = [torch.mv(part, linear.bias) for part, linear in zip(parts, before, strict=True)]
     return torch.cat(weights, dim=1), torch.stack(biases).sum(0)
 
 

@@ -11,6 +11,7 @@ A row's sums are added up in the same order either way, so that results have the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,15 +25,18 @@ NARROWEST = 16
 """Columns of an output from which on MKL, too, adds up a row's products one after another."""
 
 
-def with_room(like: Tensor, rows: int, columns: int) -> Tensor:
-    """A new tensor ``[rows, columns]`` whose memory holds a multiple of :data:`STEP` rows.
+def with_room(like: Tensor, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """A new tensor; if it is a matrix, its memory holds a multiple of :data:`STEP` rows.
 
     Args:
-        like: whose type and device it gets.
-        rows: its rows.
-        columns: its columns.
+        like: whose shape, type and device it gets.
+        shape: another shape.
+        dtype: another type.
     """
-    return like.new_empty(_room(rows), columns).resize_(rows, columns)
+    shape = like.shape if shape is None else shape
+    if len(shape) != 2:
+        return like.new_empty(shape, dtype=dtype)
+    return like.new_empty(_room(shape[0]), shape[1], dtype=dtype).resize_(*shape)
 
 
 def rows_linear(x: Tensor, extra: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -130,9 +134,6 @@ def _padded(x: Tensor) -> Tensor:
 
 def _room(rows: int) -> int:
     return -(-rows // STEP) * STEP
-
-
-_FOUND: list[bool] = []
 
 
 def _quick(x: Tensor, weight: Tensor) -> bool:

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flgraph.nn.precision import at_least_float32
-from flgraph.nn.products import with_room
 
 
 class Adjacency:
@@ -25,6 +24,9 @@ class Adjacency:
         degree: ``[N, 1]``, float32; the number of senders when ``None``.
     """
 
+    weighted = False
+    """Whether entries differ from one."""
+
     def __init__(
         self,
         rowptr: Tensor,
@@ -35,7 +37,6 @@ class Adjacency:
         self._rows, self.transposed = (rowptr, col), transposed
         self.derived: dict[Any, Any] = {}  # what layers compute from this matrix, once for all of them
         self._matrices: dict[tuple[torch.dtype, bool, bool], Tensor] = {}
-        self._bags: dict[bool, tuple[Tensor, Tensor]] = {}
         self._degree = degree
 
     @classmethod
@@ -112,25 +113,16 @@ class Adjacency:
                 self._matrices[key] = self._matrix(dtype, transpose, scale)
         return self._matrices[key]
 
-    def bags(self, transpose: bool = False) -> tuple[Tensor, Tensor] | None:
-        """``rowptr`` and ``col`` (of the transpose) in 32 bits; ``None`` where entries have weights."""
-        transpose = transpose and self.transposed is not None
-        if transpose not in self._bags:
-            with lasting():
-                rowptr, col = self.transposed if transpose and self.transposed else (self.rowptr, self.col)
-                self._bags[transpose] = rowptr.int(), col.int()
-        return self._bags[transpose]
-
     def _matrix(self, dtype: torch.dtype, transpose: bool, scale: Tensor | None) -> Tensor:
-        rowptr, col = Adjacency.bags(self, transpose)
+        rowptr, col = self.transposed if transpose and self.transposed else (self.rowptr, self.col)
         if scale is None:
             values = torch.ones(col.numel(), dtype=dtype, device=col.device)
         else:
             row = torch.repeat_interleave(rowptr.diff(), output_size=col.numel())
             values = (scale.index_select(0, row) * scale.index_select(0, col)).to(dtype)
         # 32-bit indices: the kernels would make them of wider ones at every product.
-        size = (self.num_nodes, self.num_nodes)
-        return torch.sparse_csr_tensor(rowptr, col, values, size, check_invariants=False)
+        parts, size = (rowptr.int(), col.int(), values), (self.num_nodes, self.num_nodes)
+        return torch.sparse_csr_tensor(*parts, size, check_invariants=False)
 
     def to(self, device: torch.device | str, **kwargs: Any) -> Adjacency:
         """The same matrix on another device."""
@@ -144,43 +136,62 @@ class Adjacency:
         return f"{type(self).__name__}(num_nodes={self.num_nodes}, num_edges={self.col.numel()})"
 
 
-def add_neighbours(to: Tensor, x: Tensor, adj: Adjacency, transpose: bool = False) -> Tensor:
-    """``to + A x`` as a new tensor ``[N, C]``, for use inside of autograd functions: not differentiable itself.
+def add_neighbours(
+    to: Tensor, x: Tensor, adj: Adjacency, out: Tensor, transpose: bool = False, scale: Tensor | None = None
+) -> Tensor:
+    """``to + M x`` ``[N, C]``, for use inside of autograd functions: not differentiable itself.
 
     Args:
         to: ``[N, C]``.
-        x: ``[N, C]``, of the same type; half-precision rows are added in float32.
-        adj: whose matrix ``A`` is, see :meth:`Adjacency.matrix`.
+        x: ``[N, C]``, of the same type.
+        adj: whose matrix ``M`` is, see :meth:`Adjacency.matrix`.
+        out: what the result is written to, which may be ``to`` and not ``x``.
         transpose: see there.
+        scale: see there.
     """
-    if adj.col.numel() == 0:
-        return to.clone()
-    return torch.add(to, _times(adj, x, transpose), out=with_room(to, *to.shape))
+    if not _in_bags(adj, x, scale) and x.dtype == to.dtype == at_least_float32(x).dtype and adj.col.numel():
+        out = out if out is to else out.copy_(to)
+        with torch.autocast(x.device.type, enabled=False):
+            return torch.addmm(out, adj.matrix(x.dtype, transpose, scale), x, out=out)
+    return torch.add(to, _times(adj, x, transpose, scale), out=out)
 
 
 class _NeighbourSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, adj: Adjacency) -> Tensor:
         ctx.adj = adj
-        return _times(adj, x, transpose=False) if adj.col.numel() else torch.zeros_like(x)
+        return _times(adj, x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        grad = grad.contiguous()
-        return _times(ctx.adj, grad, transpose=True) if ctx.adj.col.numel() else torch.zeros_like(grad), None
+        return _times(ctx.adj, grad.contiguous(), transpose=True), None
 
 
-def _times(adj: Adjacency, x: Tensor, transpose: bool) -> Tensor:
-    """``A x``; half-precision rows are added in float32, autocast or not."""
-    bags = adj.bags(transpose)
-    if bags is not None and x.device.type == "cpu" and x.dtype != torch.float64:
-        # Without a matrix of ones a kernel adds up rows in the same order in half the time.
-        return F.embedding_bag(bags[1], x, bags[0], mode="sum", include_last_offset=True)
+def _times(adj: Adjacency, x: Tensor, transpose: bool = False, scale: Tensor | None = None) -> Tensor:
+    """``M x``; half-precision rows are added in float32, autocast or not."""
+    if adj.col.numel() == 0:
+        return torch.zeros_like(x)
+    if _in_bags(adj, x, scale):
+        matrix = adj.matrix(x.dtype, transpose, scale)
+        weights = matrix.values() if adj.weighted or scale is not None else None
+        rowptr, col = matrix.crow_indices(), matrix.col_indices()
+        return F.embedding_bag(col, x, rowptr, mode="sum", per_sample_weights=weights, include_last_offset=True)
     # Sparse kernels exist for float32 and float64 on every device, and autocast would choose a narrower type.
     wide = at_least_float32(x)
     with torch.autocast(x.device.type, enabled=False):
         # Not `matrix @ wide`: that takes ten times as long with two threads on a CPU.
-        return torch.addmm(wide, adj.matrix(wide.dtype, transpose), wide, beta=0).to(x.dtype)
+        return torch.addmm(wide, adj.matrix(wide.dtype, transpose, scale), wide, beta=0).to(x.dtype)
+
+
+def _in_bags(adj: Adjacency, x: Tensor, scale: Tensor | None) -> bool:
+    """Whether to add up rows as those of bags of words, which takes a CPU half the time of a sparse product.
+
+    In float32 without weights, rows are added in the same order either way. With weights, and float64, the bits of
+    results would be others. Half-precision rows need not be made float32 first.
+    """
+    if x.device.type != "cpu" or x.dtype == torch.float64:
+        return False
+    return x.dtype != torch.float32 or not (adj.weighted or scale is not None)
 
 
 def offsets(lengths: Tensor) -> Tensor:

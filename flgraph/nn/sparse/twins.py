@@ -42,7 +42,7 @@ class TwinAdjacency(Adjacency):
         self.transposed, self.derived = None, {}
         self._quotient, self._degree = quotient, None
         self._expanded: tuple[Tensor, Tensor] | None = None
-        self._matrices, self._bags = {}, {}
+        self._matrices = {}
         self._merging: dict[torch.dtype, Tensor] = {}
 
     @classmethod

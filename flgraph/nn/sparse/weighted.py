@@ -25,6 +25,8 @@ class WeightedAdjacency(Adjacency):
             symmetric.
     """
 
+    weighted = True
+
     def __init__(self, rowptr: Tensor, col: Tensor, weight: Tensor, transposed_weight: Tensor | None = None) -> None:
         super().__init__(rowptr, col)
         self.weight, self.transposed_weight = weight, weight if transposed_weight is None else transposed_weight
@@ -37,9 +39,6 @@ class WeightedAdjacency(Adjacency):
             values = (self.transposed_weight if transpose else self.weight).to(dtype)
             self._matrices[key] = csr(self.rowptr, self.col, values, self.num_nodes)
         return self._matrices[key]
-
-    def bags(self, transpose: bool = False) -> None:
-        """None: entries have weights."""
 
     def to(self, device: torch.device | str, **kwargs: Any) -> WeightedAdjacency:
         """The same matrix on another device."""
