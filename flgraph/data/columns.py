@@ -157,6 +157,7 @@ class Coding:
     columns: Mapping[str, Kind]
     missing: Missing = "refuse"
     task: Task = "multiclass"
+    field: str = "data.columns"
 
     @property
     def width(self) -> int:
@@ -206,7 +207,7 @@ class Coding:
             require(
                 name in columns,
                 where,
-                f"a table with the column `{_short(name)}`, as `data.columns` says,",
+                f"a table with the column `{_short(name)}`, as `{self.field}` says,",
                 "one without",
             )
             parts.append(self._encoded(columns[name], kind))
@@ -228,7 +229,7 @@ class Coding:
             )
             return np.concatenate([np.eye(len(kind)), np.zeros((1, len(kind)))])[codes]
         if kind == NUMBER:
-            require(column.kind == NUMBER, column.where, "numbers, as `data.columns` says,", "something else")
+            require(column.kind == NUMBER, column.where, f"numbers, as `{self.field}` says,", "something else")
             values = column.values
         else:
             values = column.years()
@@ -282,6 +283,17 @@ def derived_classes(labels: Iterable[Iterable[str | None]], least: int = 0) -> C
     found = {label for own in labels for label in own if label is not None} | set(map(str, range(least)))
     whole = all(re.fullmatch(r"-?\d+", label) for label in found)
     return tuple(sorted(found, key=int) if whole else sorted(found))
+
+
+def expect_classes(labels: Iterable[str | None], where: str) -> None:
+    """Refuses labels that were measured: each would be a class of its own.
+
+    Raises:
+        InputError: all are numbers, and not all of them whole.
+    """
+    given = {label for label in labels if label is not None}
+    measured = all(_NUMBER.fullmatch(label) for label in given) and not all(float(own).is_integer() for own in given)
+    require(not measured, where, "classes", "numbers with fractions, which need `data.task` regression")
 
 
 def derived_targets(tables: Mapping[str, Mapping[str, Column]]) -> Categories:

@@ -19,6 +19,7 @@ from flgraph.data.columns import (
     derived_classes,
     derived_columns,
     derived_targets,
+    expect_classes,
 )
 from flgraph.data.sources import SPLITS, Source
 from flgraph.data.splits import check_fractions, stratified_split
@@ -75,6 +76,9 @@ class Declared:
             expect(self.classes is not None, "data.classes", wanted, "none")
             expect(self.columns is not None or not any(tables.values()), "data.columns", wanted, "none")
         if self.task == "multiclass":
+            if self.classes is None:
+                for source in sources.values():
+                    expect_classes(source.labels, f"label of {source.name}")
             least = max(source.least_classes for source in sources.values())
             classes = self.classes or derived_classes((source.labels for source in sources.values()), least)
         else:
@@ -112,7 +116,7 @@ def edges_of_source(source: Source, declared: Declared, undirected: bool) -> tup
     """
     if declared.edge_columns is None:
         return sorted_edges(source.edge_index, source.num_nodes, undirected), None
-    coding = Coding((), declared.edge_columns, declared.missing)
+    coding = Coding((), declared.edge_columns, declared.missing, field="data.edge_columns")
     rows = coding.features(source.edges, source.edge_index.size(1), f"edges of {source.name}")
     return sorted_with_features(source.edge_index, rows, source.num_nodes, undirected)
 

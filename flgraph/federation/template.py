@@ -92,6 +92,8 @@ def _filled(model: pl.LightningModule, sizes: Mapping[str, Any], source: str) ->
         if given[key] is not None and given[key] not in (-1, value):
             raise InputError(f"model.{key}", f"{value}, as in {source},", given[key])
         given[key] = value
+    if sizes and given.get("edge_channels") == -1:  # no edge has features
+        given["edge_channels"] = 0
     return type(model)(**given)
 
 

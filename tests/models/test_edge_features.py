@@ -13,7 +13,7 @@ import torch
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GATConv, GINEConv, PNAConv
 
-from flgraph.callbacks import FedAvg, FedPer
+from flgraph.callbacks import FedAvg, FedPer, FedTAD
 from flgraph.data import FlatGraphs, GraphClients, GraphFederation, NodeClients, NodeGraph, WholeGraphFederation
 from flgraph.errors import InputError
 from flgraph.federation import Aggregator, FederatedTrainer
@@ -197,9 +197,9 @@ def test_own_files(tmp_path: Path) -> None:
     batch = next(iter(client.train_dataloader()))
     assert batch.edge_attr.shape == (20, 3)
     for columns, sentence in (
-        ({"price": "number"}, r"`edges of .*` to be a table with the column `price`"),
+        ({"price": "number"}, r"`edges of .*` to be a table with the column `price`, as `data\.edge_columns` says"),
         ({"kind": ["card"]}, r"to be one of its 1 declared categories but got another in row 2"),
-        ({"kind": "number"}, r"to be numbers, as `data\.columns` says"),
+        ({"kind": "number"}, r"to be numbers, as `data\.edge_columns` says"),
         ({}, r"`data\.edge_columns` to be null, or one column or more"),
     ):
         with pytest.raises(InputError, match=sentence):
@@ -209,6 +209,15 @@ def test_own_files(tmp_path: Path) -> None:
     attr = pyg.client("lab").graphs.edge_attr
     assert attr is not None
     torch.testing.assert_close(attr, FlatGraphs.from_pyg(molecules()).edge_attr)
+
+
+def test_where_no_edge_has_any(federate: Callable[..., FederatedTrainer]) -> None:
+    bare = network()._like(edge_attr=None)
+    federate(FedAvg(), rounds=1).fit(NodeGNN(hidden_channels=4, conv="pna"), whole(bare))
+    with pytest.raises(InputError, match=r"`model\.edge_channels` to be 1 or more for gine"):
+        federate(FedAvg(), rounds=1).fit(NodeGNN(hidden_channels=4, conv="gine"), whole(bare))
+    with pytest.raises(InputError, match=r"to be one without features of edges whose every tensor all clients share"):
+        federate(FedTAD(), rounds=1).fit(NodeGNN(hidden_channels=4), whole())
 
 
 def test_what_is_refused() -> None:
