@@ -143,6 +143,12 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
         holders: list[Any] = [self, *order[: order.index(Classifier)]]
         return not any(name in vars(holder) for holder in holders for name in _EVALUATION)
 
+    @property
+    def validation_names(self) -> tuple[str, ...] | None:
+        """The loss and :attr:`metrics`, unless a subclass has steps or metrics of its own."""
+        own = self.measures and type(self).epoch_metrics is Classifier.epoch_metrics
+        return (*self.metrics, "loss") if own else None
+
     @torch.no_grad()
     def measure(
         self, batches: Iterable[tuple[str, BatchT]], context: Callable[[], AbstractContextManager[Any]] = nullcontext

@@ -85,7 +85,10 @@ def test_malformed_data_set(
             "Expected `trainer.client_fraction` to be above 0 and at most 1 but got 0",
         ),
         (["--trainer.name", "a/b"], "Expected `trainer.name` to be the name of a folder, without / but got 'a/b'."),
-        (["--trainer.monitor", "val/acc"], "Expected `trainer.monitor` to be one of train/accuracy"),
+        (
+            ["--trainer.monitor", "val/acc"],
+            "Expected `trainer.monitor` to be one of val/accuracy, val/f1, val/loss but",
+        ),
         (
             ["--trainer.accelerator", "cuda"],
             "Expected `trainer.accelerator` to be one that Lightning takes here but got",
