@@ -20,15 +20,15 @@ _UNION = (
 )
 _SENTENCES = [
     (
-        _FIELD + r".*?class_path 'pytorch_lightning[\w.]*': Option '(?P<option>\w+)' is not accepted.*",
+        _FIELD + r".*?class_path 'pytorch_lightning[\w.]*': Option '(?P<option>[\w.]+)' is not accepted.*",
         ("{field}", "chosen before its fields (by --{field} CLASS or a -c file)", "`{field}.{option}` first"),
     ),
     (
-        _CLASS + r"Option '(?P<option>\w+)' is not accepted.*",
+        _CLASS + r"Option '(?P<option>[\w.]+)' is not accepted.*",
         ("{field}", "given only fields of {cls}", "`{option}`"),
     ),
     (
-        _CLASS + r"""Parser key "(?P<inner>[\w.]+)": """ + _TYPE + r"(?P<value>.*?)(?: - Expected a  or null.*)?",
+        _CLASS + r"""Parser key "(?P<inner>[\w.]+)": """ + _TYPE + r"(?P<value>.*?)(?: - Expected a or null.*)?",
         ("{field}.{inner}", "{type}", "{value}"),
     ),
     (
@@ -55,12 +55,14 @@ _SENTENCES = [
 _WORDS = [
     (r",? ?<class 'NoneType'>", " or null"),
     (r"<class 'collections\.abc\.Sequence'>", "a list"),
+    (r"<class 'collections\.abc\.Mapping'>", "a mapping"),
     (r"<class '([\w.]+)'>", r"of type \1"),
     (r"typing\.Literal\[(.*?)\]", r"one of \1"),
     (r"collections\.abc\.(?:Sequence|Collection)\[(\w+)\]", r"a list of \1"),
     (r"collections\.abc\.Mapping\[[^\[\]]*\]", "a mapping"),
     (r"\blist\[[^\[\]]*\]", "a list"),
     (r"\bdict\[[^\[\]']*\]", "a mapping"),
+    (r"\bdict\[str, a mapping\]", "a mapping of mappings"),
 ]
 
 

@@ -21,7 +21,7 @@ from flgraph.data.columns import (
     derived_targets,
     expect_classes,
 )
-from flgraph.data.sources import SPLITS, Source
+from flgraph.data.sources import SPLITS, TARGET, Source
 from flgraph.data.splits import check_fractions, stratified_split
 from flgraph.errors import InputError, expect
 from flgraph.nn.tasks import Task, check_task
@@ -76,9 +76,11 @@ class Declared:
             expect(self.classes is not None, "data.classes", wanted, "none")
             expect(self.columns is not None or not any(tables.values()), "data.columns", wanted, "none")
         if self.task == "multiclass":
-            if self.classes is None:
-                for source in sources.values():
-                    expect_classes(source.labels, f"label of {source.name}")
+            for source in sources.values() if self.classes is None else ():
+                expect_classes(source.labels, f"label of {source.name}")
+                several = any(name.startswith(TARGET) for name in source.columns) and not any(source.labels)
+                got = "several `label_...`, which need `data.task` multilabel or regression"
+                require(not several, f"label of {source.name}", "a column of classes", got)
             least = max(source.least_classes for source in sources.values())
             classes = self.classes or derived_classes((source.labels for source in sources.values()), least)
         else:
