@@ -205,7 +205,8 @@ def measure(federation: WholeGraphFederation, rounds: int, seed: int) -> dict[st
 
 def per_round(times: Times) -> Times:
     """Of a block."""
-    return Times(*(seconds / BLOCK for seconds in times))
+    wall, busy = times
+    return wall / BLOCK, busy / BLOCK
 
 
 def check(federation: WholeGraphFederation, rounds: int, seed: int) -> float:

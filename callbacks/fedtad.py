@@ -138,8 +138,9 @@ class FedTAD(FedAvg):
             return mean
         told = next(iter(uploads.values())).scalars
         model = self.make_model({name: told[name] for name in self.common_scalars})
-        lacking = sorted(model.state_dict().keys() - mean.keys())
-        expect(not lacking, "model", "one whose every tensor all clients share, for FedTAD", lacking[:5])
+        differing = sorted(model.state_dict().keys() ^ mean.keys())
+        wanted = "one without features of edges whose every tensor all clients share, for FedTAD,"
+        expect(not differing, "model", wanted, differing[:5])
         trust = torch.stack([uploads[client].group(_RELIABILITY)["classes"] for client in sorted(uploads)])
         trust = trust / trust.sum(dim=0).clamp(min=1e-12)
         own = [uploads[client].group() for client in sorted(uploads)]

@@ -19,8 +19,9 @@ from flgraph.data.columns import (
     derived_classes,
     derived_columns,
     derived_targets,
+    expect_classes,
 )
-from flgraph.data.sources import SPLITS, Source
+from flgraph.data.sources import SPLITS, TARGET, Source
 from flgraph.data.splits import split_client
 from flgraph.errors import expect
 from flgraph.nn.tasks import Task, check_task
@@ -75,6 +76,11 @@ class Declared:
             expect(self.classes is not None, "data.classes", wanted, "none")
             expect(self.columns is not None or not any(tables.values()), "data.columns", wanted, "none")
         if self.task == "multiclass":
+            for source in sources.values() if self.classes is None else ():
+                expect_classes(source.labels, f"label of {source.name}")
+                several = any(name.startswith(TARGET) for name in source.columns) and not any(source.labels)
+                got = "several `label_...`, which need `data.task` multilabel or regression"
+                require(not several, f"label of {source.name}", "a column of classes", got)
             least = max(source.least_classes for source in sources.values())
             classes = self.classes or derived_classes((source.labels for source in sources.values()), least)
         else:
@@ -112,7 +118,7 @@ def edges_of_source(source: Source, declared: Declared, undirected: bool) -> tup
     """
     if declared.edge_columns is None:
         return sorted_edges(source.edge_index, source.num_nodes, undirected), None
-    coding = Coding((), declared.edge_columns, declared.missing)
+    coding = Coding((), declared.edge_columns, declared.missing, field="data.edge_columns")
     rows = coding.features(source.edges, source.edge_index.size(1), f"edges of {source.name}")
     return sorted_with_features(source.edge_index, rows, source.num_nodes, undirected)
 

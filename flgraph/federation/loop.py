@@ -34,13 +34,13 @@ from flgraph.federation.secure.identity import Authority
 from flgraph.federation.secure.settings import SecureSums
 from flgraph.federation.server import Server
 from flgraph.federation.settings import describe, describe_run
-from flgraph.federation.template import Model, client_module
+from flgraph.federation.template import Model, check_monitors, client_module
 from flgraph.federation.tolerance import Tolerance
 from flgraph.federation.transforms import Transform
 from flgraph.runs.checkpoint import CLIENTS, SERVER, CheckpointStore, find_checkpoint, read_manifest, reading
 from flgraph.runs.compatibility import check_settings, comparable, flatten
 from flgraph.runs.files import only_writer, write_json, write_text, writing
-from flgraph.runs.history import History, RoundRecord, truncate_records
+from flgraph.runs.history import History, RoundRecord, default_monitor, mode_of, truncate_records
 from flgraph.runs.ledger import LEDGER, Ledger
 from flgraph.runs.ledger_reader import lost_sums, read_ledger
 from flgraph.runs.results import discard_results, new_version, versions
@@ -62,7 +62,8 @@ class FederatedLoop(pl.Trainer):
     privacy: Privacy
     evaluate_every: int
     monitor: str
-    monitor_mode: Literal["max", "min"]
+    """Empty until it is known: with the first evaluation, where it was not given."""
+    monitor_mode: Literal["max", "min"] | None
     policy: Policy | None
     tolerance: Tolerance
     seed: int
@@ -94,6 +95,7 @@ class FederatedLoop(pl.Trainer):
     record: RoundRecord
     _client_args: dict[str, Any]
     _logger_choice: bool | Logger | list[Logger]
+    _given_monitor: tuple[str | None, Literal["max", "min"] | None]
     _settings: dict[str, Any]
     _defaults: dict[str, Any]
     _writing: ExitStack  # has the lock of the run folder
@@ -155,11 +157,12 @@ class FederatedLoop(pl.Trainer):
         checkpoint = None if ckpt_path is None else find_checkpoint(ckpt_path, runs)
         manifest = None if checkpoint is None else read_manifest(checkpoint, self.checkpoint_key)
         self._make_clients(model, datamodule, names, stage)
+        self._watch(None if manifest is None else manifest["settings"].get("trainer", {}).get("monitor"))
         trainer = {
             "local_epochs": self.local_epochs,
             "client_fraction": self.client_fraction,
             "personal": self.personal,
-            "monitor": self.monitor,
+            "monitor": self.monitor or None,
             "monitor_mode": self.monitor_mode,
             "transforms": {str(n): describe(own)[0] for n, own in enumerate(self.transforms, start=1)},
             **({} if self.secure_sums is None else {"secure_sums": asdict(self.secure_sums)}),
@@ -169,7 +172,7 @@ class FederatedLoop(pl.Trainer):
             self.seed, trainer, self.aggregator, self.given_callbacks, model, datamodule
         )
         self._settings["data"] = {name: about["data"] for name, about in self.engine.about().items()}
-        self.history, self.current_round, self.should_stop = History(self.monitor, self.monitor_mode), 0, False
+        self.current_round, self.should_stop = 0, False
         self._ended = False
         server = self.server = Server(
             copy.deepcopy(self.aggregator),
@@ -226,6 +229,8 @@ class FederatedLoop(pl.Trainer):
         """Has the engine make the clients; it may make some of them later, which must be like the others."""
         own = self.seed if seed is None else seed
         callbacks = copy.deepcopy([callback for callback in self.given_callbacks if acts_in_clients(callback)])
+        monitors = {"trainer.monitor": self._given_monitor[0]}
+        monitors |= {f"{type(own).__name__}.monitor": getattr(own, "monitor", None) for own in self.round_callbacks}
 
         def build(name: str) -> Client:
             data = datamodule.client(name)
@@ -237,9 +242,12 @@ class FederatedLoop(pl.Trainer):
                 wanted = "without those that change clients' data, at a site,"
                 expect(simulated or not changes, "trainer.callbacks", wanted, type(callback).__name__)
                 data = callback.client_data(name, data)
+            module = client_module(model, data, own, name)
+            if simulated and not callbacks:  # which may log what they like
+                check_monitors(monitors, module)
             return Client(
                 name,
-                client_module(model, data, own, name),
+                module,
                 data,
                 self.aggregator,
                 callbacks,
@@ -314,6 +322,7 @@ class FederatedLoop(pl.Trainer):
             "data": self._settings["data"],
             **({"partition": datamodule.statistics} if hasattr(datamodule, "statistics") else {}),
             "seed": self.seed,
+            "monitor": self.monitor,
             **{key: own for callback in self.round_callbacks for key, own in callback.results(run).items()},
             "versions": versions(),
             "config": self.config or self._settings,
@@ -394,6 +403,13 @@ class FederatedLoop(pl.Trainer):
         if self.write_checkpoints and self.writes:
             self._checkpoint(server)
 
+    def _watch(self, default: str | None = None) -> None:
+        """Lets a metric decide the best round of a history that begins: the given one, or else the default."""
+        given, mode = self._given_monitor
+        self.monitor = given or default or ""
+        self.monitor_mode = mode or (mode_of(self.monitor) if self.monitor else None)
+        self.history = History(self.monitor, self.monitor_mode or "max")
+
     def _check_monitor(self, metrics: list[str]) -> None:
         """A misspelt metric would make the last round pass for the best one."""
         # Clients that hold nothing back for validation have no best round.
@@ -403,6 +419,11 @@ class FederatedLoop(pl.Trainer):
 
     def _evaluate(self, server: Server) -> None:
         self.record.metrics = server.evaluate(self.current_round, SPLITS, self.record)
+        if not self.monitor and self.record.metrics:
+            before = self.history.state()
+            self._watch(default_monitor(self.record.metrics))
+            self.history.load_state(before)
+            self._settings["trainer"] |= {"monitor": self.monitor, "monitor_mode": self.monitor_mode}
         self._check_monitor(list(self.record.mean))
 
     def _checkpoint(self, server: Server) -> None:

@@ -100,7 +100,7 @@ def test_bad_settings() -> None:
     for settings, sentence in (
         ({"metrics": ["accuracy", "rmse"]}, r"`model\.metrics` to be names among accuracy, .* but got 'rmse'"),
         ({"metrics": ["f1", "f1"]}, r"`model\.metrics` to be names that differ"),
-        ({"class_weights": [1.0]}, r"`model\.class_weights` to be 3 numbers, one for each class, but got '1 numbers'"),
+        ({"class_weights": [1.0]}, r"`model\.class_weights` to be 3 numbers, one for each class, but got \[1\.0\]"),
         ({"class_weights": [1.0, 0.0, 2.0]}, r"`model\.class_weights` to be finite numbers above 0"),
         ({"class_weights": [1.0, math.inf, 2.0]}, r"`model\.class_weights` to be finite numbers above 0"),
     ):

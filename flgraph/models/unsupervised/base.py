@@ -122,6 +122,11 @@ class GraphEmbedding(SizedModule, ABC):
         self._collect(encoded, {"loss": loss}, "val")
         return loss
 
+    @property
+    def validation_names(self) -> tuple[str, ...] | None:
+        """The loss, unless a subclass has steps of its own."""
+        return ("loss",) if type(self).validation_step is GraphEmbedding.validation_step else None
+
     def _collect(self, encoded: Encoded, losses: Mapping[str, Tensor], stage: str) -> None:
         self.collect(stage, (encoded.graphs.size(0), {name: loss.detach() for name, loss in losses.items()}))
 
