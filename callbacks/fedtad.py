@@ -59,9 +59,9 @@ class FedTAD(FedAvg):
     with :math:`L_{\mathrm{sem}} = \sum_k \sum_c \Phi_{kc} \frac{1}{n_c} \sum_{y_i = c} \mathrm{CE}(f_k(i), c)` and
     :math:`L_{\mathrm{div}} = \sum_k \sum_c \Phi_{kc} \frac{1}{n_c} \sum_{y_i = c} \lvert f_\theta(i) - f_k(i) \rvert`,
     means over logits. Generator and both optimizers (Adam) go on over rounds. Formulas are the published code's, but
-    for the random walks: there the numbers of the nodes that a random walk visits are appended to features, which
-    depend on how nodes are numbered. Where a round's distillation gives something that is not finite, the mean stays as
-    it was.
+    for the random walks: there the numbers of the nodes that walks visit are appended to features, which depend on how
+    nodes are numbered, and the walks see no edge. Where a round's distillation gives something that is not finite, the
+    mean stays as it was.
 
     What is sent beside weights tells about how many training nodes of each class a client has.
 
