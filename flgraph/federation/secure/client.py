@@ -80,8 +80,8 @@ class MaskedUploads:
         self._sum: _Sum | None = None
         self._begun: set[tuple[int, str]] = set()  # exchanges that it has masked an upload for
         self.confirmed: dict[tuple[int, str], str] = {}
-        """Exchanges whose sums it has had opened, and a digest of whose these were; a site has those of earlier jobs,
-        too. The same upload in a sum over others would tell what these differ by."""
+        """Exchanges whose sums it has had opened, and what says whose these were; at a site of earlier jobs, too.
+        The same upload in a sum over others would tell what these differ by."""
         self._field = f"request to client `{client}"
 
     def answer(self, turn: Turn, told: Payload, layout: Layout) -> Payload | None:
@@ -235,7 +235,7 @@ class MaskedUploads:
         """Codes for its neighbours of the one list that it takes for the right one."""
         expect(set(told.tensors) == {"who"}, self._field, "of known tensors", "others")
         own.masked = self._who(own, told, own.there)
-        over = mask_context("", own.masked)
+        over = f"a sum over {len(own.masked)} clients, {mask_context('', own.masked)}"
         same = self.confirmed.setdefault((own.round, own.exchange), over) == over
         expect(same, self._field, "of a sum over those that it was over before", "others")
         own.awaits = Request.UNMASK

@@ -28,8 +28,8 @@ _PADDING = PSS(MGF1(_SHA), _SHA.digest_size)
 def signed_content(context: str, client: str) -> bytes:
     """What a site signs: that a client is part of a sum, in whose context are all keys.
 
-    So a signature is as new as the keys of whoever checks it. Keys signed alone could come again, in a round that is done
-    again after a server got to know their secrets.
+    So a signature is as new as the keys of whoever checks it. Keys signed alone could come again, in a round that is
+    done again after a server got to know their secrets.
     """
     return canonical(["flgraph secure sums", context, client])
 
