@@ -18,6 +18,7 @@ from flgraph.federation.callback import FederatedCallback, Run
 from flgraph.federation.client import Client
 from flgraph.federation.halves import AlgorithmHalf
 from flgraph.federation.policy import NUM_SAMPLES
+from flgraph.federation.privacy import noise_drawn
 from flgraph.federation.transforms import Draw, draw_key
 from flgraph.models.graphs.classifier import GraphClassifier
 from flgraph.runs.history import EPSILON
@@ -176,7 +177,8 @@ class RecordNoise(FederatedCallback):
         worst = max(told.values(), default=None)
         claim = "none: no client told its `train/epsilon`"
         if worst is not None:
-            claim = f"({worst:.3g}, {self.delta:g})-differential privacy of every graph towards whoever gets uploads"
+            whose = f"every graph of the {len(told)} clients that told `train/epsilon` at the end"
+            claim = f"({worst:.3g}, {self.delta:g})-differential privacy of {whose}, towards whoever gets uploads"
         return {
             "privacy": {
                 "unit": "record",
@@ -184,6 +186,7 @@ class RecordNoise(FederatedCallback):
                 "noise_multiplier": self.multiplier,
                 "sample_rate": self.sample_rate,
                 "delta": self.delta,
+                "noise_drawn": noise_drawn(trainer.simulated),
                 "neighbours": "a client's training graphs with one of them there or not; their number counts as known",
                 "outside_of_the_guarantee": ["metrics", "graphs for validation and tests", "who took part"],
                 "epsilon": worst,

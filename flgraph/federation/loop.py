@@ -105,6 +105,11 @@ class FederatedLoop(pl.Trainer):
 
     # -------------------------------------------------------------------------------------------------- for callbacks
     @property
+    def simulated(self) -> bool:
+        """Whether all clients are of one owner, and what they draw follows from the run's seed."""
+        return self.engine.trusted
+
+    @property
     def shares(self) -> bool:
         """Whether anything but metrics leaves a client."""
         assert self.server is not None

@@ -225,7 +225,7 @@ def spent(lines: Iterable[Line]) -> dict[str, Counter[str]]:
 
 
 def confirmed(lines: Iterable[Line]) -> dict[tuple[int, str], str]:
-    """Round and exchange of the secure sums that a client has had opened, and a digest of whose they were."""
+    """Round and exchange of the secure sums that a client has had opened, and what says whose they were."""
     up = (line for line in lines if line.direction == "up" and line.request == "confirm")
     return {(line.round, line.exchange): line.policy for line in up}
 

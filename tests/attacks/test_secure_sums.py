@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -420,6 +421,7 @@ def signed_run(
     fewest: int = 0,
     authority: Authority | None = None,
     told: Callable[[str, Payload], Payload] = lambda name, payload: payload,
+    told_at: Request = Request.HOLD,
 ) -> tuple[MaskedSum, dict[str, str]]:
     """A sum of clients whose keys are signed by whom it says, and who refused."""
     halves = {name: MaskedUploads(name, SecureSums(), fewest, "job") for name in signers}
@@ -436,7 +438,7 @@ def signed_run(
                 if request == Request.EXCHANGE:
                     answer: Payload | None = halves[name].mask(turn, {"w": torch.ones(5)}, 1.0)
                 else:
-                    sent = told(name, sent) if request == Request.SHARES and sent else sent
+                    sent = told(name, sent) if request == told_at and sent else sent
                     answer = halves[name].answer(turn, sent or Payload(), LAYOUT)
                 read(name, answer or Payload())
             except InputError as error:
@@ -476,31 +478,49 @@ def test_keys_that_no_site_signed(who: str, root: Root) -> None:
     if who != "the server":
         total, refused = signed_run(root, {**signers, "z": other}, authority=Authority(root.certificate))
         assert list(refused) == ["z"]
-        assert "signed by a site of the federation" in refused["z"]
+        assert "one that a site of the federation signs for" in refused["z"]
         assert total.masked == sorted(signers)
     _, refused = signed_run(root, {**signers, "z": other})
     assert refused.keys() >= set(signers)
 
 
-@pytest.mark.parametrize("way", ["unsigned", "moved", "of another sum"])
+@pytest.mark.parametrize("way", ["unsigned", "moved", "other keys"])
 def test_a_server_cannot_put_keys_of_its_own_under_names_of_others(way: str, root: Root) -> None:
     signers: dict[str, Identity | None] = {name: root.identity(name) for name in ("a", "b", "c", "d")}
 
     def told(name: str, payload: Payload) -> Payload:
         if name != "a":
             return payload
-        keys, signatures = payload.tensors["keys"].clone(), payload.tensors["signatures"].clone()
+        tensors = dict(payload.tensors)
         if way == "unsigned":
-            return Payload({"keys": keys}, {"clients": payload.scalars["clients"]})
+            return Payload({key: tensors[key] for key in ("who", "sealed")})
         if way == "moved":
-            keys[[1, 2]], signatures[[1, 2]] = keys[[2, 1]], signatures[[2, 1]]
+            tensors["signatures"] = tensors["signatures"][[0, 2, 1, 3]]
         else:
-            keys[1, :32] = torch.frombuffer(bytearray(KeyPair(b"s" * 16).public), dtype=torch.uint8)
-        return Payload({**payload.tensors, "keys": keys, "signatures": signatures}, payload.scalars)
+            tensors["keys"] = tensors["keys"].clone()
+            tensors["keys"][1, :32] = torch.frombuffer(bytearray(KeyPair(b"s" * 16).public), dtype=torch.uint8)
+        return Payload(tensors, payload.scalars)
 
-    _, refused = signed_run(root, signers, told=told)
-    sentence = "one with `signatures`" if way == "unsigned" else "signed by a site of the federation"
-    assert sentence in refused["a"]
+    _, refused = signed_run(root, signers, told=told, told_at=Request.SHARES if way == "other keys" else Request.HOLD)
+    sentence = "with a certificate for each client|one with `signatures`|one that a site of the federation signs for"
+    assert re.search(sentence, refused["a"])
+
+
+def test_keys_whose_secrets_a_server_has_do_not_come_again(root: Root) -> None:
+    """It gets to know those of clients that were gone; in the same round of a later job these would be its own."""
+    signers: dict[str, Identity | None] = {name: root.identity(name) for name in ("a", "b", "c", "d")}
+    first, _ = signed_run(root, signers)
+
+    def told(name: str, payload: Payload) -> Payload:
+        rows = {place: key for place, key in enumerate(first.keys.values()) if name == "a" and place}
+        keys = payload.tensors["keys"].clone()
+        for place, key in rows.items():
+            keys[place] = torch.frombuffer(bytearray(key), dtype=torch.uint8)
+        return Payload({"keys": keys}, payload.scalars)
+
+    second, refused = signed_run(root, signers, told=told, told_at=Request.SHARES)
+    assert "one that a site of the federation signs for" in refused["a"]
+    assert second.keys != first.keys
 
 
 def test_kits_have_what_signing_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -515,13 +535,13 @@ def test_kits_have_what_signing_needs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert known is not None
     for authority in (known, east):
         assert authority.check(north.certificate, north.sign(b"x"), b"x") == "north"
-        with pytest.raises(InputError, match="`keys` to be signed by a site"):
+        with pytest.raises(InputError, match="one that a site of the federation signs for"):
             authority.check(north.certificate, east.sign(b"x"), b"x")
     others = north._others
     for kit, name in (("server", "server"), ("admin", "client")):
         files = [Path("kits") / kit / "startup" / f"{name}.{end}" for end in ("crt", "key")]
         foreign = Identity(*(file.read_bytes() for file in files), Path("kits/server/startup/rootCA.pem").read_bytes())
-        with pytest.raises(InputError, match="`keys` to be signed by a site"):
+        with pytest.raises(InputError, match="one that a site of the federation signs for"):
             north.check(foreign.certificate, foreign.sign(b"x"), b"x")
     assert others == {"localhost"}
     assert Identity.of_kit(tmp_path) is None is Authority.of_kit(tmp_path)

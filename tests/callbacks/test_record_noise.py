@@ -102,7 +102,9 @@ def test_epsilon_is_told_of_every_client_and_a_run_goes_on_counting(run: Any) ->
     told = json.loads((whole.run_dir / "results.json").read_text())["privacy"]
     assert told["epsilon"] == pytest.approx(spent_on_records(((1.5, 0.25, 16),), 1e-5))
     assert told["epsilon_of_clients"] == pytest.approx(dict.fromkeys(["trees", "rings"], told["epsilon"]))
-    assert told["claim"].startswith(f"({told['epsilon']:.3g}, 1e-05)-differential privacy of every graph")
+    claim = f"({told['epsilon']:.3g}, 1e-05)-differential privacy of every graph of the 2 clients that told"
+    assert told["claim"].startswith(claim)
+    assert told["noise_drawn"].startswith("from the run's seed: this is a simulation")
     half = run(noise, rounds=1, local_epochs=2, name="half")
     again = run(noise, rounds=2, local_epochs=2, name="half", ckpt_path="last")
     assert half.current_round == 1

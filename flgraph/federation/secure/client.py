@@ -69,19 +69,19 @@ class MaskedUploads:
     Args:
         client: its name.
         settings: of the run.
-        fewest: clients that a sum must be over, of as many sites where keys are signed, as the site's policy says.
+        fewest: clients that a sum must be over, of as many sites where these sign, as the site's policy says.
         job: see :meth:`SecureSums.context`.
     """
 
     def __init__(self, client: str, settings: SecureSums, fewest: int = 0, job: str = "") -> None:
         self.client, self.settings, self.fewest, self.job = client, settings, fewest, job
         self.identity: Identity | None = None
-        """With which its site signs, where kits have certificates; keys that no site signed are refused then."""
+        """With which its site signs, where kits have certificates; clients that no site signs for are refused then."""
         self._sum: _Sum | None = None
         self._begun: set[tuple[int, str]] = set()  # exchanges that it has masked an upload for
         self.confirmed: dict[tuple[int, str], str] = {}
-        """Exchanges whose sums it has had opened, and a digest of whose these were; a site has those of earlier jobs,
-        too. The same upload in a sum over others would tell what these differ by."""
+        """Exchanges whose sums it has had opened, and what says whose these were; at a site of earlier jobs, too.
+        The same upload in a sum over others would tell what these differ by."""
         self._field = f"request to client `{client}"
 
     def answer(self, turn: Turn, told: Payload, layout: Layout) -> Payload | None:
@@ -124,12 +124,7 @@ class MaskedUploads:
         self._sum = _Sum(
             turn.round, turn.exchange, Request.SHARES, KeyPair(mask_secret), sealing, mask_secret, own_secret
         )
-        keys = self._sum.masks.public + sealing.public
-        if self.identity is None:
-            return Payload({"keys": as_bytes(keys)})
-        signature = self.identity.sign(signed_content(self.job, turn.round, turn.exchange, self.client, keys))
-        signed = {"certificate": as_bytes(self.identity.certificate), "signature": as_bytes(signature)}
-        return Payload({"keys": as_bytes(keys), **signed})
+        return Payload({"keys": as_bytes(self._sum.masks.public + sealing.public)})
 
     def _refuse_again(self, turn: Turn) -> None:
         """The same upload in a sum over other clients would tell what these differ by."""
@@ -139,12 +134,8 @@ class MaskedUploads:
     def _share(self, own: _Sum, told: Payload, layout: Layout) -> Payload:
         names = str(told.scalars.get("clients", "")).split("\n")
         expect(len(names) <= MOST, self._field, f"with {MOST} clients at most", len(names))
-        shapes: dict[str, Shape] = {"keys": (len(names), 2 * PUBLIC)}
-        if self.identity is not None:
-            shapes |= {"signatures": (len(names), None), "certificates": (None, None)}
-        given = expect_group(told.tensors, shapes, self._field, torch.uint8)
-        own.keys = {name: plain(row) for name, row in zip(names, given["keys"], strict=True)}
-        own.sites = {name: name for name in names} if self.identity is None else self._signers(own, told)
+        keys = expect_group(told.tensors, {"keys": (len(names), 2 * PUBLIC)}, self._field, torch.uint8)["keys"]
+        own.keys = {name: plain(row) for name, row in zip(names, keys, strict=True)}
         public = own.masks.public + own.sealing.public
         expect(own.keys.get(self.client) == public, self._field, "with its own keys under its name", "others")
         parts = {key[:PUBLIC] for key in own.keys.values()} | {key[PUBLIC:] for key in own.keys.values()}
@@ -167,28 +158,35 @@ class MaskedUploads:
         own.held[self.client] = b"".join(shares[self.client])
         sealed = [seal(self._sealing_key(own, name, self.client), b"".join(shares[name])) for name in own.neighbours]
         own.awaits = Request.HOLD
-        return Payload(
-            {"sealed": as_bytes(b"".join(sealed)).view(-1, SEALED), "commitment": as_bytes(digest(own.own_secret))}
-        )
+        answer = {"sealed": as_bytes(b"".join(sealed)).view(-1, SEALED), "commitment": as_bytes(digest(own.own_secret))}
+        if self.identity is not None:
+            signature = self.identity.sign(signed_content(own.context, self.client))
+            answer |= {"certificate": as_bytes(self.identity.certificate), "signature": as_bytes(signature)}
+        return Payload(answer)
 
     def _signers(self, own: _Sum, told: Payload) -> dict[str, str]:
-        """Client to the site that signed its keys."""
-        assert self.identity is not None
+        """Client to the site that signed for it; to itself where nobody signs."""
+        if self.identity is None:
+            return {name: name for name in own.there}
         places = str(told.scalars.get("signers", "")).split("\n")
         known = {str(place): plain(row).strip() for place, row in enumerate(told.tensors["certificates"])}
-        each = len(places) == len(own.keys) and set(places) <= known.keys()
+        each = len(places) == len(own.there) and set(places) <= known.keys()
         expect(each, self._field, "with a certificate for each client", "others")
-        sites = {}
-        for (name, keys), place, signature in zip(own.keys.items(), places, told.tensors["signatures"], strict=True):
-            content = signed_content(self.job, own.round, own.exchange, name, keys)
-            sites[name] = self.identity.check(known[place], plain(signature), content)
-        return sites
+        signed = zip(own.there, places, told.tensors["signatures"], strict=True)
+        return {
+            name: self.identity.check(known[place], plain(signature), signed_content(own.context, name))
+            for name, place, signature in signed
+        }
 
     def _hold(self, own: _Sum, told: Payload) -> None:
         own.there = self._who(own, told, list(own.keys))
         there = own.neighbours_there
-        shapes = {"who": (len(own.keys),), "sealed": (len(there), SEALED)}
+        shapes: dict[str, Shape] = {"who": (len(own.keys),), "sealed": (len(there), SEALED)}
+        if self.identity is not None:
+            shapes |= {"signatures": (len(own.there), None), "certificates": (None, None)}
         sealed = expect_group(told.tensors, shapes, self._field, torch.uint8)["sealed"]
+        own.sites = self._signers(own, told)
+        self._expect_enough(own, own.there)
         holders, present = len(own.neighbours) + 1, len(there) + 1
         enough = present >= self.settings.needed(holders)
         expect(enough, self._field, f"with {self.settings.needed(holders)} or more who hold its shares", present)
@@ -237,7 +235,7 @@ class MaskedUploads:
         """Codes for its neighbours of the one list that it takes for the right one."""
         expect(set(told.tensors) == {"who"}, self._field, "of known tensors", "others")
         own.masked = self._who(own, told, own.there)
-        over = mask_context("", own.masked)
+        over = f"a sum over {len(own.masked)} clients, {mask_context('', own.masked)}"
         same = self.confirmed.setdefault((own.round, own.exchange), over) == over
         expect(same, self._field, "of a sum over those that it was over before", "others")
         own.awaits = Request.UNMASK
@@ -277,7 +275,10 @@ class MaskedUploads:
     def _expect_enough(self, own: _Sum, clients: Sequence[str]) -> None:
         needed = max(FEWEST, self.settings.needed(len(own.keys)))
         expect(len(clients) >= needed, self._field, f"a sum over {needed} clients or more", len(clients))
-        count, what = len({own.sites[name] for name in clients}), "clients" if self.identity is None else "sites"
+        count, what = (
+            len({own.sites.get(name, name) for name in clients}),
+            "clients" if self.identity is None else "sites",
+        )
         if count < self.fewest:
             raise PolicyError(self._field, f"a sum over {self.fewest} {what} or more, as the policy says,", count)
 

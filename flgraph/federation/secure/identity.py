@@ -1,4 +1,4 @@
-"""Who signs keys: sites, by the certificates of their start-up kits, so that a server cannot invent clients."""
+"""Who signs for clients: sites, by the certificates of their kits, so that a server cannot invent any."""
 
 from __future__ import annotations
 
@@ -25,13 +25,17 @@ _SHA = hashes.SHA256()
 _PADDING = PSS(MGF1(_SHA), _SHA.digest_size)
 
 
-def signed_content(job: str, round: int, exchange: str, client: str, keys: bytes) -> bytes:
-    """What a site signs of a client's keys: they are good for one sum, and under one name."""
-    return canonical(["flgraph secure sums", job, round, exchange, client, keys.hex()])
+def signed_content(context: str, client: str) -> bytes:
+    """What a site signs: that a client is part of a sum, in whose context are all keys.
+
+    So a signature is as new as the keys of whoever checks it. Keys signed alone could come again, in a round that is
+    done again after a server got to know their secrets.
+    """
+    return canonical(["flgraph secure sums", context, client])
 
 
 class Authority:
-    """Checks that keys are those of a site: one with a certificate of the federation's root, as its kit has it.
+    """Checks that a site has signed: one with a certificate of the federation's root, as its kit has it.
 
     Args:
         root: the certificate, in PEM.
@@ -60,7 +64,7 @@ class Authority:
             name, key = self._known[certificate]
             key.verify(signature[: key.key_size // 8], content, _PADDING, _SHA)  # what is behind it filled a row
         except (ValueError, TypeError, InvalidSignature, IndexError) as error:
-            raise InputError("keys", "signed by a site of the federation", "others") from error
+            raise InputError("client", "one that a site of the federation signs for", "another") from error
         return name
 
     def _site(self, certificate: bytes) -> tuple[str, RSAPublicKey]:
@@ -76,7 +80,7 @@ class Authority:
 
 
 class Identity(Authority):
-    """A site's own: signs its clients' keys, and checks the others'.
+    """A site's own: signs for its clients, and checks the others.
 
     Args:
         certificate: the site's, in PEM.
@@ -85,7 +89,7 @@ class Identity(Authority):
         others: see there.
 
     Raises:
-        InputError: the key is none of RSA.
+        InputError: the key is none of RSA, or the kit does not name the server.
     """
 
     def __init__(self, certificate: bytes, key: bytes, root: bytes, others: Collection[str] = ()) -> None:
@@ -102,7 +106,9 @@ class Identity(Authority):
         if not all(file.is_file() for file in files):
             return None
         certificate, key, root, told = (file.read_bytes() for file in files)
-        return cls(certificate, key, root, {str(server["identity"]) for server in json.loads(told)["servers"]})
+        servers = {server.get("identity", "") for server in json.loads(told)["servers"]}
+        expect("" not in servers, str(files[-1]), "one that says which certificate is the server's", "none")
+        return cls(certificate, key, root, servers)
 
     def sign(self, content: bytes) -> bytes:
         """A signature that :meth:`check` knows."""

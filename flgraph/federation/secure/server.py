@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ class MaskedSum:
         origin: digest of what all clients were sent last.
         job: see :meth:`SecureSums.context`.
         before: whose uploads it must be of, where it was opened before.
-        authority: by which keys that no site signed cost their client its place; others refuse them in any case.
+        authority: by which a client that no site signs for loses its place; the others refuse it in any case.
     """
 
     def __init__(
@@ -90,8 +90,11 @@ class MaskedSum:
             EngineError: too few have stayed.
         """
         self._tell_keys(self._enough(ask(Request.KEYS, dict.fromkeys(clients), self.take_keys), len(clients)))
+        keys = Payload(
+            {"keys": as_bytes(b"".join(self.keys.values())).view(-1, 2 * PUBLIC)}, {"clients": "\n".join(self.keys)}
+        )
         count = len(self.keys)
-        there = self._enough(ask(Request.SHARES, dict.fromkeys(self.keys, self.directory()), self.take_sealed), count)
+        there = self._enough(ask(Request.SHARES, dict.fromkeys(self.keys, keys), self.take_sealed), count)
         self.there = there
         ready = self._enough(ask(Request.HOLD, {name: self.relay(name) for name in there}, self._only), count)
         self.masked = self._enough(ask(Request.EXCHANGE, dict.fromkeys(ready), self.take_masked), count)
@@ -119,34 +122,14 @@ class MaskedSum:
 
     def take_keys(self, client: str, answer: Payload) -> None:
         """The public keys of a client; such that the others would refuse cost it its own place only."""
-        signs: dict[str, Shape] = {"certificate": (None,), "signature": (None,)} if len(answer.tensors) > 1 else {}
-        found = self._only(client, answer, torch.uint8, keys=(2 * PUBLIC,), **signs)
-        key = plain(found["keys"])
-        certificate, signature = (plain(found[name]) for name in signs) if signs else (b"", b"")
-        short = len(certificate) <= LONGEST and len(signature) <= LONGEST
-        expect(short, f"keys of client `{client}", "signed in few bytes", "many")
-        if self.authority is not None:
-            content = signed_content(self.job, self.round, self.exchange, client, key)
-            self.authority.check(certificate, signature, content)
+        key = plain(self._only(client, answer, keys=(2 * PUBLIC,))["keys"])
         parts = [key[:PUBLIC], key[PUBLIC:]]
         new = len({*parts, *self._parts}) == 2 + len(self._parts)
         expect(new, f"keys of client `{client}", "its own", "another client's, or one twice")
         for part in parts:
             _NOBODY.agree(part, "check")
         self._parts |= set(parts)
-        self.keys[client], self.signed[client] = key, (certificate, signature)
-
-    def directory(self) -> Payload:
-        """All keys, and who signed them, if somebody did."""
-        keys = as_bytes(b"".join(self.keys.values())).view(-1, 2 * PUBLIC)
-        names, signed = "\n".join(self.keys), [self.signed[name] for name in self.keys]
-        if not any(certificate for certificate, _ in signed):
-            return Payload({"keys": keys}, {"clients": names})
-        distinct = list(dict.fromkeys(certificate for certificate, _ in signed))
-        places = "\n".join(str(distinct.index(certificate)) for certificate, _ in signed)
-        rows = {"signatures": [signature for _, signature in signed], "certificates": distinct}
-        signers = {name: _padded(own) for name, own in rows.items()}
-        return Payload({"keys": keys, **signers}, {"clients": names, "signers": places})
+        self.keys[client] = key
 
     def _tell_keys(self, clients: Sequence[str]) -> None:
         self.keys = {name: self.keys[name] for name in sorted(clients)}
@@ -161,15 +144,34 @@ class MaskedSum:
     def take_sealed(self, client: str, answer: Payload) -> None:
         """A client's shares for its neighbours, which only these can read."""
         own = self.neighbours[client]
-        found = self._only(client, answer, sealed=(len(own), SEALED), commitment=(32,))
-        self.commitments[client] = plain(found["commitment"])
+        signs: dict[str, Shape] = {"certificate": (None,), "signature": (None,)} if len(answer.tensors) > 2 else {}
+        shapes: dict[str, Shape] = {"sealed": (len(own), SEALED), "commitment": (32,), **signs}
+        found = self._only(client, answer, torch.uint8, **shapes)
+        certificate, signature = (plain(found[name]) for name in signs) if signs else (b"", b"")
+        few = len(certificate) <= LONGEST and len(signature) <= LONGEST
+        expect(few, f"signature of client `{client}", f"of {LONGEST} bytes or fewer", "more")
+        if self.authority is not None:
+            self.authority.check(certificate, signature, signed_content(self.context, client))
+        self.signed[client], self.commitments[client] = (certificate, signature), plain(found["commitment"])
         for name, row in zip(own, found["sealed"], strict=True):
             self.sealed.setdefault(name, {})[client] = plain(row)
+
+    @cached_property
+    def _signers(self) -> Payload:
+        """Who signed for the clients that are there, if somebody did."""
+        signed = [self.signed[name] for name in self.there]
+        if not any(certificate for certificate, _ in signed):
+            return Payload()
+        distinct = list(dict.fromkeys(certificate for certificate, _ in signed))
+        places = "\n".join(str(distinct.index(certificate)) for certificate, _ in signed)
+        rows = {"signatures": [signature for _, signature in signed], "certificates": distinct}
+        return Payload({name: _padded(own) for name, own in rows.items()}, {"signers": places})
 
     def relay(self, client: str) -> Payload:
         """What its neighbours have sealed for a client, and who is there."""
         rows = [self.sealed[client][name] for name in self._near(client)]
-        return Payload({"who": self._marks(self.there), "sealed": as_bytes(b"".join(rows)).view(-1, SEALED)})
+        told = {"who": self._marks(self.there), "sealed": as_bytes(b"".join(rows)).view(-1, SEALED)}
+        return Payload({**told, **self._signers.tensors}, self._signers.scalars)
 
     def take_masked(self, client: str, answer: Payload) -> None:
         """Adds a client's masked upload."""
