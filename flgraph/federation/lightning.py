@@ -15,6 +15,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities import registry
+from pytorch_lightning.core.optimizer import _configure_optimizers
 from pytorch_lightning.plugins import Precision
 from pytorch_lightning.profilers import PassThroughProfiler
 from pytorch_lightning.strategies import SingleDeviceStrategy
@@ -198,7 +199,9 @@ def _fit_again(trainer: Any, module: pl.LightningModule, loader: Any) -> None:
     trainer.should_stop = False
     logged.reset_results()
     logged.reset_metrics()
-    trainer.strategy.setup_optimizers(trainer)
+    configured: Any = module.configure_optimizers()
+    one = isinstance(configured, torch.optim.Optimizer)
+    trainer.strategy.optimizers = [configured] if one else _configure_optimizers(configured)[0]
     hook("on_fit_start")
     module.zero_grad()
     fit.epoch_progress.current.completed = fit.epoch_progress.current.processed
