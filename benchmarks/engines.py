@@ -336,12 +336,13 @@ def paper(size: int, clients: int, turn: float, network: float) -> list[str]:
     take = _busy(lambda: Sums().merge(Sums.from_payload(Payload.from_bytes(sums))), 20)
     line = _busy(lambda: Group.of(json.loads(told), sums), 5) / count
     thread = _busy(_threads, 5) / 100
-    digest = _busy(lambda: hashlib.sha256(data).digest(), count) * 3  # a client's file: weights and Adam's two moments
+    # A client's file is made of weights and Adam's two moments.
+    digest = _busy(lambda: hashlib.sha256(data).digest(), count) * 3
     lines = [
         f"assumed: {1e3 * turn:.0f} ms a turn, {network / 1e9:.2f} GB/s; an upload is {len(data) / 1e3:.0f} kB, "
         f"a sum {len(sums) / 1e3:.0f} kB, a client's line {len(told) / count / 1e3:.2f} kB",
-        f"every process: {1e3 * each:.3f} ms to read, digest and add an upload; process 0: {1e3 * take:.3f} to take a "
-        f"sum, {1e3 * line:.3f} a line, {1e3 * digest:.3f} to digest a file, {1e3 * thread:.3f} a process and message",
+        f"every process: {1e3 * each:.3f} ms to read, digest and add an upload, {1e3 * digest:.3f} to digest a file; "
+        f"process 0: {1e3 * take:.3f} to take a sum, {1e3 * line:.3f} a line, {1e3 * thread:.3f} a process and message",
         f"{clients:,} clients, seconds of: processes, turns, adding, network, sums and lines, threads; digests",
     ]
     for processes in (8, 64, 512):
@@ -352,7 +353,7 @@ def paper(size: int, clients: int, turn: float, network: float) -> list[str]:
             processes * take + clients * line,
             2 * processes * thread,
         )
-        seconds = "".join(f"{part:9.2f}" for part in (*parts, clients * digest))
+        seconds = "".join(f"{part:9.2f}" for part in (*parts, clients * digest / processes))
         lines.append(f"  {processes:4d}{seconds}")
     return lines
 

@@ -8,13 +8,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from inspect import isgeneratorfunction
+from inspect import isgeneratorfunction, signature
 from itertools import chain, islice
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities import registry
+from pytorch_lightning.core.optimizer import _configure_optimizers
 from pytorch_lightning.plugins import Precision
 from pytorch_lightning.profilers import PassThroughProfiler
 from pytorch_lightning.strategies import SingleDeviceStrategy
@@ -159,13 +160,19 @@ def _goes_on(trainer: Any, module: pl.LightningModule, loader: Any) -> bool:
         and (trainer.accumulate_grad_batches, trainer.max_steps, trainer.limit_train_batches) == (1, -1, 1.0)
         and not (trainer.gradient_clip_val or trainer.lr_scheduler_configs or trainer._detect_anomaly)
         and module.automatic_optimization
+        and _is_usual(type(module).training_step)
         and not _overrides(module, pl.LightningModule, _PREPARING + _DECIDING)
         and not any(_overrides(callback, pl.Callback, _PREPARING) for callback in trainer.callbacks)
     )
 
 
+@functools.cache
+def _is_usual(step: Any) -> bool:
+    return list(signature(step).parameters)[2:] == ["batch_idx"]
+
+
 def _overrides(one: Any, base: type, names: Iterable[str]) -> bool:
-    return any(getattr(type(one), name) is not getattr(base, name) for name in names)
+    return any(getattr(type(one), name, None) is not getattr(base, name, None) for name in names)
 
 
 def _fit_again(trainer: Any, module: pl.LightningModule, loader: Any) -> None:
@@ -192,7 +199,9 @@ def _fit_again(trainer: Any, module: pl.LightningModule, loader: Any) -> None:
     trainer.should_stop = False
     logged.reset_results()
     logged.reset_metrics()
-    trainer.strategy.setup_optimizers(trainer)
+    configured: Any = module.configure_optimizers()
+    one = isinstance(configured, torch.optim.Optimizer)
+    trainer.strategy.optimizers = [configured] if one else _configure_optimizers(configured)[0]
     hook("on_fit_start")
     module.zero_grad()
     fit.epoch_progress.current.completed = fit.epoch_progress.current.processed
@@ -225,23 +234,24 @@ def _train(trainer: Any, module: pl.LightningModule, batch: Any, number: int, ho
     progress, done = steps.batch_progress, steps.automatic_optimization.optim_progress.optimizer
     output: Any = None
 
-    def closure() -> Tensor:
+    def closure() -> Any:
         nonlocal output
         module._current_fx_name = "training_step"
         output = module.training_step(batch, number)
-        loss: Tensor = output["loss"] if isinstance(output, Mapping) else output
+        loss: Tensor | None = output["loss"] if isinstance(output, Mapping) else output
         done.zero_grad.increment_ready()
         hook("on_before_zero_grad", optimizer)
         done.zero_grad.increment_started()
         optimizer.zero_grad()
         done.zero_grad.increment_completed()
-        hook("on_before_backward", loss)
-        loss.backward()  # type: ignore[no-untyped-call]
-        hook("on_after_backward")
+        further = output if isinstance(output, Mapping) else {}
+        output = {} if loss is None else {**further, "loss": loss.detach()}
+        if loss is not None:
+            hook("on_before_backward", loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+            hook("on_after_backward")
         hook("on_before_optimizer_step", optimizer)
-        loss = loss.detach()
-        output = {**output, "loss": loss} if isinstance(output, Mapping) else {"loss": loss}
-        return loss
+        return output.get("loss")
 
     batch = module.transfer_batch_to_device(batch, trainer.strategy.root_device, 0)
     progress.is_last_batch = number + 1 == trainer.fit_loop.max_batches

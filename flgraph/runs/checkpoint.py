@@ -369,12 +369,7 @@ def state_bytes(state: Mapping[str, Any]) -> bytes:
 def _save(state: Mapping[str, Any], to: Any) -> None:
     import torch  # takes longer than all that those do who only look at folders
 
-    checked = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)  # beside SHA-256 it tells nothing
-    try:
-        torch.save(state, to)
-    finally:
-        torch.serialization.set_crc32_options(checked)
+    torch.save(state, to)
 
 
 def readable(values: Mapping[str, Any]) -> dict[str, Any]:

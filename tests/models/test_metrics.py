@@ -11,6 +11,7 @@ import pytest
 import torch
 from sklearn import metrics as reference
 from torch.nn import functional as F
+from torchmetrics.functional import classification
 
 from flgraph.callbacks import FedAvg
 from flgraph.cli.main import main
@@ -52,6 +53,16 @@ def test_equal_to_scikit_learn(classes: int, shown: int) -> None:
     }
     assert list(found) == list(METRICS["multiclass"])
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(2, 1), (2, 2), (5, 3), (40, 11)])
+def test_bits_of_torchmetrics(classes: int, shown: int) -> None:
+    """Of what is computed here, since torchmetrics takes as long for it as a small model for a layer."""
+    logits, y = drawn(classes, shown)
+    found = class_metrics(["accuracy", "f1"], logits, y)
+    for name, average in (("accuracy", "micro"), ("f1", "macro")):
+        metric = {"accuracy": classification.multiclass_accuracy, "f1": classification.multiclass_f1_score}[name]
+        assert torch.equal(found[name], metric(logits, y, num_classes=classes, average=average))
 
 
 def test_what_has_no_meaning_is_left_out() -> None:
