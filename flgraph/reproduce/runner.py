@@ -28,7 +28,7 @@ _LOCKED, _LOOK_AGAIN = 75, 0.5
 """Exit status of a run that another command has under way, and seconds until it is looked at again."""
 
 _FORKS = get_context("forkserver") if sys.platform == "linux" else get_context("spawn")
-"""How runs begin: on Linux forked from one process that has imported what they need and never had a second thread."""
+"""How runs begin: on Linux forked from one process with a single thread that has imported what they need."""
 _STARTING = Lock()
 """Held where multiprocessing looks which processes have ended: of two threads that do, one would lose the status."""
 

@@ -204,6 +204,8 @@ def test_a_run_that_a_signal_ends(endless: list[str], tmp_path: Path) -> None:
         caller.start()
     wait_for(lambda: len(list(tmp_path.glob("**/checkpoints/last"))) == 2)
     for pid in pids_below(tmp_path):
+        parent = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()[1]
+        assert len(os.listdir(f"/proc/{parent}/task")) == 1, "a process with threads must not be forked"
         os.kill(pid, int(Path(f"/proc/{pid}/fd/1").readlink().stem))
     for caller in callers:
         caller.join()
