@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import pytorch_lightning as pl
 import torch
 from scipy import sparse
-from sklearn.preprocessing import normalize
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -243,6 +242,8 @@ def class_reliability(data: Any, walk_length: int) -> Tensor:
     Raises:
         InputError: the data is of another kind.
     """
+    from sklearn.preprocessing import normalize  # loads slowly
+
     fits = all(hasattr(data, name) for name in ("graph", "train"))
     expect(fits, "data", "of nodes, such as flgraph.data.WholeGraphFederation,", type(data).__name__)
     graph, train = data.graph.to("cpu"), data.train.cpu()

@@ -11,7 +11,6 @@ from typing import Unpack
 import networkx as nx
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
 from torch import Tensor
 from torch_geometric.index import index2ptr
 from torch_geometric.utils import one_hot
@@ -186,6 +185,8 @@ def _shared_out(communities: Sequence[list[int]], num_clients: int) -> list[Tens
 
 def _by_labels(pool: NodeGraph, communities: Sequence[list[int]], num_clients: int, seed: int) -> list[Tensor]:
     """Those with like shares of labels together."""
+    from sklearn.cluster import KMeans  # loads slowly
+
     ordered = sorted(communities, key=lambda members: members[0])
     labels = one_hot(pool.y, pool.num_classes).double()
     shares = torch.stack([labels[members].mean(dim=0) for members in ordered])
