@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class AdaFGL(FedAvg):
         kwargs: see :class:`FedAvg`.
     """
 
-    network: ClassVar[str] = "AdaFGL"
+    network = "AdaFGL"
     reported_scalars = ("train/homophily",)
     server_attributes: Sequence[str] = ("_alone",)
 

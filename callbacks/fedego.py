@@ -74,7 +74,7 @@ class FedEgo(Aggregator):
         kwargs: see :class:`~flgraph.federation.Aggregator`; the server keeps its optimizer's state.
     """
 
-    network: ClassVar[str] = "FedEgo"
+    network = "FedEgo"
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {f"{_EGO_GRAPHS}/*": "data"}
     server_attributes: Sequence[str] = ("_classes", "_labels", "_loss")
     client_attributes: Sequence[str] = ("_own",)

@@ -57,7 +57,7 @@ class FedHGN(FedAvg):
         kwargs: see :class:`FedAvg`.
     """
 
-    network: ClassVar[str] = "RGCN with bases"
+    network = "RGCN with bases"
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"rows/*": "data"}
     server_attributes = ("_rows",)
 

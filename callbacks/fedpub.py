@@ -61,7 +61,7 @@ class FedPUB(FedProx):
         kwargs: see :class:`FedAvg`.
     """
 
-    network: ClassVar[str] = "MaskedGCN"
+    network = "MaskedGCN"
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {f"{_FUNCTION}/embedding": "data"}
     server_attributes: Sequence[str] = ("_models", "_weights")
 

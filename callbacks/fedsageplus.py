@@ -59,7 +59,7 @@ class FedSagePlus(FedAvg):
         optimizer_state: see :class:`FedAvg`; ``"reset"`` also begins every step of the generators anew.
     """
 
-    network: ClassVar[str] = "NeighGenSAGE"
+    network = "NeighGenSAGE"
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"generated/*": "data", "gradient/*": "gradient"}
     upload_scalars = ("num_samples", "num_features")
     common_scalars = ("num_features",)

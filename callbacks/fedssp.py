@@ -46,7 +46,7 @@ class FedSSP(AddsLoss, FedAvg):
         kwargs: see :class:`FedAvg`.
     """
 
-    network: ClassVar[str] = "FedSSP"
+    network = "FedSSP"
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"consensus/mean": "data"}
     upload_scalars = ("num_samples", "columns")
     common_scalars = ("columns",)

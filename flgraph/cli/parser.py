@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
 
+from flgraph.cli.outline import exported
 from flgraph.errors import LONGEST, InputError
 
 _FIELD = r"""Parser key "(?P<field>[\w.]+)": """
@@ -18,6 +19,8 @@ _UNION = (
     r"Does not validate against any of the Union subtypes Subtypes: \[(?P<type>.*?)\] Errors: "
     r".*?Given value: (?P<value>.*?)(?: - Expected a .*)?"
 )
+_NAME = "the name of a class"
+_PACKAGES = ("flgraph.callbacks", "flgraph.federation", "flgraph.models", "flgraph.data")
 _SENTENCES = [
     (
         _FIELD + r".*?class_path 'pytorch_lightning[\w.]*': Option '(?P<option>[\w.]+)' is not accepted.*",
@@ -33,7 +36,7 @@ _SENTENCES = [
     ),
     (
         _CLASS + r"(?P<why>(?:module '[\w.]+' has no attribute|No module named) '[\w.]+')(?: - .*)?",
-        ("{field}", "the name of a class", "'{cls}' ({why})"),
+        ("{field}", _NAME, "'{cls}' ({why})"),
     ),
     (
         _CLASS + r"the following arguments are required: (?P<option>\w+).*",
@@ -41,7 +44,7 @@ _SENTENCES = [
     ),
     (
         _FIELD + r".*Expected a dot import path string: (?P<cls>\S+).*",
-        ("{field}", "the name of a class", "'{cls}'"),
+        ("{field}", _NAME, "'{cls}'"),
     ),
     (_CLASS + r"""Parser key "(?P<inner>[\w.]+)": """ + _UNION, ("{field}.{inner}", "{type}", "{value}")),
     (_FIELD + _UNION, ("{field}", "{type}", "{value}")),
@@ -96,7 +99,11 @@ def translated(message: str) -> InputError:
             values = {
                 name: _cut(text) if name in ("value", "cls") else text for name, text in found.groupdict().items()
             }
-            return InputError(*(part.format(**values) for part in parts))
+            field, expected, got = (part.format(**values) for part in parts)
+            if expected == _NAME:
+                names = [name for package in _PACKAGES for name in exported(package)]
+                got += suggestion(values["cls"].rpartition(".")[2], names)
+            return InputError(field, expected, got)
     return UsageError("command line", "as --help says", _cut(message, 4 * LONGEST))
 
 

@@ -174,6 +174,7 @@ def _of_source(
     yield _line("nodes", f"{source.num_nodes}, of which {alone} have no edge to another")
     yield _line("edges", counts["edges"])
     yield from _features(source)
+    yield from (_line("of edges", f"{column[:40]}: {_kind(values)}") for column, values in source.edges.items())
     yield from (_line("label", f"{label}: {_kind(values)}") for label, values in source.targets.items())
     if not source.targets:
         yield _labels(source.labels, what)

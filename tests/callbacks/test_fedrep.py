@@ -88,5 +88,5 @@ def test_steps_by_autograd(
 def test_bad_settings(federate: Federate, toy_federation: Callable[..., Any], toy_module: type[Any]) -> None:
     with pytest.raises(InputError, match=r"`aggregator\.head_epochs` to be 1 or more but got 0"):
         FedRep(head_epochs=0)
-    with pytest.raises(InputError, match=r"`route readout\.\*` to be that of a tensor of client `A`"):
+    with pytest.raises(InputError, match=r"`model` to be GNN, FedStar or NodeGNN, the network of this algorithm, but"):
         federate(FedRep(), rounds=1).fit(toy_module(), toy_federation(4))

@@ -21,7 +21,7 @@ def test_refuses_another_network(
 
 
 def test_refuses_a_module_of_another_kind(toy_federation: Any, toy_module: Any, federate: Any) -> None:
-    with pytest.raises(InputError, match="'sage' for FedSage but got None"):
+    with pytest.raises(InputError, match=r"`model` to be GNN for FedSage \(for nodes, NodeSAGE with FedAvg\) but got"):
         federate(FedSage()).fit(toy_module(), toy_federation(6))
 
 

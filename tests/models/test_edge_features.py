@@ -211,6 +211,24 @@ def test_own_files(tmp_path: Path) -> None:
     torch.testing.assert_close(attr, FlatGraphs.from_pyg(molecules()).edge_attr)
 
 
+def test_own_tables_of_graphs(tmp_path: Path, federate: Callable[..., FederatedTrainer]) -> None:
+    """From columns of files into layers, for graphs; what bonds are tells the classes."""
+    rows = [(f"m{g}", k, g % 2) for g in range(20) for k in range(4)]
+    tables = {
+        "graphs": ["id,label", *(f"m{g},{'ab'[g % 2]}" for g in range(20))],
+        "nodes": ["graph,id,charge", *(f"{name},{k},0" for name, k, _ in rows)],
+        "edges": ["graph,source,target,bond,length", *(f"{n},{k},{(k + 1) % 4},{'=-'[c]},1.5" for n, k, c in rows)],
+    }
+    for name, lines in tables.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    declared: dict[str, Any] = {"bond": ["-", "="], "length": "number"}
+    data = GraphClients({"lab": tmp_path}, edge_columns=declared, structure="none", batch_size=8)
+    model = GNN(hidden_channels=8, conv="pna", num_layers=2, lr=0.02, dropout=0.0)
+    results = federate(FedAvg(), rounds=8, local_epochs=3).fit(model, data)
+    assert data.client("lab").model_args["edge_channels"] == 3
+    assert results["final"]["mean"]["test/accuracy"] == 1
+
+
 def test_where_no_edge_has_any(federate: Callable[..., FederatedTrainer]) -> None:
     bare = network()._like(edge_attr=None)
     federate(FedAvg(), rounds=1).fit(NodeGNN(hidden_channels=4, conv="pna"), whole(bare))
