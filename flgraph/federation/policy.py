@@ -45,8 +45,8 @@ class Policy:
             noise, or with uploads that it does not cover, are refused. No limit when ``None``.
         delta: with which that is counted.
         accept_states: whether a server may put clients into states that it sends, as a run needs that began elsewhere.
-        secure_sums: uploads leave in secure sums only (:class:`SecureSums`), over so many clients or more, and masks
-            are agreed on with all of these; when ``None``, as the job says.
+        secure_sums: uploads leave in secure sums only (:class:`SecureSums`), over so many clients or more (of as many
+            sites, where these sign), with as many neighbours; when ``None``, as the job says.
 
     Raises:
         InputError: a number is out of range.

@@ -151,7 +151,6 @@ class Ledger:
             size = os.fstat(self._stream.fileno()).st_size
             expect(size >= self._size, str(self._file), f"{self._size} bytes or more, as it was,", size)
             if size != self._size:
-                expect(not self._only, str(self._file), "written by the newest job of a run only", "an older one")
                 self._resume(size)
             return stack.pop_all()
 
@@ -165,10 +164,12 @@ class Ledger:
             self._stream.seek(start)
             tail = self._stream.read(step) + tail
         whole, _, half = tail.rpartition(b"\n")
-        self._lines, self.head, self._size = 0, NOTHING, size - len(half)
+        last: dict[str, Any] = {"n": 0, "hash": NOTHING}
         if whole:
-            line = checked_line(whole.rpartition(b"\n")[2], f"{self._file}, last line")
-            self._lines, self.head = line["n"], line["hash"]
+            last = checked_line(whole.rpartition(b"\n")[2], f"{self._file}, last line")
+        own = not self._only or last["hash"] == self.head  # what is behind it is half a line of its own
+        expect(own, str(self._file), "written by the newest job of a run only", "an older one")
+        self._lines, self.head, self._size = last["n"], last["hash"], size - len(half)
         if half:
             with open(f"{self._file}.half", "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
                 stream.write(half + b"\n")
