@@ -208,5 +208,7 @@ def left_out(
     words = {"self_loops": "edges from a node to itself", "repeated": "repeated edges"}
     found = [f"{counts[key]} {text}" for key, text in words.items() if counts[key]]
     undeclared = [name for name in source.columns if name not in columns]
-    of_edges = [f"{name} of edges (see `data.edge_columns`)" for name in source.edges if name not in (edges or {})]
+    of_edges = [f"{name} of edges" for name in source.edges if name not in (edges or {})]
+    if of_edges:
+        of_edges[-1] += " (see `data.edge_columns`)"
     return [*found, *source.unused, *of_edges, *(f"column {name}" for name in undeclared)]

@@ -140,7 +140,9 @@ def test_what_is_not_used_is_said(tmp_path: Path) -> None:
     edges = [("source", "target", "weight"), ("000", "001", 2), ("001", "000", 2), ("002", "002", 1), ("003", "004", 1)]
     ring(tmp_path, edges=[*edges, ("003", "004", 1)])
     data = NodeClients({"north": str(tmp_path)}, columns={"years": "number"})
-    said = "`north`: 1 edges from a node to itself, 2 repeated edges, weight of edges, column branch."
+    said = (
+        r"`north`: 1 edges from a node to itself, 2 repeated edges, weight of edges \(see `data.edge_columns`\), column"
+    )
     with pytest.warns(UserWarning, match=said):
         data.setup()
     assert data.client("north").graph.edge_index.size(1) == 4
