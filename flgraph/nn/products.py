@@ -1,7 +1,7 @@
 """Products of many rows with a small weight, by the kernels that use the processor's widest instructions.
 
-PyTorch multiplies float32 matrices with MKL, which takes AVX2 on processors that are not Intel's. The kernels of oneDNN,
-which come with PyTorch, take AVX-512 and need less than half the time. They are compiled for each number of rows, which
+PyTorch multiplies float32 matrices with MKL, which takes AVX2 on processors that are not Intel's. Kernels of oneDNN,
+which come with PyTorch, take AVX-512 and need half the time. They are compiled for each number of rows, which
 takes longer than most products, so tensors here have room for a multiple of :data:`STEP` rows in their memory, and
 kernels go over all of it. What follows the last row is never looked at.
 
@@ -70,7 +70,7 @@ class _RowsLinear(torch.autograd.Function):
         ctx.save_for_backward(*inputs, *weights)
         bias = None if bias is None else bias.to(dtype)
         if extra is None:
-            return _product(*inputs, *weights, bias)
+            return _product(inputs[0], weights[0], bias)
         return _product(inputs[0], weights[0], to=_product(inputs[1], weights[1], bias))
 
     @staticmethod
@@ -87,7 +87,9 @@ class _RowsLinear(torch.autograd.Function):
             found[2] = torch.cat([_sum_of_outer(grad, rows) for rows in inputs], dim=1)
         if ctx.needs_input_grad[3]:
             found[3] = grad.sum(0, dtype=ctx.types[3])
-        return tuple(None if own is None else own.to(wanted) for own, wanted in zip(found, [*ctx.types, None]))
+        return tuple(
+            None if own is None else own.to(wanted) for own, wanted in zip(found, [*ctx.types, None], strict=True)
+        )
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
