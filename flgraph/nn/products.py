@@ -105,11 +105,10 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, to: Tensor |
     """``x @ weight.t() + bias + to``, with room."""
     rows = x.size(0)
     linear = torch.ops.mkldnn._linear_pointwise
-    y = (
-        linear(_padded(x), weight, bias, "none", [], "")
-        if to is None
-        else linear(_padded(x), _padded(to), weight, bias, "add")
-    )
+    if to is None:
+        y: Tensor = linear(_padded(x), weight, bias, "none", [], "")
+    else:
+        y = linear(_padded(x), _padded(to), weight, bias, "add")
     return y.resize_(rows, weight.size(0))
 
 
@@ -144,7 +143,9 @@ def _room(rows: int) -> int:
 def _quick(inputs: list[Tensor], weight: Tensor, dtype: torch.dtype) -> bool:
     """Whether oneDNN's kernels are here, are quicker for these, and have the same bits in float32."""
     x = inputs[0]
-    if x.device.type != "cpu" or x.dim() != 2 or x.size(0) < STEP or not torch.backends.mkldnn.enabled:
+    if x.device.type != "cpu" or x.dim() != 2 or x.size(0) < STEP:
+        return False
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
