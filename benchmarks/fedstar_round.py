@@ -28,6 +28,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv, GINConv, global_add_pool
 
 from flgraph import callbacks, models
+from flgraph.cli.main import keep_memory
 from flgraph.configs import tu_settings
 from flgraph.data import GraphDataModule, GraphFederation, GraphLoader, TUFederation
 from flgraph.federation import FederatedCallback, FederatedTrainer
@@ -570,6 +571,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
+    keep_memory()  # all variants alike
     federation = TUFederation(options.datasets)
     if options.check:
         rounds = max(3, options.rounds)

@@ -26,4 +26,5 @@ def product_type(weight: Tensor) -> torch.dtype:
         torch.float32
     """
     device = weight.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    narrowed = torch.is_autocast_enabled(device) and weight.dtype != torch.float64
+    return torch.get_autocast_dtype(device) if narrowed else weight.dtype

@@ -1,7 +1,7 @@
 """Products of many rows with a small weight, by the kernels that use the processor's widest instructions.
 
-PyTorch multiplies float32 matrices with MKL, which takes AVX2 on processors that are not Intel's. The kernels of oneDNN,
-which come with PyTorch, take AVX-512 and need less than half the time. They are compiled for each number of rows, which
+PyTorch multiplies float32 matrices with MKL, which takes AVX2 on processors that are not Intel's. Kernels of oneDNN,
+which come with PyTorch, take AVX-512 and need half the time. They are compiled for each number of rows, which
 takes longer than most products, so tensors here have room for a multiple of :data:`STEP` rows in their memory, and
 kernels go over all of it. What follows the last row is never looked at.
 
@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from flgraph.nn.precision import product_type
 
 STEP = 256
 LONGEST = 192
@@ -46,13 +48,9 @@ def rows_linear(x: Tensor, extra: Tensor | None, weight: Tensor, bias: Tensor | 
         - **x:** ``[N, C1]``, **extra:** ``[N, C2]``, **weight:** ``[out, C1 + C2]``, **bias:** ``[out]``
         - **output:** ``[N, out]``
     """
-    device = x.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        x, weight = x.to(dtype), weight.to(dtype)
-        extra, bias = None if extra is None else extra.to(dtype), None if bias is None else bias.to(dtype)
-    if _quick(x, weight):
-        y: Tensor = _RowsLinear.apply(x, extra, weight, bias)
+    dtype = product_type(weight)
+    if _quick([x] if extra is None else [x, extra], weight, dtype):
+        y: Tensor = _RowsLinear.apply(x, extra, weight, bias, dtype)
         return y
     if extra is None:
         return F.linear(x, weight, bias)
@@ -63,38 +61,43 @@ def rows_linear(x: Tensor, extra: Tensor | None, weight: Tensor, bias: Tensor | 
 
 class _RowsLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, extra: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, extra, weight)
+    def forward(
+        ctx: Any, x: Tensor, extra: Tensor | None, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        ctx.types = [None if given is None else given.dtype for given in (x, extra, weight, bias)]
+        inputs = [_as(given, dtype) for given in (x, extra) if given is not None]
+        weights = _columns(weight.to(dtype), *inputs)
+        ctx.save_for_backward(*inputs, *weights)
+        bias = None if bias is None else bias.to(dtype)
         if extra is None:
-            return _product(x, weight, bias)
-        own, further = _columns(weight, x, extra)
-        return _product(x, own, to=_product(extra, further, bias))
+            return _product(inputs[0], weights[0], bias)
+        return _product(inputs[0], weights[0], to=_product(inputs[1], weights[1], bias))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        x, extra, weight = ctx.saved_tensors
-        to_x, to_extra, to_weight, to_bias = ctx.needs_input_grad
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        count = len(ctx.saved_tensors) // 2
+        inputs, weights = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         grad = grad.contiguous()
-        inputs = [x] if extra is None else [x, extra]
-        weights = _columns(weight, *inputs)
-        back = [
-            _product(grad, part.t()) if needed else None
-            for part, needed in zip(weights, (to_x, to_extra), strict=False)
-        ]
-        parts = [_sum_of_outer(grad, rows) for rows in inputs] if to_weight else []
-        return (
-            back[0],
-            back[1] if extra is not None else None,
-            (parts[0] if extra is None else torch.cat(parts, dim=1)) if to_weight else None,
-            grad.sum(0) if to_bias else None,
+        found: list[Tensor | None] = [None] * 5
+        for n, weight in enumerate(weights):
+            if ctx.needs_input_grad[n]:
+                found[n] = _product(grad, weight.t())
+        if ctx.needs_input_grad[2]:
+            found[2] = torch.cat([_sum_of_outer(grad, rows) for rows in inputs], dim=1)
+        if ctx.needs_input_grad[3]:
+            found[3] = grad.sum(0, dtype=ctx.types[3])
+        return tuple(
+            None if own is None else own.to(wanted) for own, wanted in zip(found, [*ctx.types, None], strict=True)
         )
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else with_room(x, dtype=dtype).copy_(x)
 
 
 def _columns(weight: Tensor, *inputs: Tensor) -> list[Tensor]:
     """The weight's columns for each input."""
-    if len(inputs) == 1:
-        return [weight]
     return [part.contiguous() for part in weight.split([rows.size(1) for rows in inputs], dim=1)]
 
 
@@ -102,9 +105,10 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, to: Tensor |
     """``x @ weight.t() + bias + to``, with room."""
     rows = x.size(0)
     linear = torch.ops.mkldnn._linear_pointwise
-    y = linear(_padded(x), weight, bias, "none", [], "") if to is None else linear(
-        _padded(x), _padded(to), weight, bias, "add"
-    )
+    if to is None:
+        y: Tensor = linear(_padded(x), weight, bias, "none", [], "")
+    else:
+        y = linear(_padded(x), _padded(to), weight, bias, "add")
     return y.resize_(rows, weight.size(0))
 
 
@@ -115,7 +119,7 @@ def _sum_of_outer(grad: Tensor, x: Tensor) -> Tensor:
     # Of these products, too, kernels are compiled for each number of rows.
     whole = x.size(0) // STEP * STEP
     rest = grad[whole:].t().float() @ x[whole:].float()
-    return (grad[:whole].t() @ x[:whole]).add_(rest)
+    return rest.add_(grad[:whole].t() @ x[:whole])
 
 
 def _padded(x: Tensor) -> Tensor:
@@ -136,12 +140,17 @@ def _room(rows: int) -> int:
     return -(-rows // STEP) * STEP
 
 
-def _quick(x: Tensor, weight: Tensor) -> bool:
+def _quick(inputs: list[Tensor], weight: Tensor, dtype: torch.dtype) -> bool:
     """Whether oneDNN's kernels are here, are quicker for these, and have the same bits in float32."""
-    if x.device.type != "cpu" or x.dim() != 2 or x.size(0) < STEP or x.dtype not in (torch.float32, torch.bfloat16):
+    x = inputs[0]
+    if x.device.type != "cpu" or x.dim() != 2 or x.size(0) < STEP:
         return False
-    if not torch.backends.mkldnn.enabled or torch.backends.cpu.get_cpu_capability() != "AVX512":
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return False
-    if x.dtype == torch.bfloat16:
-        return True
-    return NARROWEST <= weight.size(0) <= LONGEST and NARROWEST <= x.size(1) <= LONGEST
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if {dtype, weight.dtype, *(rows.dtype for rows in inputs)} != {torch.float32}:
+        return False
+    widths = [weight.size(0), *(rows.size(1) for rows in inputs)]
+    fits = all(NARROWEST <= width <= LONGEST for width in widths)
+    return fits and torch.backends.cpu.get_cpu_capability() == "AVX512"

@@ -36,10 +36,9 @@ _MINUS_ONE = torch.tensor(-1.0)
 class _Tanh(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = torch.mul(x, 2, out=with_room(x, dtype=torch.float32)).sigmoid_()
+        y = torch.mul(x, 2, out=with_room(x, dtype=torch.promote_types(x.dtype, torch.float32))).sigmoid_()
         torch.add(_MINUS_ONE, y, alpha=2, out=y)
-        if x.dtype == torch.bfloat16:
-            y = with_room(x).copy_(y)
+        y = y if y.dtype == x.dtype else with_room(x).copy_(y)
         ctx.save_for_backward(y)
         return y
 

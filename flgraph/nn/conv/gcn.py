@@ -65,8 +65,7 @@ class GCNConv(torch.nn.Module):
         z = concat_linear(x, extra, *fold(self.lin.weight, before))
         summed = z if merged else adj.merge(z)
         scale, loops = gcn_norm(adj.quotient, summed.dtype)
-        bias, loops = self.bias.to(summed.dtype), loops.to(summed.dtype)
-        out: Tensor = _NormalisedSum.apply(summed, bias, adj.quotient, scale, loops)
+        out: Tensor = _NormalisedSum.apply(summed, self.bias, adj.quotient, scale, loops.to(summed.dtype))
         return adj.spread(out.to(z.dtype))
 
     def __repr__(self) -> str:
@@ -132,8 +131,8 @@ class _NormalisedSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, bias: Tensor, adj: Adjacency, scale: Tensor, loops: Tensor) -> Tensor:
-        ctx.adj, ctx.scale, ctx.loops = adj, scale.squeeze(1), loops
-        out = torch.addcmul(bias, z, loops, out=with_room(z))
+        ctx.adj, ctx.scale, ctx.loops, ctx.bias_type = adj, scale.squeeze(1), loops, bias.dtype
+        out = torch.addcmul(bias.to(z.dtype), z, loops, out=with_room(z))
         return add_neighbours(out, z, adj, out=out, scale=ctx.scale)
 
     @staticmethod
@@ -142,4 +141,4 @@ class _NormalisedSum(torch.autograd.Function):
         grad = grad.contiguous()
         back = torch.mul(grad, ctx.loops, out=with_room(grad))
         back = add_neighbours(back, grad, ctx.adj, out=back, transpose=True, scale=ctx.scale)
-        return back, grad.sum(0), None, None, None
+        return back, grad.sum(0, dtype=ctx.bias_type), None, None, None

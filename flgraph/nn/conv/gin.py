@@ -63,7 +63,7 @@ class GINConv(torch.nn.Module):
         x, extra, merged = merge_inputs(x, extra, adj, before)
         z = concat_linear(x, extra, *fold(self.lin1.weight, before))
         summed = z if merged else adj.merge(z)
-        h: Tensor = _SumBiasReLU.apply(summed, self.lin1.bias.to(summed.dtype), adj.quotient)
+        h: Tensor = _SumBiasReLU.apply(summed, self.lin1.bias, adj.quotient)
         # Twins have equal results, so a row for each of their classes goes through the second map, too.
         return adj.spread(self.lin2(h.to(z.dtype)))
 
@@ -76,9 +76,9 @@ class _SumBiasReLU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, bias: Tensor, adj: Adjacency) -> Tensor:
-        h = add_neighbours(z, z, adj, out=with_room(z)).add_(bias).relu_()
+        h = add_neighbours(z, z, adj, out=with_room(z)).add_(bias.to(z.dtype)).relu_()
         ctx.save_for_backward(h)
-        ctx.adj = adj
+        ctx.adj, ctx.bias_type = adj, bias.dtype
         return h
 
     @staticmethod
@@ -87,4 +87,4 @@ class _SumBiasReLU(torch.autograd.Function):
         (h,) = ctx.saved_tensors
         grad = torch.ops.aten.threshold_backward(grad, h, 0)
         out = with_room(grad)
-        return add_neighbours(grad, grad, ctx.adj, out=out, transpose=True), grad.sum(0), None
+        return add_neighbours(grad, grad, ctx.adj, out=out, transpose=True), grad.sum(0, dtype=ctx.bias_type), None
