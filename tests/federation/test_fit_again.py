@@ -107,13 +107,13 @@ def trained(one: Client) -> dict[str, Any]:
 def again(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """One entry for each fit that was not Lightning's."""
     found: list[str] = []
-    real = lightning._fit_again
+    real = lightning.fit_again
 
     def noted(*args: Any) -> None:
         found.append("again")
         real(*args)
 
-    monkeypatch.setattr(lightning, "_fit_again", noted)
+    monkeypatch.setattr(lightning, "fit_again", noted)
     return found
 
 
@@ -130,7 +130,7 @@ def test_equals_lightnings(
 ) -> None:
     found = trained(client(model, own, method))
     assert len(again) == 2, "all fits but the first"
-    monkeypatch.setattr(lightning, "_goes_on", lambda *args: False)
+    monkeypatch.setattr(lightning, "goes_on", lambda *args: False)
     assert_same(found, trained(client(model, own, method)))
     assert len(again) == 2
 

@@ -36,6 +36,9 @@ from flgraph.nn.tasks import Task, check_targets
 
 _TENSORS = ("x", "edge_index", "y", "node_ptr", "edge_ptr")
 
+_DATA_BATCH: Any = type(Batch())
+"""What PyG makes of ``Batch`` and ``Data``. ``Batch`` itself makes a class more at each call, and forgets it."""
+
 WIDE = 128
 """Number of columns from which on one-hots are multiplied by choosing columns of the weight."""
 
@@ -331,7 +334,8 @@ class FlatGraphs:
         nodes, node_ptr = gather_ranges(self.node_ptr, index)
         num_graphs, num_nodes = index.numel(), nodes.numel()
         numbers = torch.arange(num_graphs, device=index.device)
-        batch = Batch(
+        batch: Batch = type.__call__(
+            _DATA_BATCH,
             x=None if self.one_hot is not None else _rows(self.x, nodes),
             y=self.y.index_select(0, index),
             batch=torch.repeat_interleave(numbers, node_ptr.diff(), output_size=num_nodes),
