@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from multiprocessing import connection, get_context
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -27,6 +27,11 @@ from flgraph.runs.reader import number, read_results
 _LOCKED, _LOOK_AGAIN = 75, 0.5
 """Exit status of a run that another command has under way, and seconds until it is looked at again."""
 
+_FORKS = get_context("forkserver") if sys.platform == "linux" else get_context("spawn")
+"""How runs begin: on Linux forked from one process that has imported what they need and never had a second thread."""
+_STARTING = Lock()
+"""Held where multiprocessing looks which processes have ended: of two threads that do, one would lose the status."""
+
 
 def run_study(
     study: Study,
@@ -40,9 +45,10 @@ def run_study(
     """Runs whatever is not done yet.
 
     Every run is a process of its own, ``flgraph fit`` with one thread, so that the cores are shared by runs and not by
-    threads. A run that was interrupted goes on from its last checkpoint. Studies of one paper share their runs: what
-    one table has done, another does not do again. Several commands may work on the same folder at the same time: what
-    one has under way is waited for by others only when nothing else is left.
+    threads. As multiprocessing asks, a script that calls this does so under ``if __name__ == "__main__"``. A run that
+    was interrupted goes on from its last checkpoint. Studies of one paper share their runs: what one table has done,
+    another does not do again. Several commands may work on the same folder at the same time: what one has under way
+    is waited for by others only when nothing else is left.
 
     Args:
         study: what to run.
@@ -207,18 +213,28 @@ def _execute(
 
 def _call(lock: str, args: list[str], log: Path, deadline: float = math.inf) -> int | None:
     """The exit status of ``flgraph`` with these arguments, a process of its own with one thread, or ``None``."""
-    code = "import sys; from flgraph.reproduce.runner import run_locked; run_locked(*sys.argv[1:])"
-    call = [sys.executable, "-c", code, lock, *args]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = _FORKS.Process(target=_begin, args=(lock, args, log, dict(os.environ)))
+    with _STARTING:
+        _FORKS.set_forkserver_preload(["flgraph.reproduce.warm"])
+        process.start()
+    left = None if math.isinf(deadline) else max(deadline - time.monotonic(), 0)
+    ended = bool(connection.wait([process.sentinel], left))
+    if not ended:
+        process.kill()
+        connection.wait([process.sentinel])
+    with _STARTING:
+        process.join()
+    return process.exitcode if ended else None
+
+
+def _begin(lock: str, args: list[str], log: Path, environment: dict[str, str]) -> None:
+    """What the process of a run does: its variables are those of the caller, its output goes to the log."""
+    os.environ.clear()
+    os.environ.update({**environment, "OMP_NUM_THREADS": "1"})
     with open(log, "a") as stream:
-        left = None if math.isinf(deadline) else max(deadline - time.monotonic(), 0)
-        try:
-            ended = subprocess.run(
-                call, stdout=stream, stderr=subprocess.STDOUT, env=environment, check=False, timeout=left
-            )
-        except subprocess.TimeoutExpired:
-            return None
-    return ended.returncode
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    run_locked(lock, *args)
 
 
 def _checkpoint(folder: Path, rounds: int) -> Path | None:

@@ -117,13 +117,12 @@ def test_killed_and_started_again_gives_the_same_table(tiny_study: Callable[...,
 
 
 def pids_below(runs: Path) -> list[int]:
-    """Processes that run `flgraph fit` into this folder."""
+    """Processes that write a log below this folder."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                line = (entry / "cmdline").read_bytes()
-                if b"\0fit\0" in line and str(runs).encode() in line:
+                if (entry / "fd" / "1").readlink().is_relative_to(runs):
                     found.append(int(entry.name))
     return found
 
@@ -177,11 +176,58 @@ def test_a_run_of_another_command_is_waited_for_last(
     assert lines[1:] == ["[1/2] TINY Local seed 2: done", "[2/2] TINY Local seed 1: done"]
 
 
-def test_a_run_is_cut_off_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that would sleep for a minute; it is no failure."""
-    real = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda call, **how: real(["sleep", "60"], **how))
-    assert runner._call(str(tmp_path / "lock"), [], tmp_path / "log.txt", time.monotonic() + 0.2) is None
+@pytest.fixture
+def endless(tiny_study: Callable[..., Study], tmp_path: Path) -> list[str]:
+    """Arguments of a run that would take an hour."""
+    study = tiny_study(rounds=1_000_000)
+    return runner.command(study, next(iter(study.runs())), tmp_path)
+
+
+def test_a_run_is_cut_off_at_its_deadline(endless: list[str], tmp_path: Path) -> None:
+    """It is no failure; nothing goes on, and nobody holds its lock."""
+    lock, log = tmp_path / "lock", tmp_path / "log.txt"
+    assert runner._call(str(lock), endless, log, time.monotonic() + 0.5) is None
+    assert not pids_below(tmp_path)
+    with FileLock(lock, timeout=0):
+        pass
+
+
+def test_a_run_that_a_signal_ends(endless: list[str], tmp_path: Path) -> None:
+    """Its status is the signal's, also where others end at the same time; interrupted it says how to go on."""
+    codes: dict[int, int | None] = {}
+
+    def call(number: int) -> None:
+        codes[number] = runner._call(str(tmp_path / f"{number}.lock"), endless, tmp_path / f"{number}.txt")
+
+    callers = [threading.Thread(target=call, args=(number,)) for number in (signal.SIGKILL, signal.SIGTERM)]
+    for caller in callers:
+        caller.start()
+    wait_for(lambda: len(list(tmp_path.glob("**/checkpoints/last"))) == 2)
+    for pid in pids_below(tmp_path):
+        os.kill(pid, int(Path(f"/proc/{pid}/fd/1").readlink().stem))
+    for caller in callers:
+        caller.join()
+    assert codes == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 128 + signal.SIGTERM}
+    assert "continue with" in (tmp_path / f"{signal.SIGTERM.value}.txt").read_text()
+
+
+def test_a_forked_run_is_as_a_new_process(tiny_study: Callable[..., Study], tmp_path: Path) -> None:
+    """Also one that is not the first of its server: the same bits."""
+    study = tiny_study(rounds=2)
+    run = list(study.runs())[-1]
+    fresh = "import sys; from flgraph.reproduce.runner import run_locked; run_locked(*sys.argv[1:])"
+    places = [tmp_path / name for name in ("forked", "again", "fresh")]
+    for place in places[:2]:
+        place.mkdir()
+        assert runner._call(str(place / "lock"), runner.command(study, run, place), place / "log.txt") == 0
+    places[2].mkdir()
+    args = [str(places[2] / "lock"), *runner.command(study, run, places[2])]
+    subprocess.run([sys.executable, "-c", fresh, *args], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    clients = [[file.read_bytes() for file in sorted(place.rglob("round-00002/clients/*"))] for place in places]
+    assert len(clients[0]) == 2
+    assert clients[0] == clients[1] == clients[2]
+    results = [find_results(study, run, place) for place in places]
+    assert len({str([found[name] for name in ("final", "best_val")]) for found in results if found is not None}) == 1
 
 
 @pytest.fixture

@@ -1,0 +1,22 @@
+"""What runs import; the process from which :mod:`flgraph.reproduce.runner` forks them does it once.
+
+Nothing is computed here: threads that torch begins would be missing in the runs.
+"""
+
+import gc
+import os
+import signal
+
+os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported
+gc.disable()  # as when a run imports by itself
+handler = signal.getsignal(signal.SIGINT)
+if handler is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever interrupts sees no traceback of these lines
+try:
+    import torch.utils.tensorboard  # noqa: F401
+
+    import flgraph.cli.fit  # noqa: F401
+finally:
+    signal.signal(signal.SIGINT, handler)
+    gc.freeze()
+    gc.enable()
