@@ -24,6 +24,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from many_clients import settle
+from timing import QUIET, clocks, since
 
 from flgraph.callbacks import FedAvg
 from flgraph.federation import (
@@ -79,28 +80,12 @@ def _fit(way: str, shards: int, rounds: int) -> list[float]:
         else []
     )
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            *(
-                sys.executable,
-                "-m",
-                "flgraph",
-                "fit",
-                "-c",
-                "configs/data/chem.yaml",
-                "-c",
-                "configs/method/fedstar.yaml",
-            ),
-            *(
-                "--data.shards",
-                str(shards),
-                "--trainer.rounds",
-                str(WARM + rounds),
-                "--trainer.default_root_dir",
-                folder,
-            ),
-            *("--trainer.name", "run", "--trainer.logger", "false", "--trainer.enable_checkpointing", "false"),
-            *("--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", *options),
+        given = {"rounds": WARM + rounds, "default_root_dir": folder, "name": "run", **QUIET}
+        settings = [
+            f"--trainer.{name}={str(value).lower() if value is False else value}" for name, value in given.items()
         ]
+        files = ["-c", "configs/data/chem.yaml", "-c", "configs/method/fedstar.yaml"]
+        command = [sys.executable, "-m", "flgraph", "fit", *files, f"--data.shards={shards}", *settings, *options]
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": threads}, stdout=subprocess.DEVNULL)
         records = read_records(Path(folder) / "run" / "version_0" / "history.jsonl")
     return [record["seconds"] for record in records[WARM:]]
@@ -160,10 +145,7 @@ def idle_rounds(engine: ProcessGroup | None, size: int, clients: int, rounds: in
             engine=engine,
             rounds=WARM + rounds,
             default_root_dir=folder,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            accelerator="cpu",
+            **QUIET,
         )
         trainer.fit(Weights(size), Crowd(clients))
         if trainer.run_dir is None:
@@ -227,12 +209,12 @@ class Watch(FederatedCallback):
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         settle()
         Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
-        self._before = time.process_time(), time.perf_counter(), _peak()
+        self._before = clocks(), _peak()
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
-        cpu, wall, memory = self._before
-        seconds = {"processor": time.process_time() - cpu, "wall": time.perf_counter() - wall}
-        self.rounds.append({**seconds, "before": memory, "memory": _peak() - memory})
+        began, memory = self._before
+        wall, busy = since(began)
+        self.rounds.append({"processor": busy, "wall": wall, "before": memory, "memory": _peak() - memory})
 
 
 def _peak() -> float:
@@ -252,10 +234,7 @@ def crowd_worker(mean: str, size: int, clients: int, rounds: int, processes: int
             evaluate_every=1 + rounds,
             callbacks=[watch],
             default_root_dir=folder,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            accelerator="cpu",
+            **QUIET,
         )
         trainer.fit(Weights(size), Crowd(clients))
         if trainer.run_dir is None:
@@ -357,12 +336,13 @@ def paper(size: int, clients: int, turn: float, network: float) -> list[str]:
     take = _busy(lambda: Sums().merge(Sums.from_payload(Payload.from_bytes(sums))), 20)
     line = _busy(lambda: Group.of(json.loads(told), sums), 5) / count
     thread = _busy(_threads, 5) / 100
-    digest = _busy(lambda: hashlib.sha256(data).digest(), count) * 3  # a client's file: weights and Adam's two moments
+    # A client's file is made of weights and Adam's two moments.
+    digest = _busy(lambda: hashlib.sha256(data).digest(), count) * 3
     lines = [
         f"assumed: {1e3 * turn:.0f} ms a turn, {network / 1e9:.2f} GB/s; an upload is {len(data) / 1e3:.0f} kB, "
         f"a sum {len(sums) / 1e3:.0f} kB, a client's line {len(told) / count / 1e3:.2f} kB",
-        f"every process: {1e3 * each:.3f} ms to read, digest and add an upload; process 0: {1e3 * take:.3f} to take a "
-        f"sum, {1e3 * line:.3f} a line, {1e3 * digest:.3f} to digest a file, {1e3 * thread:.3f} a process and message",
+        f"every process: {1e3 * each:.3f} ms to read, digest and add an upload, {1e3 * digest:.3f} to digest a file; "
+        f"process 0: {1e3 * take:.3f} to take a sum, {1e3 * line:.3f} a line, {1e3 * thread:.3f} a process and message",
         f"{clients:,} clients, seconds of: processes, turns, adding, network, sums and lines, threads; digests",
     ]
     for processes in (8, 64, 512):
@@ -373,7 +353,7 @@ def paper(size: int, clients: int, turn: float, network: float) -> list[str]:
             processes * take + clients * line,
             2 * processes * thread,
         )
-        seconds = "".join(f"{part:9.2f}" for part in (*parts, clients * digest))
+        seconds = "".join(f"{part:9.2f}" for part in (*parts, clients * digest / processes))
         lines.append(f"  {processes:4d}{seconds}")
     return lines
 

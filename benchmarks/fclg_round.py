@@ -7,12 +7,12 @@ import copy
 import logging
 import statistics
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from timing import QUIET, Rounds, Times, clocks, since
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.data import Batch, Data
@@ -21,7 +21,7 @@ from torch_geometric.transforms import GDC
 
 from flgraph import callbacks, models
 from flgraph.data import FlatGraphs, PartitionedGraphFederation
-from flgraph.federation import FederatedCallback, FederatedTrainer
+from flgraph.federation import FederatedTrainer
 from flgraph.federation.display import quiet_lightning
 
 TEMPERATURE = 0.5
@@ -159,22 +159,15 @@ def plain_round(
 
 
 # ------------------------------------------------------------------------------------------------------------ flgraph
-Times = tuple[float, float]
-"""Seconds by the clock, and of processors."""
-
-
-class Clock(FederatedCallback):
+class Clock(Rounds):
     """Times of every round without its evaluation, and the clients' training losses."""
 
     def __init__(self) -> None:
-        self.seconds: list[Times] = []
+        super().__init__()
         self.losses: list[list[float]] = []
 
-    def on_round_start(self, trainer: Any) -> None:
-        self.began = time.perf_counter(), time.process_time()
-
     def on_round_end(self, trainer: Any) -> None:
-        self.seconds.append((time.perf_counter() - self.began[0], time.process_time() - self.began[1]))
+        super().on_round_end(trainer)
         clients = trainer.engine.clients.values()
         self.losses.append([client.evaluate(("train",))["train/loss"] for client in clients])
 
@@ -182,7 +175,6 @@ class Clock(FederatedCallback):
 def flgraph_rounds(net: models.FCLG, data: PartitionedGraphFederation, rounds: int, epochs: int) -> Clock:
     """Runs a federation from given weights."""
     clock = Clock()
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     with tempfile.TemporaryDirectory() as folder, quiet_lightning():
         trainer = FederatedTrainer(
             callbacks.FCLG(temperature=TEMPERATURE),
@@ -191,9 +183,8 @@ def flgraph_rounds(net: models.FCLG, data: PartitionedGraphFederation, rounds: i
             evaluate_every=rounds + 1,
             monitor="train/loss",
             callbacks=[clock],
-            accelerator="cpu",
             default_root_dir=folder,
-            **quiet,
+            **QUIET,
         )
         trainer.fit(lambda own: copy.deepcopy(net), data)
     del clock.seconds[-1], clock.losses[-1]
@@ -248,9 +239,9 @@ def compare(dataset: str, rounds: int, epochs: int, batch_size: int) -> None:
 
 
 def _timed(call: Callable[[], Any]) -> Times:
-    began = time.perf_counter(), time.process_time()
+    began = clocks()
     call()
-    return time.perf_counter() - began[0], time.process_time() - began[1]
+    return since(began)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytorch_lightning as pl
 import torch
+from timing import QUIET, Times, clocks, since
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -129,18 +130,16 @@ def compare(data: NodeDataModule, hidden: int, repeats: int) -> None:
         "plain, all nodes": plain_epoch(data, hidden, WholeNet),
         "flgraph": flgraph_epoch(data, hidden),
     }
-    wall: dict[str, list[float]] = {name: [] for name in epochs}
-    busy: dict[str, list[float]] = {name: [] for name in epochs}
+    found: dict[str, list[Times]] = {name: [] for name in epochs}
     for turn in range(repeats + 1):
         for name, epoch in epochs.items():
-            began, used = time.perf_counter(), time.process_time()
+            began = clocks()
             epoch()
             if turn:  # the first is not counted
-                wall[name].append(time.perf_counter() - began)
-                busy[name].append(time.process_time() - used)
+                found[name].append(since(began))
     batches = -(-data.train.numel() // data.batch_size)
     print(f"a local epoch over {data.train.numel()} nodes, {batches} batches of {data.batch_size}, hidden {hidden}")
-    middle = {name: (statistics.median(wall[name]), statistics.median(busy[name])) for name in epochs}
+    middle = {name: [statistics.median(one) for one in zip(*times, strict=True)] for name, times in found.items()}
     for name, (seconds, cpu) in middle.items():
         each = 1e3 * seconds / batches
         print(f"  {name:16s} {1e3 * seconds:8.1f} ms, {each:6.2f} ms a batch; processors {1e3 * cpu:8.1f} ms", end="")
@@ -182,9 +181,7 @@ def large(num_nodes: int, num_edges: int, rounds: int, hidden: int) -> None:
     print(f"{num_nodes:,} nodes, {num_edges:,} edges, 10 clients: set up in {time.perf_counter() - began:.1f} s")
 
     with tempfile.TemporaryDirectory() as folder:
-        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        settings = {"rounds": rounds, "local_epochs": 1, "accelerator": "cpu", "default_root_dir": folder, **quiet}
-        trainer = FederatedTrainer(callbacks.FedEgo(), **settings)
+        trainer = FederatedTrainer(callbacks.FedEgo(), rounds, 1, default_root_dir=folder, **QUIET)
         results = trainer.fit(FedEgo(hidden_channels=hidden), data)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"  a round, evaluation included: {results['seconds_per_round']:.2f} s; largest memory {peak:,.0f} MiB")

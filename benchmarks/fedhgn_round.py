@@ -20,12 +20,13 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from timing import QUIET, Rounds, clocks, since
 from torch import Tensor
 from torch.nn import functional as F
 
 from flgraph.callbacks import FedHGN
 from flgraph.data import HeteroDataModule, HeteroFederation, HeteroGraph
-from flgraph.federation import FederatedCallback, FederatedTrainer
+from flgraph.federation import FederatedTrainer
 from flgraph.federation.lightning import OptimizerStates, fit_more, persistent_trainer
 from flgraph.models import RGCN
 
@@ -162,16 +163,16 @@ def one_variant(name: str, dataset: str, repeats: int) -> dict[str, Any]:
     """Seconds of a round of all clients, and the largest memory of this process."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     rounds = [VARIANTS[name](data, net) for data, net in clients(dataset)]
-    wall, busy = [], []
+    seconds = []
     for turn in range(repeats + 1):
-        began, used = time.perf_counter(), time.process_time()
+        began = clocks()
         for work in rounds:
             work()
         if turn:  # the first is not counted
-            wall.append(time.perf_counter() - began)
-            busy.append(time.process_time() - used)
+            seconds.append(since(began))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"wall": statistics.median(wall), "busy": statistics.median(busy), "peak": peak, "added": peak - before}
+    wall, busy = (statistics.median(column) for column in zip(*seconds, strict=True))
+    return {"wall": wall, "busy": busy, "peak": peak, "added": peak - before}
 
 
 def compare(dataset: str, repeats: int, threads: int) -> None:
@@ -231,22 +232,9 @@ def synthetic(edge_types: int, num_edges: int, num_nodes: int, node_types: int =
     return HeteroGraph.from_edges(counts, edges, target, y, *splits, name="synthetic")
 
 
-class Seconds(FederatedCallback):
-    """What each round took."""
-
-    def __init__(self) -> None:
-        self.found: list[float] = []
-
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
-        self._began = time.perf_counter()
-
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
-        self.found.append(time.perf_counter() - self._began)
-
-
 def large(edge_types: int, num_edges: int, num_nodes: int, rounds: int) -> None:
     """Prints seconds per round of FedHGN on one large graph, and the memory of the process."""
-    began, seconds = time.perf_counter(), Seconds()
+    began, times = time.perf_counter(), Rounds()
     data = HeteroFederation(synthetic(edge_types, num_edges, num_nodes), num_clients=3)
     data.setup("fit")
     sizes = [data.client(name).graph for name in data.clients]
@@ -255,13 +243,10 @@ def large(edge_types: int, num_edges: int, num_nodes: int, rounds: int) -> None:
     shown = ", ".join(f"{graph.num_edges:,} edges of {len(graph.edge_types)} types" for graph in sizes)
     print(f"  3 clients (Random Edges), reverse edges included: {shown}")
     with tempfile.TemporaryDirectory() as folder:
-        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        trainer = FederatedTrainer(
-            FedHGN(), rounds, EPOCHS, accelerator="cpu", default_root_dir=folder, callbacks=[seconds], **quiet
-        )
+        trainer = FederatedTrainer(FedHGN(), rounds, EPOCHS, default_root_dir=folder, callbacks=[times], **QUIET)
         trainer.fit(RGCN(num_bases=20), data)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
-    print(f"  rounds, evaluation included: {', '.join(f'{one:.1f}' for one in seconds.found)} s", end="")
+    print(f"  rounds, evaluation included: {', '.join(f'{wall:.1f}' for wall, _ in times.seconds)} s", end="")
     print(f"; largest memory {peak:.2f} GiB")
 
 

@@ -13,7 +13,6 @@ import platform
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timing import Times, clocks, since
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Batch, Data
@@ -28,6 +28,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv, GINConv, global_add_pool
 
 from flgraph import callbacks, models
+from flgraph.cli.main import keep_memory
 from flgraph.configs import tu_settings
 from flgraph.data import GraphDataModule, GraphFederation, GraphLoader, TUFederation
 from flgraph.federation import FederatedCallback, FederatedTrainer
@@ -414,23 +415,18 @@ class TakeTurns(FederatedCallback):
         writes = trainer.current_round % 2 == 1
         if writes:
             for name, run in self.others.items():
-                began = _clocks()
+                began = clocks()
                 run()
                 self._stop(name, began)
         trainer.write_checkpoints = writes
         trainer.run_log.loggers = list(self._loggers) if writes else []
         self._running = FLGRAPH if writes else QUIET
-        self._began = _clocks()
+        self._began = clocks()
 
-    def _stop(self, name: str, began: tuple[float, float]) -> None:
-        now = _clocks()
-        self.seconds[name].append(now[0] - began[0])
-        self.cpu_seconds[name].append(now[1] - began[1])
-
-
-def _clocks() -> tuple[float, float]:
-    """Wall-clock time, and the processors' time of all threads of this process."""
-    return time.perf_counter(), time.process_time()
+    def _stop(self, name: str, began: Times) -> None:
+        wall, busy = since(began)
+        self.seconds[name].append(wall)
+        self.cpu_seconds[name].append(busy)
 
 
 @dataclass
@@ -575,6 +571,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
+    keep_memory()  # all variants alike
     federation = TUFederation(options.datasets)
     if options.check:
         rounds = max(3, options.rounds)

@@ -20,6 +20,7 @@ PRECISIONS = ("32-true", "bf16-mixed")
 RUN = """
 import sys, time
 from flgraph.cli.fit import FederatedCLI
+from flgraph.cli.main import keep_memory
 from flgraph.federation import FederatedCallback
 import torch
 
@@ -28,6 +29,7 @@ class Watch(FederatedCallback):
     def on_round_end(self, trainer): print("seconds", trainer.current_round, time.process_time() - self.began)
 
 torch.set_num_threads(1)
+keep_memory()
 arguments, sys.argv = sys.argv[1:], sys.argv[:1]
 cli = FederatedCLI(arguments, run=False)
 cli.trainer.round_callbacks.append(Watch())

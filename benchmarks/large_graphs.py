@@ -11,18 +11,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
+from timing import QUIET, Rounds
 from torch_geometric.data import Data
 
 from flgraph import models
 from flgraph.callbacks import FedAvg
 from flgraph.data import NodeGraph, WholeGraphFederation
-from flgraph.federation import FederatedCallback, FederatedTrainer
-from flgraph.federation.callback import Run
+from flgraph.federation import FederatedTrainer
 
 NODES, EDGES, FEATURES, CLASSES, CLIENTS = 169_343, 1_166_243, 128, 40, 10
 MODELS = ("NodeGCN", "NodeSAGE", "NodeGNN")
@@ -43,21 +42,6 @@ def generated() -> NodeGraph:
     return NodeGraph.from_pyg(data, "arxiv-sized", CLASSES, key="part")
 
 
-class Times(FederatedCallback):
-    """Wall and processor seconds of every round, from hook to hook."""
-
-    def __init__(self) -> None:
-        self.wall: list[float] = []
-        self.cpu: list[float] = []
-
-    def on_round_start(self, trainer: Run) -> None:
-        self._began = time.perf_counter(), time.process_time()
-
-    def on_round_end(self, trainer: Run) -> None:
-        self.wall.append(time.perf_counter() - self._began[0])
-        self.cpu.append(time.process_time() - self._began[1])
-
-
 def measure(model: str, sampled: bool, hidden: int, rounds: int) -> None:
     """Prints a row: medians of a round without the first, and the process's peak memory."""
     graph = generated()
@@ -72,21 +56,18 @@ def measure(model: str, sampled: bool, hidden: int, rounds: int) -> None:
         batch_size=1024,
         fanouts=(10, 10),
     )
-    times = Times()
+    times = Rounds()
     with tempfile.TemporaryDirectory() as folder:
         trainer = FederatedTrainer(
             FedAvg(),
             rounds=rounds + 1,
             callbacks=[times],
             default_root_dir=folder,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
+            **QUIET,
         )
         trainer.fit(getattr(models, model)(hidden_channels=hidden, lr=0.01), data)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    wall, cpu = (statistics.median(seconds[1:]) for seconds in (times.wall, times.cpu))
+    wall, cpu = (statistics.median(column) for column in zip(*times.seconds[1:], strict=True))
     how = "sampled" if sampled else "full-batch"
     print(f"{model:<10}{how:<12}{cpu:>10.2f}{wall:>10.2f}{peak / 2**20:>10.2f}{before / 2**20:>10.2f}", flush=True)
 

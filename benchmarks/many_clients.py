@@ -20,6 +20,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from timing import QUIET, clocks, since
 
 from flgraph import callbacks, models
 from flgraph.data import FlatGraphs, GraphFederation
@@ -31,12 +32,7 @@ from flgraph.federation.template import client_module
 
 KIB = 1024
 TRAINER: dict[str, Any] = {"accelerator": "cpu", "devices": 1}
-QUIET: dict[str, Any] = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
+OWN: dict[str, Any] = {**QUIET, **TRAINER, "enable_model_summary": False}
 
 
 def rss() -> int:
@@ -93,9 +89,9 @@ class MeasuredEngine(Sequential):
 
     def setup(self, build: Callable[[str], Client], names: Sequence[str], release: Any = None) -> None:
         settle()
-        self.before, began, cpu = rss(), time.perf_counter(), time.process_time()
+        self.before, began = rss(), clocks()
         super().setup(build, names, release)
-        self.seconds, self.cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
+        self.seconds, self.cpu_seconds = since(began)
         gc.collect()
         self.after = rss()
 
@@ -114,10 +110,10 @@ class Watch(FederatedCallback):
         self.started = rss()
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
-        self._began = time.perf_counter(), time.process_time()
+        self._began = clocks()
 
     def on_round_end(self, trainer: FederatedTrainer) -> None:
-        seconds = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
+        seconds = since(self._began)
         if trainer.current_round > 1:  # the first allocates optimizer states and whatever is made once
             (self.evaluated if trainer.record.metrics else self.trained).append(seconds)
         if trainer.current_round == 2:
@@ -143,10 +139,7 @@ def run(clients: int, graphs: int, rounds: int, seed: int) -> list[str]:
             seed=seed,
             default_root_dir=folder,
             callbacks=[watch],
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
+            **QUIET,
         )
         trainer.fit(models.FedStar(), federation)
     module, data = next(iter(engine.clients.values())).module, federation.client(federation.clients[0])
@@ -201,7 +194,7 @@ def parts(count: int, seed: int) -> list[str]:
     makers: dict[str, Callable[[], Any]] = {
         "client, all of it": client,
         "  model": lambda: client_module(template, data, seed, "c"),
-        "  Lightning's Trainer": lambda: pl.Trainer(**TRAINER, max_epochs=0, num_sanity_val_steps=0, **QUIET),
+        "  Lightning's Trainer": lambda: pl.Trainer(**OWN, max_epochs=0, num_sanity_val_steps=0),
         "  routing table": lambda: RoutingTable(
             aggregator.routes(), state, extra=aggregator.extra_tensors, scalars=aggregator.upload_scalars
         ),

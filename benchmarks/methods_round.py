@@ -9,17 +9,16 @@ import argparse
 import statistics
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from timing import QUIET, Rounds
 
 from flgraph import callbacks
 from flgraph.data import WholeGraphFederation
-from flgraph.federation import Aggregator, FederatedCallback, FederatedTrainer
+from flgraph.federation import Aggregator, FederatedTrainer
 from flgraph.models import FGGP, AdaFGL, MaskedGCN, NodeGCN
 
 HEAD = ["convs.1.*"]
@@ -51,23 +50,8 @@ MODELS: dict[str, type[pl.LightningModule]] = {
 """Those that take another one than a GCN of two layers."""
 
 
-class Rounds(FederatedCallback):
-    """Processor seconds of this process from hook to hook, and what clients sent."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.sent: list[int] = []
-
-    def on_round_start(self, trainer: Any) -> None:
-        self.began = time.process_time()
-
-    def on_round_end(self, trainer: Any) -> None:
-        self.seconds.append(time.process_time() - self.began)
-        self.sent.append(trainer.record.bytes_up)
-
-
 def measure(name: str, data: pl.LightningDataModule, rounds: int) -> tuple[float, float]:
-    """Median processor seconds of a round after the first two, and megabytes that all clients sent in the last."""
+    """Median processor seconds of a round after the first two, and megabytes a round that all clients sent."""
     hook = Rounds()
     with tempfile.TemporaryDirectory(prefix="flgraph-bench-") as folder:
         trainer = FederatedTrainer(
@@ -75,15 +59,12 @@ def measure(name: str, data: pl.LightningDataModule, rounds: int) -> tuple[float
             rounds=rounds,
             local_epochs=3,
             callbacks=[hook],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            accelerator="cpu",
+            **QUIET,
             default_root_dir=folder,
         )
         model = MODELS.get(name, NodeGCN)(hidden_channels=64, lr=0.01, weight_decay=5e-4)
-        trainer.fit(model, data)  # type: ignore[arg-type]
-    return statistics.median(hook.seconds[2:]), hook.sent[-1] / 1e6
+        results = trainer.fit(model, data)  # type: ignore[arg-type]
+    return statistics.median(busy for _, busy in hook.seconds[2:]), results["bytes_per_round"]["up"] / 1e6
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -14,10 +14,11 @@ from types import FrameType
 from typing import Any
 
 import torch
+from small_models import cora, template
 
-from benchmarks.small_models import cora, template
 from flgraph import callbacks
 from flgraph.cli.fit import FederatedCLI
+from flgraph.cli.main import keep_memory
 from flgraph.federation import FederatedCallback, FederatedTrainer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, default=60, help="functions shown")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    keep_memory()
     sampler = Sampler(options.rounds)
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {"rounds": options.rounds, "default_root_dir": folder, "accelerator": "cpu"}

@@ -15,11 +15,12 @@ from statistics import median
 from typing import Any
 
 import torch
+from timing import Rounds
 
 from flgraph.callbacks import FedStar
 from flgraph.configs import tu_settings
 from flgraph.data import TUFederation
-from flgraph.federation import FederatedCallback, FederatedTrainer, Payload, Request, SecureSums, Turn
+from flgraph.federation import FederatedTrainer, Payload, Request, SecureSums, Turn
 from flgraph.federation.secure.client import MaskedUploads
 from flgraph.federation.secure.server import MaskedSum
 from flgraph.models import FedStar as FedStarNet
@@ -72,33 +73,18 @@ def exchange(count: int, neighbours: int | None, gone: int) -> dict[str, float]:
     }
 
 
-class Clock(FederatedCallback):
-    """Notes the processor time of rounds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rounds: list[float] = []
-        self._began = 0.0
-
-    def on_round_start(self, trainer: Any) -> None:
-        self._began = NOW()
-
-    def on_round_end(self, trainer: Any) -> None:
-        self.rounds.append(NOW() - self._began)
-
-
 def chem(rounds: int) -> None:
     """Prints rounds with and without, by turns."""
     found = defaultdict[str, list[float]](list)
     size = dict[str, float]()
     for _ in range(2):
         for what, secure in (("plain", None), ("secure sums", SecureSums())):
-            clock = Clock()
+            clock = Rounds()
             with tempfile.TemporaryDirectory() as folder:
                 quiet = {"default_root_dir": folder, "enable_progress_bar": False, "accelerator": "cpu"}
                 trainer = FederatedTrainer(FedStar(), rounds=rounds, callbacks=[clock], secure_sums=secure, **quiet)
                 results = trainer.fit(FedStarNet(), TUFederation(tu_settings()["chem"]))
-            found[what] += clock.rounds[1:]
+            found[what] += [busy for _, busy in clock.seconds[1:]]
             size[what] = results["bytes_per_round"]["up"] / 1000
     for what, seconds in found.items():
         print(f"{what:12} {median(seconds):.3f} s, {size[what]:.0f} kB up in a round (median of {len(seconds)})")

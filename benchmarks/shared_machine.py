@@ -1,7 +1,6 @@
-"""A step of FedStar where other processes want the processors, too: what threads do that wait for work.
+"""Rounds of FedStar on CHEM where another process wants the processors, too: what threads do that wait for work.
 
-Every setting runs in a process of its own, several times in turn, alone and beside a process that never rests. See
-README.md beside this file.
+Every setting is a `flgraph fit` of its own, alone and beside a process that never rests. See README.md beside it.
 """
 
 from __future__ import annotations
@@ -12,102 +11,66 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
-
-from flgraph.cli.main import SPINS
+from contextlib import suppress
+from pathlib import Path
 
 SETTINGS: dict[str, dict[str, str]] = {
-    "OpenMP's own": {},
-    "flgraph's": {"GOMP_SPINCOUNT": SPINS},
+    "flgraph's": {},
+    "100 spins": {"GOMP_SPINCOUNT": "100"},
+    "10,000 spins": {"GOMP_SPINCOUNT": "10000"},
     "passive": {"OMP_WAIT_POLICY": "passive"},
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
+RUN = (
+    "fit",
+    "-c",
+    "configs/data/chem.yaml",
+    "-c",
+    "configs/method/fedstar.yaml",
+    "--trainer.enable_progress_bar=false",
+)
 BUSY = "while True: pass"
 
 
-def steps(count: int) -> tuple[float, float]:
-    """Wall-clock and processor seconds of a training step on 128 random molecules, the mean of ``count``."""
-    import torch
-    from torch.nn import functional as F
-    from torch_geometric.data import Batch, Data
-
-    from flgraph.data import GraphFederation
-    from flgraph.models import FedStar
-
-    torch.manual_seed(0)
-    graphs = []
-    for number in range(160):
-        n = 20
-        edges = torch.randint(0, n, (2, 2 * n))
-        both = torch.cat([edges, edges.flip(0)], 1)
-        x = F.one_hot(torch.randint(0, 7, (n,)), 7).float()
-        graphs.append(Data(x=x, edge_index=both.unique(dim=1), y=torch.tensor([number % 2])))
-    federation = GraphFederation({"molecules": graphs}, 2)
-    federation.setup()
-    data = federation.client("molecules")
-    model = FedStar(**data.model_args)
-    optimizer = model.configure_optimizers()
-    batch: Batch = next(iter(data.train_dataloader()))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(batch), batch.y).backward()
-        optimizer.step()
-
-    for _ in range(3):
-        step()
-    wall, cpu = time.perf_counter(), time.process_time()
-    for _ in range(count):
-        step()
-    return (time.perf_counter() - wall) / count, (time.process_time() - cpu) / count
-
-
-def measure(setting: dict[str, str], threads: int, count: int, busy: int) -> tuple[float, float]:
-    """What :func:`steps` says in a new process, beside ``busy`` others."""
+def rounds(setting: dict[str, str], count: int, busy: int, limit: float) -> list[float]:
+    """Wall-clock seconds of each round but the first, of a new process that is ended after ``limit`` seconds."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))}
     others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(busy)]
     try:
-        found = subprocess.run(
-            [sys.executable, __file__, "--steps", str(count)],
-            env={**kept, "OMP_NUM_THREADS": str(threads), **setting},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        with tempfile.TemporaryDirectory() as folder:
+            further = [f"--trainer.rounds={count + 1}", f"--trainer.default_root_dir={folder}"]
+            call, quiet = [sys.executable, "-m", "flgraph", *RUN, *further], subprocess.DEVNULL
+            with suppress(subprocess.TimeoutExpired):
+                subprocess.run(call, env={**kept, **setting}, stdout=quiet, stderr=quiet, check=True, timeout=limit)
+            history = next(Path(folder).rglob("history.jsonl")).read_text()
     finally:
         for other in others:
             other.kill()
             other.wait()
-    wall, cpu = json.loads(found.stdout.splitlines()[-1])
-    return wall, cpu
+    return [json.loads(line)["seconds"] for line in history.splitlines()[1:] if line.endswith("}")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--count", type=int, default=50, help="steps of each measurement")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--count", type=int, default=8, help="rounds of each measurement")
+    parser.add_argument("--limit", type=float, default=30, help="seconds that one may take")
     parser.add_argument("--busy", type=int, nargs="+", default=[0, 1], help="processes beside")
-    parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     options = parser.parse_args(arguments)
-    if options.steps:
-        print(json.dumps(steps(options.steps)))
-        return 0
-    load = os.getloadavg()[0]
-    print(
-        f"{options.threads} threads, {os.cpu_count()} cores, load {load:.1f} at the start; ms a step, median and least"
-    )
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at {time.strftime('%H:%M')}; seconds of a round")
     for busy in options.busy:
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in SETTINGS}
+        found: dict[str, list[float]] = {name: [] for name in options.settings}
         for _ in range(options.repeats):
-            for name, setting in SETTINGS.items():
-                found[name].append(measure(setting, options.threads, options.count, busy))
+            for name, values in found.items():
+                values += rounds(SETTINGS[name], options.count, busy, options.limit)
         for name, values in found.items():
-            wall, cpu = zip(*values, strict=True)
-            times = f"{1e3 * statistics.median(wall):8.1f} {1e3 * min(wall):8.1f}"
-            print(f"{busy} busy beside, {name:14} {times}; processors {1e3 * statistics.median(cpu):8.1f}")
+            least, middle = min(values), statistics.median(values)
+            print(f"{busy} busy beside, {name:14} median {middle:6.2f} least {least:6.2f} of {len(values)}", flush=True)
     return 0
 
 

@@ -12,12 +12,12 @@ import math
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from timing import Times, clocks, since
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.nn import GCNConv
@@ -163,43 +163,50 @@ def flgraph_trainer(folder: str, rounds: int, seed: int, watch: Watch, **options
 
 PLAIN, FLGRAPH, QUIET = "plain loop, nothing written", "flgraph, log and checkpoint", "flgraph, nothing written"
 VARIANTS = (PLAIN, FLGRAPH, QUIET)
+BLOCK = 5
+"""Rounds of a variant before it is another one's turn: a checkpoint is flushed to disk during the next round."""
 
 
-def measure(federation: WholeGraphFederation, rounds: int, seed: int) -> dict[str, list[tuple[float, float]]]:
-    """Wall-clock and processor seconds of ``rounds`` rounds of each variant, taking turns; the first is not counted."""
+def measure(federation: WholeGraphFederation, rounds: int, seed: int) -> dict[str, list[Times]]:
+    """Wall-clock and processor seconds of a round, mean of a block's, for ``rounds`` rounds of each variant.
+
+    The variants take turns; the first block is not counted. One that writes ends when all is on disk.
+    """
     plain = Plain(federation, 0.5, seed)
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in VARIANTS}
+    seconds: dict[str, list[Times]] = {name: [] for name in VARIANTS}
     loggers: list[Any] = []
-    running, began = "", _clocks()
+    running, began = "", clocks()
 
     def between(trainer: FederatedTrainer) -> None:
         nonlocal running, began
+        turn, within = divmod(trainer.current_round - 1, BLOCK)
+        if within:
+            return
         if running:
-            seconds[running].append(_since(began))
-        writes = trainer.current_round % 2 == 1
+            trainer._store.wait()
+            seconds[running].append(per_round(since(began)))
+        writes = turn % 2 == 0
         if not loggers:
             loggers.extend(trainer.run_log.loggers)
         if writes:
-            began = _clocks()
-            plain.round()
-            seconds[PLAIN].append(_since(began))
+            began = clocks()
+            for _ in range(BLOCK):
+                plain.round()
+            seconds[PLAIN].append(per_round(since(began)))
         trainer.write_checkpoints, trainer.run_log.loggers = writes, list(loggers) if writes else []
-        running, began = FLGRAPH if writes else QUIET, _clocks()
+        running, began = FLGRAPH if writes else QUIET, clocks()
 
     with tempfile.TemporaryDirectory() as folder:
+        blocks = -(-rounds // BLOCK)
         # A last round ends the clock of the one before.
-        flgraph_trainer(folder, 2 * (rounds + 1) + 1, seed, Watch(between)).fit(template(0.5), federation)
-    return {name: values[1 : rounds + 1] for name, values in seconds.items()}
+        flgraph_trainer(folder, 2 * (blocks + 1) * BLOCK + 1, seed, Watch(between)).fit(template(0.5), federation)
+    return {name: values[1 : blocks + 1] for name, values in seconds.items()}
 
 
-def _clocks() -> tuple[float, float]:
-    """Wall-clock time, and the processors' time of all threads of this process."""
-    return time.perf_counter(), time.process_time()
-
-
-def _since(began: tuple[float, float]) -> tuple[float, float]:
-    now = _clocks()
-    return now[0] - began[0], now[1] - began[1]
+def per_round(times: Times) -> Times:
+    """Of a block."""
+    wall, busy = times
+    return wall / BLOCK, busy / BLOCK
 
 
 def check(federation: WholeGraphFederation, rounds: int, seed: int) -> float:
@@ -216,7 +223,7 @@ def check(federation: WholeGraphFederation, rounds: int, seed: int) -> float:
     return math.nan if len(watch.metrics) != rounds else worst
 
 
-def report(seconds: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+def report(seconds: Mapping[str, Sequence[Times]]) -> str:
     """A line for each variant."""
     base = statistics.median(cpu for _, cpu in seconds[PLAIN])
     lines = []
@@ -242,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         [
             f"$ python benchmarks/small_models.py --rounds {options.rounds} --threads {options.threads}",
             f"torch {versions()['torch']}, pytorch-lightning {versions()['pytorch-lightning']}, "
-            f"{options.threads} threads; medians of {options.rounds} rounds, the variants taking turns",
+            f"{options.threads} threads; medians over {options.rounds} rounds, the variants taking turns of {BLOCK}",
             f"largest relative difference of a client's loss in 3 rounds, float64, no dropout: {worst:.1e}",
             report(seconds),
         ]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from flgraph.callbacks.fedavg import FedAvg
-from flgraph.errors import expect
+from flgraph.errors import expect, expect_kind
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route, personal, shared
@@ -41,7 +41,7 @@ class AdaFGL(FedAvg):
         kwargs: see :class:`FedAvg`.
     """
 
-    network: ClassVar[str] = "AdaFGL"
+    network = "AdaFGL"
     reported_scalars = ("train/homophily",)
     server_attributes: Sequence[str] = ("_alone",)
 
@@ -84,9 +84,7 @@ class AdaFGL(FedAvg):
 
     # ----------------------------------------------------------------------------------------------- client half
     def local_update(self, client: Client, round: int, exchange: str) -> None:
-        module = client.module
-        expect(isinstance(module, AdaFGLModel), "model", "flgraph.models.AdaFGL", type(module).__name__)
-        assert isinstance(module, AdaFGLModel)
+        module = expect_kind(client.module, AdaFGLModel, "model", "flgraph.models.AdaFGL")
         rounds = client.door.job.rounds
         if round == 1 and self.federated_rounds >= rounds:
             have = f"a run of {rounds} has none, and is FedAvg"

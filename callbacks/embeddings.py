@@ -22,12 +22,11 @@ class EmbeddingPictures(FederatedCallback):
 
     Each client embeds its own graphs with the model it would use, the newest aggregate included, as ``predict`` does.
     The run folder gets ``embeddings/round-N.csv`` (client, graph, label, x, y) and ``embeddings/round-N.png``;
-    TensorBoard gets the picture and, with ``projector``, the embeddings themselves for its projector. For simulations
-    only: embeddings and labels of all clients come to one place.
+    TensorBoard gets the picture, and the embeddings themselves for its projector. For simulations only: embeddings and
+    labels of all clients come to one place.
 
     Args:
         rounds: after which rounds.
-        projector: whether TensorBoard's projector gets the embeddings.
         perplexity: of t-SNE; smaller where there are few graphs.
         seed: of t-SNE.
 
@@ -36,15 +35,12 @@ class EmbeddingPictures(FederatedCallback):
             take the files.
     """
 
-    def __init__(
-        self, rounds: Sequence[int] = (1, 10, 20), projector: bool = True, perplexity: float = 30.0, seed: int = 0
-    ) -> None:
+    def __init__(self, rounds: Sequence[int] = (1, 10, 20), perplexity: float = 30.0, seed: int = 0) -> None:
         valid = len(rounds) > 0 and all(number >= 1 for number in rounds)
         expect(valid, "callbacks.rounds", "numbers of 1 or more", list(rounds))
         expect(0 < perplexity < float("inf"), "callbacks.perplexity", "a positive, finite number", perplexity)
         expect(0 <= seed < 2**32, "callbacks.seed", "between 0 and 2^32 - 1", seed)
-        self.rounds, self.projector = list(rounds), projector
-        self.perplexity, self.seed = perplexity, seed
+        self.rounds, self.perplexity, self.seed = list(rounds), perplexity, seed
 
     def on_federation_start(self, trainer: Run) -> None:
         """Tells which of the rounds this run will not reach."""
@@ -85,8 +81,7 @@ class EmbeddingPictures(FederatedCallback):
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_figure("embeddings/tsne", embedding_panels(panel), number)
-                if self.projector:
-                    logger.experiment.add_embedding(embeddings, [str(y) for y in labels.tolist()], global_step=number)
+                logger.experiment.add_embedding(embeddings, [str(y) for y in labels.tolist()], global_step=number)
 
 
 def _collect(trainer: Run) -> tuple[list[tuple[str, int]], Tensor, Tensor]:

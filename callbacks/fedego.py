@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flgraph.errors import InputError, expect
+from flgraph.errors import InputError, expect, expect_kind
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload, Scalar, brief
@@ -74,7 +74,7 @@ class FedEgo(Aggregator):
         kwargs: see :class:`~flgraph.federation.Aggregator`; the server keeps its optimizer's state.
     """
 
-    network: ClassVar[str] = "FedEgo"
+    network = "FedEgo"
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {f"{_EGO_GRAPHS}/*": "data"}
     server_attributes: Sequence[str] = ("_classes", "_labels", "_loss")
     client_attributes: Sequence[str] = ("_own",)
@@ -104,12 +104,8 @@ class FedEgo(Aggregator):
         for name, count in (("server_epochs", server_epochs), ("server_batch_size", server_batch_size)):
             expect(count >= 1, f"aggregator.{name}", "1 or more", count)
         expect(0 < server_fraction <= 1, "aggregator.server_fraction", "above 0 and at most 1", server_fraction)
-        expect(
-            server_lr is None or 0 < server_lr < float("inf"),
-            "aggregator.server_lr",
-            "a finite number above 0, or null for the model's",
-            server_lr,
-        )
+        fits = server_lr is None or 0 < server_lr < float("inf")
+        expect(fits, "aggregator.server_lr", "a finite number above 0, or null for the model's", server_lr)
         self.gamma, self.mixing, self.noise = gamma, mixing, noise
         self.average_reduction, self.mixup = average_reduction, mixup
         self.server_epochs, self.server_fraction = server_epochs, server_fraction
@@ -186,10 +182,7 @@ class FedEgo(Aggregator):
 
     @property
     def _clients_model(self) -> FedEgoNet:
-        model = as_template(self.template)
-        expect(isinstance(model, FedEgoNet), "model", "flgraph.models.FedEgo for FedEgo", type(model).__name__)
-        assert isinstance(model, FedEgoNet)
-        return model
+        return expect_kind(as_template(self.template), FedEgoNet, "model", "flgraph.models.FedEgo for FedEgo")
 
     def _make_model(self) -> ServerModel:
         settings = {key: self._clients_model.hparams[key] for key in _SETTINGS}
@@ -245,9 +238,7 @@ class FedEgo(Aggregator):
         client.report("mixing/divergence", relative_distance(own, received))
 
     def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
-        module = client.module
-        expect(isinstance(module, FedEgoNet), "model", "flgraph.models.FedEgo for FedEgo", type(module).__name__)
-        assert isinstance(module, FedEgoNet)
+        module = expect_kind(client.module, FedEgoNet, "model", "flgraph.models.FedEgo for FedEgo")
         batches = _mixup_data(client).mixup_dataloader()
         own = module.state_dict()
         self._own = {name: tensor.clone() for name, tensor in own.items() if name.startswith("personalization.")}
@@ -303,19 +294,15 @@ def _noise(client: Client, shape: torch.Size) -> Tensor:
 
 def _read_fanouts(text: Any, hops: int, field: str) -> list[int]:
     """Neighbours per node; none where there are centers only."""
-    fanouts = _json(text, field, "fanouts")
+    try:
+        fanouts = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(field, "one with `fanouts` in JSON", brief(text)) from error
     numbers = isinstance(fanouts, list) and all(type(n) is int and 1 <= n <= 10_000 for n in fanouts)
     fits = numbers and (hops <= len(fanouts) <= 8 if hops else not fanouts)
     if not fits:
         raise InputError(field, f"one with `fanouts` of {hops} hops", brief(fanouts))
     return list(fanouts)
-
-
-def _json(text: Any, field: str, name: str) -> Any:
-    try:
-        return json.loads(text)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(field, f"one with `{name}` in JSON", brief(text)) from error
 
 
 class _MashedLoader:

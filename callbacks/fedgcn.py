@@ -12,7 +12,7 @@ from scipy import sparse
 from torch import Tensor
 
 from flgraph.callbacks.fedavg import FedAvg
-from flgraph.errors import expect
+from flgraph.errors import expect, expect_kind
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.received import expect_between, expect_count, expect_tensor
@@ -230,8 +230,7 @@ class FedGCN(FedAvg):
         if round:
             return super().upload(client, round, exchange)
         if self._part is None or exchange == "nodes":
-            module = client.module
-            expect(isinstance(module, NodeGCN), "model", "flgraph.models.NodeGCN for FedGCN", type(module).__name__)
+            expect_kind(client.module, NodeGCN, "model", "flgraph.models.NodeGCN for FedGCN")
             self._part = _Part(client.data, client.name)
             cross = self._part.cross is not None
             wanted = "1 where clients do not know their edges to nodes of others (`data.cross_edges`)"

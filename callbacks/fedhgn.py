@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flgraph.callbacks.fedavg import FedAvg
+from flgraph.callbacks.gradients import add_gradient, stepped
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
@@ -56,7 +57,7 @@ class FedHGN(FedAvg):
         kwargs: see :class:`FedAvg`.
     """
 
-    network: ClassVar[str] = "RGCN with bases"
+    network = "RGCN with bases"
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"rows/*": "data"}
     server_attributes = ("_rows",)
 
@@ -127,29 +128,23 @@ class FedHGN(FedAvg):
                 layer = name.removesuffix(_COEFFICIENTS)
                 if layer + _BASES in client.routing.shared:  # or else they are of bases that nobody else has
                     rows[layer] = by_value(parameter.detach())
-        expect(
-            bool(rows),
-            "model",
-            f"one with coefficients (`*{_COEFFICIENTS}`) of shared bases for FedHGN",
-            type(client.module).__name__,
-        )
+        wanted = f"one with coefficients (`*{_COEFFICIENTS}`) of shared bases for FedHGN"
+        expect(bool(rows), "model", wanted, type(client.module).__name__)
         return Payload({**own.tensors, "rows": rows}, own.scalars)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """Adds the gradient of the alignment term."""
-        parameters = dict(pl_module.named_parameters())
-        stepping = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        stepping = stepped(pl_module, optimizer)
         for layer, rows in self._received.items():
-            coefficients = parameters[layer + _COEFFICIENTS]
-            if not rows.numel() or id(coefficients) not in stepping or not coefficients.requires_grad:
+            coefficients = stepping.get(layer + _COEFFICIENTS)
+            if coefficients is None or not rows.numel():
                 continue
             others = rows.to(coefficients)
             distances = torch.cdist(at_least_float32(coefficients.detach()), at_least_float32(others))
             nearest = others[distances.argmin(dim=1)]
-            gradient = 2 * self.alignment * (coefficients.detach() - nearest)
-            coefficients.grad = gradient if coefficients.grad is None else coefficients.grad.add_(gradient)
+            add_gradient(coefficients, 2 * self.alignment * (coefficients.detach() - nearest))
 
 
 def _expect_rows(

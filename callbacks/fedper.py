@@ -22,6 +22,8 @@ class FedPer(FedAvg):
     def __init__(self, base: Sequence[str] = ("convs.*",), **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.base = list(base)
+        if self.base == ["convs.*"]:
+            self.network = "GNN or NodeGCN"
 
     def routes(self) -> list[Route]:
         return [*shared(*self.base), *personal("*")]

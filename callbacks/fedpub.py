@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flgraph.callbacks.fedprox import FedProx
 from flgraph.callbacks.gcfl import cosine_similarity
-from flgraph.errors import expect
+from flgraph.errors import expect, expect_kind
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.received import expect_count, expect_tensor
@@ -61,7 +61,7 @@ class FedPUB(FedProx):
         kwargs: see :class:`FedAvg`.
     """
 
-    network: ClassVar[str] = "MaskedGCN"
+    network = "MaskedGCN"
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {f"{_FUNCTION}/embedding": "data"}
     server_attributes: Sequence[str] = ("_models", "_weights")
 
@@ -131,10 +131,8 @@ class FedPUB(FedProx):
     @torch.no_grad()
     def function(self, client: Client) -> Tensor:
         """The mean of what the client's model makes of the random graph's nodes ``[hidden_channels]``, float32."""
-        module, field = client.module, f"download` of client `{client.name}"
-        expect(isinstance(module, MaskedGCN), "model", "flgraph.models.MaskedGCN for FED-PUB", type(module).__name__)
-        assert isinstance(module, MaskedGCN)
-        seed = expect_count(client.last_download, "graph", 0, 2**53, field)
+        module = expect_kind(client.module, MaskedGCN, "model", "flgraph.models.MaskedGCN for FED-PUB")
+        seed = expect_count(client.last_download, "graph", 0, 2**53, f"download` of client `{client.name}")
         batch = client.trainer.precision_plugin.convert_input(random_graph(self.blocks, module.in_channels, seed))
         module.eval()
         out = module.convolve(batch.to(module.device)).mean(dim=0).float()
@@ -142,18 +140,17 @@ class FedPUB(FedProx):
         return out
 
 
-def random_graph(blocks: int, in_channels: int, seed: int, size: int = 100, joined: float = 0.1) -> WholeGraph:
-    """Random graphs side by side, with normally distributed features.
+def random_graph(blocks: int, in_channels: int, seed: int) -> WholeGraph:
+    """Random graphs side by side, with normally distributed features; see :class:`FedPUB`.
 
     Args:
         blocks: how many.
         in_channels: columns of the features.
         seed: of all draws.
-        size: nodes of each.
-        joined: probability that two nodes of a block are joined.
     """
-    generator, count = torch.Generator().manual_seed(seed), blocks * size
-    upper = (torch.rand(blocks, size, size, generator=generator) < joined).triu(1)
+    generator, size = torch.Generator().manual_seed(seed), 100
+    count = blocks * size
+    upper = (torch.rand(blocks, size, size, generator=generator) < 0.1).triu(1)
     block, source, target = (upper | upper.transpose(1, 2)).nonzero().t()
     edges = torch.stack([source, target]) + block * size
     x, nodes = torch.randn(count, in_channels, generator=generator), torch.arange(count)

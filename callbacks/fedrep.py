@@ -32,6 +32,8 @@ class FedRep(FedAvg):
         super().__init__(**kwargs)
         expect(head_epochs >= 1, "aggregator.head_epochs", "1 or more", head_epochs)
         self.head, self.head_epochs = list(head), head_epochs
+        if self.head == ["readout.*"]:
+            self.network = "GNN, FedStar or NodeGNN"
 
     def routes(self) -> list[Route]:
         return [*personal(*self.head), *super().routes()]

@@ -19,6 +19,9 @@ class FedSage(FedAvg):
     """
 
     def install(self, client: Client, download: Payload) -> None:
-        conv = client.module.hparams.get("conv")
+        made = client.module
+        wanted = "GNN for FedSage (for nodes, NodeSAGE with FedAvg)"
+        expect("conv" in made.hparams, "model", wanted, type(made).__name__)
+        conv = made.hparams["conv"]
         expect(conv == "sage", "model.conv", "'sage' for FedSage", conv)
         super().install(client, download)

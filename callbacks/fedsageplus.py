@@ -10,17 +10,11 @@ import torch
 from torch import Tensor
 
 from flgraph.callbacks.fedavg import FedAvg
-from flgraph.errors import expect
+from flgraph.callbacks.gradients import add_gradient
+from flgraph.errors import expect, expect_kind
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
-from flgraph.federation.received import (
-    Shape,
-    expect_between,
-    expect_count,
-    expect_group,
-    expect_tensor,
-    shapes_of,
-)
+from flgraph.federation.received import Shape, expect_between, expect_count, expect_group, expect_tensor, shapes_of
 from flgraph.federation.routes import Route, UploadKind, personal, shared
 from flgraph.models.nodes.sage import NeighGenSAGE
 from flgraph.nn import at_least_float32
@@ -65,7 +59,7 @@ class FedSagePlus(FedAvg):
         optimizer_state: see :class:`FedAvg`; ``"reset"`` also begins every step of the generators anew.
     """
 
-    network: ClassVar[str] = "NeighGenSAGE"
+    network = "NeighGenSAGE"
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"generated/*": "data", "gradient/*": "gradient"}
     upload_scalars = ("num_samples", "num_features")
     common_scalars = ("num_features",)
@@ -164,12 +158,14 @@ class FedSagePlus(FedAvg):
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         """Training of the generator; comparing others' generated neighbours with one's own nodes; local training."""
         if exchange == "generate":
-            self._begin(client)
+            _module(client).draw_from(client.private_seed("neighgen"))
             client.fit(self.pretrain_epochs)
         elif exchange.startswith("refine"):
             client.fit(1)
         elif round:
-            self._settle(client)
+            if not _module(client).generator_frozen:
+                _module(client).freeze_generator()
+                client.swap_optimizers({})  # their moments are of another loss and, for the classifier, other weights
             super().local_update(client, round, exchange)
 
     def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
@@ -183,14 +179,6 @@ class FedSagePlus(FedAvg):
         with torch.no_grad():
             generated = module.generated(_batch(client))
         return Payload({"generated": {_FEATURES: generated}}, {"num_features": module.in_channels})
-
-    def _begin(self, client: Client) -> None:
-        _module(client).draw_from(client.private_seed("neighgen"))
-
-    def _settle(self, client: Client) -> None:
-        if not _module(client).generator_frozen:
-            _module(client).freeze_generator()
-            client.swap_optimizers({})  # their moments are of another loss and, for the classifier, other weights
 
     def _compare(self, client: Client) -> Payload:
         module, x, field = _module(client), _batch(client).x, f"download` of client `{client.name}"
@@ -210,8 +198,7 @@ class FedSagePlus(FedAvg):
             return
         assert isinstance(pl_module, NeighGenSAGE)
         for name, parameter in pl_module.generator.fgen.named_parameters():
-            gradient = self._gradients[name]
-            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+            add_gradient(parameter, self._gradients[name])
         self._gradients = {}
 
 
@@ -251,10 +238,7 @@ def _summed(uploads: Mapping[str, Payload], client: str) -> Tensor | None:
 
 
 def _module(client: Client) -> NeighGenSAGE:
-    module = client.module
-    expect(isinstance(module, NeighGenSAGE), "model", "flgraph.models.NeighGenSAGE for FedSage+", type(module).__name__)
-    assert isinstance(module, NeighGenSAGE)
-    return module
+    return expect_kind(client.module, NeighGenSAGE, "model", "flgraph.models.NeighGenSAGE for FedSage+")
 
 
 def _batch(client: Client) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.callbacks.further_loss import AddsLoss
-from flgraph.errors import expect
+from flgraph.errors import expect, expect_kind
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.received import expect_count, expect_group
@@ -46,7 +46,7 @@ class FedSSP(AddsLoss, FedAvg):
         kwargs: see :class:`FedAvg`.
     """
 
-    network: ClassVar[str] = "FedSSP"
+    network = "FedSSP"
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"consensus/mean": "data"}
     upload_scalars = ("num_samples", "columns")
     common_scalars = ("columns",)
@@ -139,7 +139,4 @@ class FedSSP(AddsLoss, FedAvg):
 
 
 def _of(client: Client) -> Model:
-    module = client.module
-    expect(isinstance(module, Model), "model", "flgraph.models.FedSSP", type(module).__name__)
-    assert isinstance(module, Model)
-    return module
+    return expect_kind(client.module, Model, "model", "flgraph.models.FedSSP")

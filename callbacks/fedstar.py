@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.federation.routes import Route, personal, shared
@@ -20,7 +20,7 @@ class FedStar(FedAvg):
         kwargs: see :class:`FedAvg`.
     """
 
-    network: ClassVar[str] = "FedStar"
+    network = "FedStar"
 
     def __init__(self, structure: Sequence[str] = ("structure.*",), **kwargs: Any) -> None:
         super().__init__(**kwargs)

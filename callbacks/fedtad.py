@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import pytorch_lightning as pl
 import torch
 from scipy import sparse
-from sklearn.preprocessing import normalize
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -59,9 +58,9 @@ class FedTAD(FedAvg):
     with :math:`L_{\mathrm{sem}} = \sum_k \sum_c \Phi_{kc} \frac{1}{n_c} \sum_{y_i = c} \mathrm{CE}(f_k(i), c)` and
     :math:`L_{\mathrm{div}} = \sum_k \sum_c \Phi_{kc} \frac{1}{n_c} \sum_{y_i = c} \lvert f_\theta(i) - f_k(i) \rvert`,
     means over logits. Generator and both optimizers (Adam) go on over rounds. Formulas are the published code's, but
-    for the random walks: there the numbers of the nodes that a random walk visits are appended to features, which
-    depend on how nodes are numbered. Where a round's distillation gives something that is not finite, the mean stays as
-    it was.
+    for the random walks: there the numbers of the nodes that walks visit are appended to features, which depend on how
+    nodes are numbered, and the walks see no edge. Where a round's distillation gives something that is not finite, the
+    mean stays as it was.
 
     What is sent beside weights tells about how many training nodes of each class a client has.
 
@@ -138,8 +137,9 @@ class FedTAD(FedAvg):
             return mean
         told = next(iter(uploads.values())).scalars
         model = self.make_model({name: told[name] for name in self.common_scalars})
-        lacking = sorted(model.state_dict().keys() - mean.keys())
-        expect(not lacking, "model", "one whose every tensor all clients share, for FedTAD", lacking[:5])
+        differing = sorted(model.state_dict().keys() ^ mean.keys())
+        wanted = "one without features of edges whose every tensor all clients share, for FedTAD,"
+        expect(not differing, "model", wanted, differing[:5])
         trust = torch.stack([uploads[client].group(_RELIABILITY)["classes"] for client in sorted(uploads)])
         trust = trust / trust.sum(dim=0).clamp(min=1e-12)
         own = [uploads[client].group() for client in sorted(uploads)]
@@ -242,6 +242,8 @@ def class_reliability(data: Any, walk_length: int) -> Tensor:
     Raises:
         InputError: the data is of another kind.
     """
+    from sklearn.preprocessing import normalize  # loads slowly
+
     fits = all(hasattr(data, name) for name in ("graph", "train"))
     expect(fits, "data", "of nodes, such as flgraph.data.WholeGraphFederation,", type(data).__name__)
     graph, train = data.graph.to("cpu"), data.train.cpu()

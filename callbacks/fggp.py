@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.callbacks.prototypes import MOST, Inference, SendsPrototypes, evaluating
-from flgraph.errors import expect
+from flgraph.errors import expect, expect_kind
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.received import expect_between, expect_count, expect_group, expect_tensor
@@ -139,11 +139,9 @@ class FGGP(SendsPrototypes, FedAvg):
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         """Joins nodes that are alike, and trains on views of that."""
-        module, data = client.module, client.data
-        expect(isinstance(module, fggp.FGGP), "model", "flgraph.models.FGGP", type(module).__name__)
+        module, data = expect_kind(client.module, fggp.FGGP, "model", "flgraph.models.FGGP"), client.data
         fits = hasattr(data, "graph") and isinstance(getattr(data, "train", None), Tensor)
         expect(fits, "data", "of nodes, such as flgraph.data.WholeGraphFederation,", type(data).__name__)
-        assert isinstance(module, fggp.FGGP)
         graph: Any = data.graph  # type: ignore[attr-defined]
         with evaluating(client) as prepared:
             batch = prepared(graph.batch(torch.arange(graph.num_nodes)))

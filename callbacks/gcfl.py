@@ -116,7 +116,7 @@ class GCFL(FedPer):
         return cosine_similarity([self._updates[client] for client in clients]).clamp(min=0)
 
     def log_scalars(self) -> dict[str, float]:
-        owner = {f"cluster/{client}": float(self._cluster_of(client)) for client in self._members()}
+        owner = {f"cluster/{client}": float(n) for n, members in enumerate(self._clusters) for client in members}
         return {"clusters": float(len(self._clusters)), **owner, **self._norms}
 
     def summary(self) -> dict[str, Any]:
@@ -124,9 +124,6 @@ class GCFL(FedPer):
 
     def _cluster_of(self, client: str) -> int:
         return next(number for number, members in enumerate(self._clusters) if client in members)
-
-    def _members(self) -> list[str]:
-        return [client for members in self._clusters for client in members]
 
 
 def cosine_similarity(vectors: Sequence[Tensor]) -> Tensor:

@@ -18,8 +18,12 @@ from flgraph.federation.callback import FederatedCallback, Run
 from flgraph.federation.client import Client
 from flgraph.federation.halves import AlgorithmHalf
 from flgraph.federation.policy import NUM_SAMPLES
+from flgraph.federation.privacy import noise_drawn
+from flgraph.federation.transforms import Draw, draw_key
 from flgraph.models.graphs.classifier import GraphClassifier
 from flgraph.runs.history import EPSILON
+
+_unseen = pl.Callback.on_before_backward
 
 _DRAWN = "drawn_graphs"
 """Of a batch: numbers of its graphs among the client's."""
@@ -34,8 +38,10 @@ class RecordNoise(FederatedCallback):
     .. math:: \frac{1}{q n} \Big( \sum_i g_i \cdot \min(1, c / \lVert g_i \rVert_2) + z c \, \mathcal N(0, I) \Big)
 
     with :math:`c` the ``norm``, :math:`z` the ``multiplier``, and :math:`n` the number of training graphs (Abadi et
-    al., "Deep Learning with Differential Privacy", CCS 2016). ``opacus`` draws, clips, and adds the noise. An epoch has
-    :math:`1 / q` steps. What follows of a gradient, such as FedProx's part of it, costs nothing more.
+    al., "Deep Learning with Differential Privacy", CCS 2016). ``opacus`` clips. Who is drawn, and noise, come from
+    ChaCha20 (:class:`~flgraph.federation.transforms.Draw`), at sites with keys of the operating system: torch's
+    generators have 32 bits of a seed, which can be tried. An epoch has :math:`1 / q` steps. What follows of a
+    gradient, such as FedProx's part of it, costs nothing more.
 
     What a client has spent is its metric ``train/epsilon``; ``results.json`` has the largest. Two data sets of a client
     are neighbours if one graph is there or not; how many there are counts as known.
@@ -66,6 +72,7 @@ class RecordNoise(FederatedCallback):
         self._client: Client | None = None
         self._optimizer: Any = None
         self._batch: Any = None
+        self._draw: Any = None  # of the training that goes on
 
     # --------------------------------------------------------------------------------------------- a client's copy
     def train_loader(self, client: Client, loader: Any) -> PoissonLoader:
@@ -90,15 +97,15 @@ class RecordNoise(FederatedCallback):
         expect(len(trainer.optimizers) == 1, "model", "one with one optimizer for RecordNoise", len(trainer.optimizers))
         assert self._client is not None
         loader: Any = trainer.train_dataloader
-        device = pl_module.device
-        seed = self._client.private_seed("record noise", self.steps)
-        loader.generator = torch.Generator().manual_seed(self._client.private_seed("records", self.steps))
+        follows = any(config.monitor for config in trainer.lr_scheduler_configs)
+        expect(not follows, "model", "without schedulers that follow metrics, which have no noise,", "one with such")
+        again, seed = self._client.simulated, (self._client.seed, self._client.name, self.steps)
+        loader.draw, self._draw = (Draw(draw_key(again, what, *seed)) for what in ("records", "record noise"))
         self._optimizer = optimizers.DPOptimizer(
             trainer.optimizers[0],
-            noise_multiplier=self.multiplier,
+            noise_multiplier=0.0,  # it is added here
             max_grad_norm=self.norm,
             expected_batch_size=self.sample_rate * loader.index.numel(),
-            generator=torch.Generator(device).manual_seed(seed),
         )
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, idx: int) -> None:
@@ -113,12 +120,15 @@ class RecordNoise(FederatedCallback):
         rows = [_gradients(trainer, module, loader.graphs.batch(one), parameters) for one in drawn.view(-1, 1)]
         del module.collect
         for parameter, own in zip(parameters, zip(*rows, strict=True) if rows else (), strict=False):
-            parameter.grad_sample = torch.stack(own)
+            parameter.grad_sample = torch.stack(own).nan_to_num(0, 0, 0)  # which no length bounds
         for parameter in parameters:
             if not rows:
                 parameter.grad_sample = parameter.new_zeros(0, *parameter.shape)
         self._optimizer.pre_step()
+        deviation = self.multiplier * self.norm / self._optimizer.expected_batch_size
         for parameter in parameters:
+            noise = self._draw.normal(parameter.numel()) * deviation
+            parameter.grad += noise.view(parameter.shape).to(parameter)
             parameter.grad_sample = parameter.summed_grad = None
         self.steps += 1
 
@@ -126,7 +136,7 @@ class RecordNoise(FederatedCallback):
         pl_module.log("train/epsilon", self._epsilon(), on_step=False, on_epoch=True, batch_size=1)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._optimizer = self._batch = None
+        self._optimizer = self._batch = self._draw = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps} if self.client else {}
@@ -135,8 +145,14 @@ class RecordNoise(FederatedCallback):
         self.steps = state_dict.get("steps", 0)
 
     def uncovered(self, half: AlgorithmHalf) -> list[str]:
-        """What of uploads it does not cover: data, gradients, and numbers but that of graphs, which counts as known."""
+        """What of uploads it does not cover.
+
+        That is data, gradients, what an algorithm makes of losses without noise, and numbers but that of graphs, which
+        counts as known.
+        """
         further = [pattern for pattern, kind in half.extra_tensors.items() if kind != "weights"]
+        if getattr(type(half), "on_before_backward", _unseen) is not _unseen:
+            further.append("what follows of losses")
         return [*further, *(name for name in half.upload_scalars if name != NUM_SAMPLES)]
 
     @property
@@ -161,7 +177,8 @@ class RecordNoise(FederatedCallback):
         worst = max(told.values(), default=None)
         claim = "none: no client told its `train/epsilon`"
         if worst is not None:
-            claim = f"({worst:.3g}, {self.delta:g})-differential privacy of every graph towards whoever gets uploads"
+            whose = f"every graph of the {len(told)} clients that told `train/epsilon` at the end"
+            claim = f"({worst:.3g}, {self.delta:g})-differential privacy of {whose}, towards whoever gets uploads"
         return {
             "privacy": {
                 "unit": "record",
@@ -169,6 +186,7 @@ class RecordNoise(FederatedCallback):
                 "noise_multiplier": self.multiplier,
                 "sample_rate": self.sample_rate,
                 "delta": self.delta,
+                "noise_drawn": noise_drawn(trainer.simulated),
                 "neighbours": "a client's training graphs with one of them there or not; their number counts as known",
                 "outside_of_the_guarantee": ["metrics", "graphs for validation and tests", "who took part"],
                 "epsilon": worst,
@@ -196,20 +214,18 @@ class PoissonLoader:
             wanted = "of graphs with RecordNoise (nodes of one graph see each other; GaussianNoise hides a client),"
             raise InputError("data", wanted, f"batches of {type(loader).__name__}")
         self.graphs, self.index, self.sample_rate = loader.graphs, loader.index, sample_rate
-        self.generator: torch.Generator | None = None
+        self.draw: Draw | None = None
+        """Of the training that goes on."""
 
     def __len__(self) -> int:
         return _steps(self.sample_rate)
 
     def __iter__(self) -> Iterator[Batch]:
-        from opacus.utils.uniform_sampler import UniformWithReplacementSampler
-
-        sampler = UniformWithReplacementSampler(
-            num_samples=self.index.numel(), sample_rate=self.sample_rate, generator=self.generator, steps=len(self)
-        )
-        for places in sampler:
-            drawn = self.index[torch.tensor(places, dtype=torch.long, device=self.index.device)]
-            batch = self.graphs.batch(drawn if places else self.index[:1])
+        assert self.draw is not None
+        for _ in range(len(self)):
+            places = (self.draw.uniform(self.index.numel()) < self.sample_rate).nonzero().flatten()
+            drawn = self.index[places.to(self.index.device)]
+            batch = self.graphs.batch(drawn if drawn.numel() else self.index[:1])
             setattr(batch, _DRAWN, drawn)
             yield batch
 

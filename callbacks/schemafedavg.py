@@ -38,7 +38,7 @@ class SchemaFedAvg(FedProx):
         kwargs: see :class:`FedAvg`.
     """
 
-    network: ClassVar[str] = "RGCN"
+    network = "RGCN"
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {f"{_RELATIONS}/*": "weights"}
     server_attributes = ("_relations", "_names")
 

@@ -35,182 +35,150 @@ class Federation:
         client: what the client does besides training, if anything.
     """
 
-    blocks: tuple[tuple[str, str], ...]
-    up: str
-    server: str
-    down: str
+    blocks: tuple[tuple[str, str], ...] = (("model", "shared"),)
+    up: str = "weights, number of samples"
+    server: str = "weighted mean"
+    down: str = "the mean"
     client: str = "trains for the local epochs"
 
 
-WHOLE = (("model", "shared"),)
 GRAPHS = (("input layer", "own"), ("graph convolutions", "shared"), ("classifier", "own"))
 METHODS = {
-    "local": Federation((("model", "own"),), "nothing", "does nothing", "nothing"),
-    "fedavg": Federation(
-        (("input layer", "own"), ("layers of equal shape", "shared"), ("classifier", "own")),
-        "weights, number of samples",
-        "weighted mean",
-        "the mean",
-    ),
-    "fedprox": Federation(
-        WHOLE, "weights, number of samples", "weighted mean", "the mean", "trains, held back towards the mean"
-    ),
-    "fedper": Federation(GRAPHS, "convolutions, number of samples", "weighted mean", "the mean"),
-    "fedsage": Federation(
-        (("input layer", "own"), ("GraphSAGE layers", "shared"), ("classifier", "own")),
-        "weights, number of samples",
-        "weighted mean",
-        "the mean",
-    ),
+    "local": Federation((("model", "own"),), up="nothing", server="does nothing", down="nothing"),
+    "fedavg": Federation((("input layer", "own"), ("layers of equal shape", "shared"), ("classifier", "own"))),
+    "fedprox": Federation(client="trains, held back towards the mean"),
+    "fedper": Federation(GRAPHS, up="convolutions, number of samples"),
+    "fedsage": Federation((("input layer", "own"), ("GraphSAGE layers", "shared"), ("classifier", "own"))),
     "scaffold": Federation(
-        WHOLE,
-        "weights; change of the control variate",
-        "weighted mean of both",
-        "the mean; the mean control variate",
-        "trains, gradients corrected",
+        up="weights; change of the control variate",
+        server="weighted mean of both",
+        down="the mean; the mean control variate",
+        client="trains, gradients corrected",
     ),
-    "fedopt": Federation(WHOLE, "weights, number of samples", "a step of Adam along the mean", "the weights"),
-    "fednova": Federation(WHOLE, "weights, numbers of samples and steps", "mean of updates by step", "the weights"),
+    "fedopt": Federation(server="a step of Adam along the mean", down="the weights"),
+    "fednova": Federation(
+        up="weights, numbers of samples and steps", server="mean of updates by step", down="the weights"
+    ),
     "ditto": Federation(
         (("common model", "shared"), ("own model, used", "own")),
-        "weights of the common model",
-        "weighted mean",
-        "the mean",
-        "trains both, own held near common",
+        up="weights of the common model",
+        client="trains both, own held near common",
     ),
-    "moon": Federation(
-        WHOLE, "weights, number of samples", "weighted mean", "the mean", "trains, contrasts representations"
-    ),
+    "moon": Federation(client="trains, contrasts representations"),
     "fedproto": Federation(
         (("model", "own"), ("prototypes of classes", "shared")),
-        "mean representation of each class",
-        "weighted mean of each class",
-        "all prototypes",
-        "trains, drawn to the prototypes",
+        up="mean representation of each class",
+        server="weighted mean of each class",
+        down="all prototypes",
+        client="trains, drawn to the prototypes",
     ),
     "fedrep": Federation(
         (("representation", "shared"), ("head", "own")),
-        "representation, number of samples",
-        "weighted mean",
-        "the mean",
-        "trains its head, then the rest",
+        up="representation, number of samples",
+        client="trains its head, then the rest",
     ),
     "apfl": Federation(
         (("common model", "shared"), ("own model, mixed in", "own")),
-        "weights of the common model",
-        "weighted mean",
-        "the mean",
-        "trains both, uses a mixture",
+        up="weights of the common model",
+        client="trains both, uses a mixture",
     ),
     "gcfl": Federation(
         (("input layer", "own"), ("graph convolutions", "cluster"), ("classifier", "own")),
-        "convolutions, number of samples",
-        "splits clusters by updates; a mean for each",
-        "the own cluster's mean",
+        up="convolutions, number of samples",
+        server="splits clusters by updates; a mean for each",
+        down="the own cluster's mean",
     ),
     "fedstar": Federation(
         (("feature encoder", "own"), ("structure encoder", "shared"), ("classifier", "own")),
-        "structure encoder, number of samples",
-        "weighted mean",
-        "the mean",
+        up="structure encoder, number of samples",
     ),
     "fedssp": Federation(
         (("features, messages", "own"), ("filters of eigenvalues", "shared"), ("classifier, preference", "own")),
-        "filters; mean representation",
-        "means of both",
-        "both means",
-        "trains, held near the mean of all",
+        up="filters; mean representation",
+        server="means of both",
+        down="both means",
+        client="trains, held near the mean of all",
     ),
     "fedego": Federation(
         (("reduction layers", "shared"), ("personalization layers", "own")),
-        "reduction layers, averaged ego-graphs",
-        "mean; trains a global model on the ego-graphs",
-        "mean, global layers, label distribution",
-        "mixes global with own layers, trains",
+        up="reduction layers, averaged ego-graphs",
+        server="mean; trains a global model on the ego-graphs",
+        down="mean, global layers, label distribution",
+        client="mixes global with own layers, trains",
     ),
     "dfedgnn": Federation(
-        (("model", "neighbours"),), "weights", "relays: a mean over each one's neighbours", "the own neighbours' mean"
+        (("model", "neighbours"),),
+        up="weights",
+        server="relays: a mean over each one's neighbours",
+        down="the own neighbours' mean",
     ),
     "graphfl": Federation(
-        WHOLE,
-        "first meta-gradients, then weights",
-        "a meta-step, then the mean",
-        "the weights",
-        "support and query set, then trains",
+        up="first meta-gradients, then weights",
+        server="a meta-step, then the mean",
+        down="the weights",
+        client="support and query set, then trains",
     ),
     "fedgcn": Federation(
-        WHOLE,
-        "once: sums over neighbours; then weights",
-        "adds the sums up, once; weighted mean",
-        "once: complete sums; then the mean",
+        up="once: sums over neighbours; then weights",
+        server="adds the sums up, once; weighted mean",
+        down="once: complete sums; then the mean",
     ),
     "fedgta": Federation(
         (("model", "neighbours"),),
-        "weights; moments and confidence of labels",
-        "a mean over those whose moments are alike",
-        "a mean of its own",
-        "trains, spreads labels over its graph",
+        up="weights; moments and confidence of labels",
+        server="a mean over those whose moments are alike",
+        down="a mean of its own",
+        client="trains, spreads labels over its graph",
     ),
     "fedpub": Federation(
         (("weights", "neighbours"), ("masks", "own")),
-        "weights; output on a random graph",
-        "a mean weighed by likeness of outputs",
-        "a mean of its own",
-        "trains weights and masks",
+        up="weights; output on a random graph",
+        server="a mean weighed by likeness of outputs",
+        down="a mean of its own",
+        client="trains weights and masks",
     ),
     "fedtad": Federation(
-        WHOLE,
-        "weights; reliability for each class",
-        "weighted mean, then learns on made-up graphs",
-        "what came of the mean",
+        up="weights; reliability for each class",
+        server="weighted mean, then learns on made-up graphs",
+        down="what came of the mean",
     ),
     "fggp": Federation(
         (("model", "shared"), ("prototypes of classes", "shared")),
-        "weights; mean representation of each class",
-        "weighted mean; clusters each class's prototypes",
-        "the mean; means of clusters",
-        "joins nodes alike, trains on views of that",
+        up="weights; mean representation of each class",
+        server="weighted mean; clusters each class's prototypes",
+        down="the mean; means of clusters",
+        client="joins nodes alike, trains on views of that",
     ),
     "adafgl": Federation(
         (("GCN", "shared"), ("parts for like and unlike neighbours", "own")),
-        "the GCN's weights, in the first rounds",
-        "weighted mean",
-        "the mean",
-        "trains the GCN; later its own parts",
+        up="the GCN's weights, in the first rounds",
+        client="trains the GCN; later its own parts",
     ),
     "fedsageplus": Federation(
         (("generator of neighbours", "own"), ("classifier", "shared")),
-        "first made-up neighbours, gradients; then weights",
-        "hands them round; then the mean",
-        "first made-up neighbours, gradients; then the mean",
-        "mends its graph, trains",
+        up="first made-up neighbours, gradients; then weights",
+        server="hands them round; then the mean",
+        down="first made-up neighbours, gradients; then the mean",
+        client="mends its graph, trains",
     ),
     "fedhgn": Federation(
         (("node embeddings", "own"), ("bases", "shared"), ("coefficients of types", "own")),
-        "bases; coefficients without names",
-        "mean of bases; pools coefficients",
-        "mean; the others' coefficients",
-        "trains, drawn to the nearest other",
+        up="bases; coefficients without names",
+        server="mean of bases; pools coefficients",
+        down="mean; the others' coefficients",
+        client="trains, drawn to the nearest other",
     ),
     "schemafedavg": Federation(
         (("node embeddings", "own"), ("weights of relations, by name", "shared")),
-        "each relation's weights, its name",
-        "mean over those who have it",
-        "the means of the own relations",
+        up="each relation's weights, its name",
+        server="mean over those who have it",
+        down="the means of the own relations",
     ),
     "fclg": Federation(
-        (("graph encoder", "shared"),),
-        "weights, number of graphs",
-        "weighted mean",
-        "the mean",
-        "contrasts graphs, and models; no labels",
+        (("graph encoder", "shared"),), up="weights, number of graphs", client="contrasts graphs, and models; no labels"
     ),
     "infograph": Federation(
-        (("graph encoder", "shared"),),
-        "weights, number of graphs",
-        "weighted mean",
-        "the mean",
-        "contrasts nodes with graphs; no labels",
+        (("graph encoder", "shared"),), up="weights, number of graphs", client="contrasts nodes with graphs; no labels"
     ),
 }
 

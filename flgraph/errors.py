@@ -5,7 +5,9 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class InputError(ValueError):
@@ -66,6 +68,13 @@ def expect(condition: bool, field: str, expected: str, got: Any) -> None:
     """
     if not condition:
         raise InputError(field, expected, shown(got))
+
+
+def expect_kind(value: object, kind: type[T], field: str, expected: str) -> T:
+    """The value, if it is of this class; else an :class:`InputError` with the name of the class that it is of."""
+    expect(isinstance(value, kind), field, expected, type(value).__name__)
+    assert isinstance(value, kind)
+    return value
 
 
 LONGEST = 60

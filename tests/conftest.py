@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from federations import toy_graphs
 from hypothesis import settings
 from torch import Tensor
 from torch.nn import functional as F
@@ -133,6 +134,9 @@ def environment() -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------------------------------ federations
+STATE = ("state_dict", "optimizer_states", "client")
+
+
 class ToyData:
     """A client's rows and classes, in batches; the same rows for training, validation and test."""
 
@@ -345,19 +349,7 @@ def ego_federation() -> Callable[..., ToyFederation]:
 @pytest.fixture
 def graph_list() -> Callable[..., list[Data]]:
     """Makes small graphs with features, two classes by turns: ``graph_list(count, features=4, seed=0)``."""
-
-    def make(count: int, features: int = 4, seed: int = 0) -> list[Data]:
-        generator = torch.Generator().manual_seed(seed)
-        graphs = []
-        for number in range(count):
-            nodes = 4 + number % 3
-            edges = torch.randint(0, nodes, (2, 5), generator=generator)
-            edges = torch.cat([edges, edges.flip(0)], dim=1).unique(dim=1)
-            x = torch.randn(nodes, features, generator=generator)
-            graphs.append(Data(x=x, edge_index=edges, y=torch.tensor([number % 2])))
-        return graphs
-
-    return make
+    return toy_graphs
 
 
 @pytest.fixture
@@ -383,6 +375,27 @@ def federate(tmp_path: Path) -> Callable[..., FederatedTrainer]:
         return FederatedTrainer(aggregator, **{"default_root_dir": str(tmp_path / "runs"), **quiet, **kwargs})
 
     return make
+
+
+@pytest.fixture
+def assert_equal_runs(
+    federate: Callable[..., FederatedTrainer], assert_same: Callable[..., None]
+) -> Callable[..., None]:
+    """Checks that two algorithms leave clients with the same weights and optimizers, bit for bit.
+
+    ``assert_equal_runs(one, other, model, data, keys=(...), **trainer)`` with functions that make model and data.
+    """
+
+    def check(one: Aggregator, other: Aggregator, model: Any, data: Any, keys: Any = STATE, **kwargs: Any) -> None:
+        found = []
+        for aggregator in (one, other):
+            trainer: Any = federate(aggregator, enable_checkpointing=False, **kwargs)
+            trainer.fit(model(), data())
+            states = [client.state() for client in trainer.engine.clients.values()]
+            found.append([{key: state[key] for key in keys} for state in states])
+        assert_same(*found)
+
+    return check
 
 
 @pytest.fixture

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
 
 from flgraph.cli.parser import CommandParser
-from flgraph.errors import expect
+from flgraph.cli.typos import chosen
+from flgraph.configs import find_config, read_config
+from flgraph.errors import InputError, expect
 
 
 def main(args: Sequence[str]) -> None:
@@ -17,9 +21,11 @@ def main(args: Sequence[str]) -> None:
     parser = CommandParser(
         prog="flgraph data check",
         description="Says what is in folders or files of graphs, one for each partner: nodes, edges, features, "
-        "classes, what is missing and what will be left out. It prints counts and names of columns, never a row.",
+        "classes, what is missing and what will be left out. It prints counts and names of columns, never a row. Of a "
+        "configuration, it also says what `flgraph fit` would refuse.",
     )
-    parser.add_argument("paths", nargs="+", type=str, metavar="PATH", help="a folder with tables, or a file")
+    what = "a folder with tables, or a file; or a configuration, .yaml, whose `data` section names them"
+    parser.add_argument("paths", nargs="+", type=str, metavar="PATH", help=what)
     parser.add_argument("--task", type=str, help="nodes, graphs or hetero; told from the files if not given")
     given = list(args)
     if not given or given[0] in ("-h", "--help"):
@@ -30,7 +36,31 @@ def main(args: Sequence[str]) -> None:
     tasks = (None, "nodes", "graphs", "hetero")
     expect(found.task in tasks, "--task", "nodes, graphs or hetero", found.task)
 
+    configs = [path for path in found.paths if Path(path).suffix in (".yaml", ".yml")]
+    expect(not configs or len(found.paths) == 1, "PATH", "folders and files, or one configuration,", found.paths)
+    for line in _of_config(configs[0]) if configs else _of_files(found.paths, found.task):
+        print(line)
+
+
+def _of_files(paths: Sequence[str], task: Any) -> Iterator[str]:
     from flgraph.data.check import check_files  # with torch, which loads slowly
 
-    for line in check_files(found.paths, found.task):
-        print(line)
+    return check_files(paths, task)
+
+
+def _of_config(path: str) -> Iterator[str]:
+    from pytorch_lightning import LightningDataModule
+
+    from flgraph.data.check import OwnClients, check_config
+
+    file = str(find_config(path))
+    section = read_config(Path(file)).get("data")
+    if not isinstance(section, dict):
+        raise InputError(path, "a configuration with a `data` section", "one without")
+    own = {one.__name__: one for one in get_args(OwnClients)}
+    name = str(chosen(["-c", file], "data")).rpartition(".")[2]  # refuses what is mistyped
+    expect(name in own, "data", f"one of {', '.join(own)}, whose files are one's own,", name)
+    parser = CommandParser()
+    parser.add_subclass_arguments(LightningDataModule, "data")
+    given = parser.parse_object({"data": section}).data.init_args.as_dict()
+    return check_config(own[name], given, path)

@@ -9,30 +9,34 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
 
+from flgraph.cli.outline import exported
 from flgraph.errors import LONGEST, InputError
 
 _FIELD = r"""Parser key "(?P<field>[\w.]+)": """
 _CLASS = _FIELD + r".*?class_path '(?P<cls>[\w.]+)': "
 _TYPE = r"Expected a (?P<type>.+?)\. Got value: "
+_UNION = (
+    r"Does not validate against any of the Union subtypes Subtypes: \[(?P<type>.*?)\] Errors: "
+    r".*?Given value: (?P<value>.*?)(?: - Expected a .*)?"
+)
+_NAME = "the name of a class"
+_PACKAGES = ("flgraph.callbacks", "flgraph.federation", "flgraph.models", "flgraph.data")
 _SENTENCES = [
     (
-        _FIELD + r".*?class_path 'pytorch_lightning[\w.]*': Option '(?P<option>\w+)' is not accepted.*",
+        _FIELD + r".*?class_path 'pytorch_lightning[\w.]*': Option '(?P<option>[\w.]+)' is not accepted.*",
         ("{field}", "chosen before its fields (by --{field} CLASS or a -c file)", "`{field}.{option}` first"),
     ),
     (
-        _CLASS + r"Option '(?P<option>\w+)' is not accepted.*",
+        _CLASS + r"Option '(?P<option>[\w.]+)' is not accepted.*",
         ("{field}", "given only fields of {cls}", "`{option}`"),
     ),
     (
-        _CLASS
-        + r"""Parser key "(?P<inner>[\w.]+)": """
-        + _TYPE
-        + r"(?P<value>.*?)(?: - Expected a of type NoneType.*)?",
+        _CLASS + r"""Parser key "(?P<inner>[\w.]+)": """ + _TYPE + r"(?P<value>.*?)(?: - Expected a or null.*)?",
         ("{field}.{inner}", "{type}", "{value}"),
     ),
     (
         _CLASS + r"(?P<why>(?:module '[\w.]+' has no attribute|No module named) '[\w.]+')(?: - .*)?",
-        ("{field}", "the name of a class", "'{cls}' ({why})"),
+        ("{field}", _NAME, "'{cls}' ({why})"),
     ),
     (
         _CLASS + r"the following arguments are required: (?P<option>\w+).*",
@@ -40,8 +44,10 @@ _SENTENCES = [
     ),
     (
         _FIELD + r".*Expected a dot import path string: (?P<cls>\S+).*",
-        ("{field}", "the name of a class", "'{cls}'"),
+        ("{field}", _NAME, "'{cls}'"),
     ),
+    (_CLASS + r"""Parser key "(?P<inner>[\w.]+)": """ + _UNION, ("{field}.{inner}", "{type}", "{value}")),
+    (_FIELD + _UNION, ("{field}", "{type}", "{value}")),
     (_FIELD + _TYPE + "(?P<value>.*)", ("{field}", "{type}", "{value}")),
     (
         _FIELD + r"Unable to load config.*",
@@ -49,7 +55,18 @@ _SENTENCES = [
     ),
 ]
 """What jsonargparse says of something that a class or a field cannot take, and the parts of the error made of it."""
-_WORDS = [(r"<class '([\w.]+)'>", r"of type \1"), (r"typing\.Literal\[(.*?)\]", r"one of \1")]
+_WORDS = [
+    (r",? ?<class 'NoneType'>", " or null"),
+    (r"<class 'collections\.abc\.Sequence'>", "a list"),
+    (r"<class 'collections\.abc\.Mapping'>", "a mapping"),
+    (r"<class '([\w.]+)'>", r"of type \1"),
+    (r"typing\.Literal\[(.*?)\]", r"one of \1"),
+    (r"collections\.abc\.(?:Sequence|Collection)\[(\w+)\]", r"a list of \1"),
+    (r"collections\.abc\.Mapping\[[^\[\]]*\]", "a mapping"),
+    (r"\blist\[[^\[\]]*\]", "a list"),
+    (r"\bdict\[[^\[\]']*\]", "a mapping"),
+    (r"\bdict\[str, a mapping\]", "a mapping of mappings"),
+]
 
 
 def suggestion(name: str, names: Iterable[str], form: str = "{}") -> str:
@@ -82,7 +99,11 @@ def translated(message: str) -> InputError:
             values = {
                 name: _cut(text) if name in ("value", "cls") else text for name, text in found.groupdict().items()
             }
-            return InputError(*(part.format(**values) for part in parts))
+            field, expected, got = (part.format(**values) for part in parts)
+            if expected == _NAME:
+                names = [name for package in _PACKAGES for name in exported(package)]
+                got += suggestion(values["cls"].rpartition(".")[2], names)
+            return InputError(field, expected, got)
     return UsageError("command line", "as --help says", _cut(message, 4 * LONGEST))
 
 

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from torch_geometric.data import HeteroData
 
+from flgraph.data.cache import content_key
 from flgraph.data.checks import require, unused_fields
-from flgraph.data.columns import Coding, Column
+from flgraph.data.columns import NUMBER, Coding, Column, expect_classes
+from flgraph.data.graphs.clients import GraphClients
+from flgraph.data.hetero.clients import HeteroClients
 from flgraph.data.hetero.container import HeteroGraph
 from flgraph.data.hetero.sources import HeteroTables, read_hetero_source
+from flgraph.data.nodes.clients import NodeClients
 from flgraph.data.own import Declared, edge_counts, left_out
-from flgraph.data.sources import SPLITS, Source, load_pt, read_source
+from flgraph.data.sources import SPLITS, TARGET, Source, load_pt, read_source
 from flgraph.data.tables import tables_in
-from flgraph.errors import expect
+from flgraph.errors import InputError, expect
+from flgraph.nn.tasks import Task as LabelTask
 
 Task = Literal["nodes", "graphs", "hetero"]
+
+OwnClients = NodeClients | GraphClients | HeteroClients
+"""Data that partners bring."""
 
 
 def check_files(paths: Sequence[str], task: Task | None = None) -> Iterator[str]:
@@ -38,19 +46,90 @@ def check_files(paths: Sequence[str], task: Task | None = None) -> Iterator[str]
     kinds = {task or task_of(Path(path)) for path in paths}
     expect(len(kinds) == 1, "PATH", "data for one task", ", ".join(sorted(kinds)))
     kind = kinds.pop()
+    given = dict(zip(names, paths, strict=True))
     if kind == "hetero":
-        for name, path in zip(names, paths, strict=True):
-            with warnings.catch_warnings():  # what is left out has a line of its own
-                warnings.simplefilter("ignore")
-                source = read_hetero_source(path, name, None, False, None)
-            yield from _of_tables(name, source) if isinstance(source, HeteroTables) else _of_graph(name, source, path)
+        for name, path in given.items():
+            yield from _of_hetero(name, path)
         return
-    sources = {name: read_source(path, name, many=kind == "graphs") for name, path in zip(names, paths, strict=True)}
+    sources = {name: read_source(path, name, many=kind == "graphs") for name, path in given.items()}
+    learned: LabelTask = "multiclass"
+    if any(_measured(source) for source in sources.values()):  # which of the two nobody has said
+        learned = "regression"
+        sources = {name: read_source(path, name, None, kind == "graphs", learned) for name, path in given.items()}
     for name, one in sources.items():
-        yield from _of_source(name, one)
-    coding = Declared(None, None, "zero").agreed(sources)
+        yield from _of_source(name, one, True, one.columns)
+    coding = Declared(None, None, "zero", learned).agreed(sources)
     yield "together"
     yield from _coded(coding, sources)
+
+
+def check_config(kind: type[OwnClients], settings: Mapping[str, Any], file: str) -> Iterator[str]:
+    """The same of the clients of a configuration, with all that a run would refuse before it trains.
+
+    Args:
+        kind: of its data.
+        settings: arguments of the data.
+        file: the configuration, for messages.
+
+    Raises:
+        InputError: there are problems, each of which had a line.
+    """
+    found = 0
+    for name, given in dict(settings["graphs"]).items():
+        data = kind(**{**settings, "graphs": {name: given}})
+        try:
+            yield from _of_client(data, name, given)
+            _silently(data.setup)
+        except InputError as error:
+            found += 1
+            yield _line("PROBLEM", f"{name}: {error}")
+    if not found:  # or else the same again
+        data = kind(**settings)
+        try:
+            _silently(data.setup)
+            yield from ("together", *_of_models(data))
+        except InputError as error:
+            found += 1
+            yield _line("PROBLEM", error)
+    got = "one problem, see above" if found == 1 else f"{found} problems, see above"
+    require(not found, file, "a configuration whose data can be used", got)
+
+
+def _of_client(data: OwnClients, name: str, given: Any) -> Iterator[str]:
+    if isinstance(data, HeteroClients):
+        yield from _of_hetero(name, given, data.root, data.task == "nodes", data.target)
+        return
+    declared = data.declared
+    source = read_source(given, name, data.root, isinstance(data, GraphClients), declared.task)
+    columns = source.columns if declared.columns is None else declared.columns
+    yield from _of_source(name, source, data.undirected, columns, declared.edge_columns)
+
+
+def _of_models(data: OwnClients) -> Iterator[str]:
+    """What models are told of the data of all clients."""
+    names = {"in_channels": "features", "num_classes": "outputs", "edge_channels": "of edges"}
+    told = data.client(data.clients[0]).model_args
+    yield from (_line(word, told[name]) for name, word in names.items() if isinstance(told.get(name), int))
+    declared, columns = data.declared, data.columns if isinstance(data, HeteroClients) else data.declared.columns
+    if declared.classes is not None:
+        key = content_key(declared.classes, sorted((columns or {}).items()), declared.edge_columns, declared.task)
+        yield _line("declared", f"{key[:8]}, which partners of the same classes and columns see, too")
+
+
+def _silently(step: Callable[[], None]) -> None:
+    with warnings.catch_warnings():  # what is left out has a line of its own
+        warnings.simplefilter("ignore")
+        step()
+
+
+def _measured(source: Source) -> bool:
+    """Whether the labels are numbers with fractions, or there are several for one."""
+    try:
+        expect_classes(source.labels, "label")
+    except InputError:
+        return True
+    several = any(name.startswith(TARGET) for name in source.columns)
+    return several and all(label is None for label in source.labels)
 
 
 def task_of(path: Path) -> Task:
@@ -78,8 +157,14 @@ def task_of(path: Path) -> Task:
     return "graphs" if isinstance(content, list) else "nodes"
 
 
-def _of_source(name: str, source: Source) -> Iterator[str]:
-    counts = edge_counts(source, undirected=True)
+def _of_source(
+    name: str,
+    source: Source,
+    undirected: bool,
+    columns: Mapping[str, Any],
+    edges: Mapping[str, Any] | None = None,
+) -> Iterator[str]:
+    counts = edge_counts(source, undirected)
     ends = source.edge_index[:, source.edge_index[0] != source.edge_index[1]]
     alone = source.num_nodes - ends.unique().numel()
     what = "nodes" if source.graph_of is None else "graphs"
@@ -89,11 +174,14 @@ def _of_source(name: str, source: Source) -> Iterator[str]:
     yield _line("nodes", f"{source.num_nodes}, of which {alone} have no edge to another")
     yield _line("edges", counts["edges"])
     yield from _features(source)
-    yield _labels(source.labels, what)
+    yield from (_line("of edges", f"{column[:40]}: {_kind(values)}") for column, values in source.edges.items())
+    yield from (_line("label", f"{label}: {_kind(values)}") for label, values in source.targets.items())
+    if not source.targets:
+        yield _labels(source.labels, what)
     yield _splits(source.split, what)
     missing = sum(int(column.missing.sum()) for column in source.columns.values())
     yield _line("missing", f"{missing} values")
-    unused = left_out(source, True, source.columns)
+    unused = left_out(source, undirected, columns, edges)
     yield _line("left out", ", ".join(unused) if unused else "nothing")
 
 
@@ -112,6 +200,8 @@ def _kind(column: Column) -> str:
     if column.kind == "text":
         kinds = len({text for text in column.texts() if text is not None})
         kind = f"text of {kinds} kinds"
+        numbers = sum(Column.of([text], "").kind == NUMBER for text in column.texts() if text is not None)
+        kind += f", {numbers} values of which are numbers" if numbers else ""
     else:
         kind = "numbers" if column.kind == "number" else "points in time (refused, unless declared as `years`)"
     return kind + (f", {gone} missing" if gone else "")
@@ -133,7 +223,17 @@ def _splits(split: Sequence[str | None] | None, what: str) -> str:
 def _coded(coding: Coding, sources: Mapping[str, Source]) -> Iterator[str]:
     widths = {coding.width or 1 if source.x is None else source.x.size(1) for source in sources.values()}
     yield _line("features", max(widths))
-    yield _line("classes", len(coding.classes))
+    yield _line("classes" if coding.task == "multiclass" else "labels", len(coding.classes))
+
+
+def _of_hetero(
+    name: str, given: Any, root: str | None = None, labelled: bool = False, target: str | None = None
+) -> Iterator[str]:
+    with warnings.catch_warnings():  # what is left out has a line of its own
+        warnings.simplefilter("ignore")
+        source = read_hetero_source(given, name, root, labelled, target)
+    path = str(Path(root or ".") / str(given))
+    yield from _of_tables(name, source) if isinstance(source, HeteroTables) else _of_graph(name, source, path)
 
 
 def _of_tables(name: str, source: HeteroTables) -> Iterator[str]:

@@ -35,6 +35,7 @@ _TIME = re.compile(
     r"\d{4}-\d{1,2}-\d{1,2}([ T]\d{1,2}:\d{2}.*)?|\d{1,2}[./]\d{1,2}[./]\d{4}( .*)?|\d{1,2}:\d{2}(:\d{2})?"
 )
 _NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _LOGICAL = {"true": 1.0, "false": 0.0}
 
 
@@ -97,6 +98,14 @@ class Column:
         """The values as text; whole numbers without a point."""
         return [None if gone else _text(value) for value, gone in zip(self.values, self.missing, strict=True)]
 
+    def first_text(self) -> str:
+        """Where the first value is that is no number, in words."""
+        for row, text in enumerate(self.texts(), start=1):
+            if text is not None and not _NUMBER.fullmatch(text):
+                hint = "; decimals need points" if _DECIMAL_COMMA.fullmatch(text) else ""
+                return f"something else in row {row}{hint}"
+        return "something else"
+
     def years(self) -> np.ndarray:
         """Years since 2000 of points in time written as ISO 8601 has them (``2024-03-01T12:00``).
 
@@ -157,6 +166,7 @@ class Coding:
     columns: Mapping[str, Kind]
     missing: Missing = "refuse"
     task: Task = "multiclass"
+    field: str = "data.columns"
 
     @property
     def width(self) -> int:
@@ -188,7 +198,8 @@ class Coding:
         wanted = "0 or 1, true or false, or empty," if labels else "numbers, or empty,"
         for name in self.classes:
             numbers = columns[name].kind == NUMBER or bool(columns[name].missing.all())
-            require(numbers, columns[name].where, wanted, "something else")
+            if not numbers:
+                raise InputError(columns[name].where, wanted, columns[name].first_text())
         rows = np.stack([columns[name].values.astype(np.float64) for name in self.classes], axis=1)
         if labels:
             strange = ~(np.isnan(rows) | (rows == 0) | (rows == 1)).all(axis=1)
@@ -206,7 +217,7 @@ class Coding:
             require(
                 name in columns,
                 where,
-                f"a table with the column `{_short(name)}`, as `data.columns` says,",
+                f"a table with the column `{_short(name)}`, as `{self.field}` says,",
                 "one without",
             )
             parts.append(self._encoded(columns[name], kind))
@@ -228,7 +239,8 @@ class Coding:
             )
             return np.concatenate([np.eye(len(kind)), np.zeros((1, len(kind)))])[codes]
         if kind == NUMBER:
-            require(column.kind == NUMBER, column.where, "numbers, as `data.columns` says,", "something else")
+            if column.kind != NUMBER:
+                raise InputError(column.where, f"numbers, as `{self.field}` says,", column.first_text())
             values = column.values
         else:
             values = column.years()
@@ -284,6 +296,17 @@ def derived_classes(labels: Iterable[Iterable[str | None]], least: int = 0) -> C
     return tuple(sorted(found, key=int) if whole else sorted(found))
 
 
+def expect_classes(labels: Iterable[str | None], where: str) -> None:
+    """Refuses labels that were measured: each would be a class of its own.
+
+    Raises:
+        InputError: all are numbers, and not all of them whole.
+    """
+    given = {label for label in labels if label is not None}
+    measured = all(_NUMBER.fullmatch(label) for label in given) and not all(float(own).is_integer() for own in given)
+    require(not measured, where, "classes", "numbers with fractions, which need `data.task` regression")
+
+
 def derived_targets(tables: Mapping[str, Mapping[str, Column]]) -> Categories:
     """Names of the labels or numbers that are to be learned, which all clients must have, in the order of the letters.
 
@@ -327,6 +350,10 @@ def derived_columns(tables: Mapping[str, Mapping[str, Column]]) -> dict[str, Kin
         if found <= {NUMBER}:
             kinds[name] = NUMBER
             continue
+        if found == {NUMBER, TEXT}:  # one text would make categories of a column of numbers
+            odd = next(column for column in same if column.kind == TEXT)
+            got = f"{odd.first_text()} (categories are declared in `data.columns`)"
+            raise InputError(odd.where, "numbers, as at other clients,", got)
         texts = derived_classes(column.texts() for column in same)
         most = f"numbers, or texts of at most {MOST_CATEGORIES} kinds"
         got = f"{len(texts)} kinds of text; take the column out, or declare it in `data.columns`"

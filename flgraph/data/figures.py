@@ -12,20 +12,22 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#7f7f7f")
 """Okabe and Ito's, which the colour-blind can tell apart; of more classes each has a shade of one scale."""
 
+_MOST_CLIENTS = 20
+"""Of more only the first are drawn."""
+
 _WIDTH, _DPI = 3.4, 100
 """TensorBoard shows pictures 320 pixels wide and scales them by leaving out pixels: letters of this size stay whole."""
 
 
-def label_figure(statistics: Mapping[str, Any], max_clients: int = 20, unit: str = "nodes") -> Figure:
+def label_figure(statistics: Mapping[str, Any], unit: str = "nodes") -> Figure:
     """Shares of the classes among each client's training data, with their number and EMD, and in the global test graph.
 
     Args:
         statistics: what :func:`~flgraph.data.partition_statistics` returns; a global test without ``labels`` is left
             out.
-        max_clients: of more clients, only so many are drawn: the first.
         unit: what a client has: nodes, or graphs.
     """
-    clients = dict(list(statistics["clients"].items())[:max_clients])
+    clients = dict(list(statistics["clients"].items())[:_MOST_CLIENTS])
     rows = {name: [float(count) for count in client["train_labels"]] for name, client in clients.items()}
     notes: dict[Any, str] = {name: f"{one['train']}, EMD {one['emd']:.2f}" for name, one in clients.items()}
     everywhere = statistics.get("global_test", {})

@@ -19,10 +19,11 @@ from flgraph.data.columns import (
     derived_classes,
     derived_columns,
     derived_targets,
+    expect_classes,
 )
-from flgraph.data.sources import SPLITS, Source
-from flgraph.data.splits import check_fractions, stratified_split
-from flgraph.errors import InputError, expect
+from flgraph.data.sources import SPLITS, TARGET, Source
+from flgraph.data.splits import split_client
+from flgraph.errors import expect
 from flgraph.nn.tasks import Task, check_task
 
 Splits = tuple[Tensor, Tensor, Tensor]
@@ -75,6 +76,11 @@ class Declared:
             expect(self.classes is not None, "data.classes", wanted, "none")
             expect(self.columns is not None or not any(tables.values()), "data.columns", wanted, "none")
         if self.task == "multiclass":
+            for source in sources.values() if self.classes is None else ():
+                expect_classes(source.labels, f"label of {source.name}")
+                several = any(name.startswith(TARGET) for name in source.columns) and not any(source.labels)
+                got = "several `label_...`, which need `data.task` multilabel or regression"
+                require(not several, f"label of {source.name}", "a column of classes", got)
             least = max(source.least_classes for source in sources.values())
             classes = self.classes or derived_classes((source.labels for source in sources.values()), least)
         else:
@@ -112,7 +118,7 @@ def edges_of_source(source: Source, declared: Declared, undirected: bool) -> tup
     """
     if declared.edge_columns is None:
         return sorted_edges(source.edge_index, source.num_nodes, undirected), None
-    coding = Coding((), declared.edge_columns, declared.missing)
+    coding = Coding((), declared.edge_columns, declared.missing, field="data.edge_columns")
     rows = coding.features(source.edges, source.edge_index.size(1), f"edges of {source.name}")
     return sorted_with_features(source.edge_index, rows, source.num_nodes, undirected)
 
@@ -160,11 +166,7 @@ def split_rows(
     labelled = known.nonzero()[:, 0]
     require(labelled.numel() > 0, where, "there for some", "none")
     if split is None:
-        check_fractions(fractions, "data.fractions")
-        try:
-            train, val, test = stratified_split(y[labelled], fractions, seed)
-        except InputError as error:
-            raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{client}`") from None
+        train, val, test = split_client(y[labelled], fractions, seed, client)
         return labelled[train], labelled[val], labelled[test]
     rows = ([row for row, own in enumerate(split) if own == part] for part in SPLITS)
     train, val, test = (torch.tensor(own, dtype=torch.long) for own in rows)
@@ -207,4 +209,6 @@ def left_out(
     found = [f"{counts[key]} {text}" for key, text in words.items() if counts[key]]
     undeclared = [name for name in source.columns if name not in columns]
     of_edges = [f"{name} of edges" for name in source.edges if name not in (edges or {})]
+    if of_edges:
+        of_edges[-1] += " (see `data.edge_columns`)"
     return [*found, *source.unused, *of_edges, *(f"column {name}" for name in undeclared)]

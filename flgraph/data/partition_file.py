@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from flgraph.data.cache import content_key, data_folders
-from flgraph.data.splits import stratified_split
+from flgraph.data.splits import split_client
 from flgraph.errors import InputError, expect, first_line
 
 Unit = Literal["nodes", "graphs"]
@@ -89,10 +89,7 @@ class SavedPartition:
         if len(own) > 1:
             return own
         index = own[self.unit]
-        try:
-            parts = stratified_split(y[index], fractions, seed)
-        except InputError as error:
-            raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{name}`") from None
+        parts = split_client(y[index], fractions, seed, name)
         return {**own, **{use: index[part] for use, part in zip(USES, parts, strict=False)}}
 
     def to_bytes(self) -> bytes:

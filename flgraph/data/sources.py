@@ -28,7 +28,7 @@ _PYG = [Data, HeteroData, DataEdgeAttr, DataTensorAttr, BaseStorage, EdgeStorage
 _KNOWN = {"x", "edge_index", "y", "num_nodes", "num_classes", "name", *(f"{split}_mask" for split in SPLITS)}
 _TOLD = {"id", "label", "split", "graph"}
 """Columns that are no features."""
-_TARGET = "label_"
+TARGET = "label_"
 """What names of columns begin with, where there are several labels or numbers to be learned."""
 
 
@@ -165,6 +165,8 @@ def _graphml(path: Path) -> nx.Graph:
 def _of_folder(path: Path, many: bool, task: Task) -> Source:
     nodes, edges = find_table(path, "nodes"), find_table(path, "edges")
     graphs = find_table(path, "graphs") if many else None
+    for table in (nodes, graphs):
+        require(table is None or len(table) > 0, str(table and table.file), "a table with rows", "a header only")
     ids, of = nodes.texts("id"), None
     if graphs is not None:
         keys = graphs.keys(graphs.texts("id"))
@@ -212,7 +214,7 @@ def _target_names(names: Iterable[str], task: Task) -> dict[str, str]:
     """Columns that are labels or numbers to be learned, with what these are called; none where there are classes."""
     if task == "multiclass":
         return {}
-    return {name: name.removeprefix(_TARGET) for name in names if name == "label" or name.startswith(_TARGET)}
+    return {name: name.removeprefix(TARGET) for name in names if name == "label" or name.startswith(TARGET)}
 
 
 def checked_split(split: Sequence[str | None], where: str) -> Sequence[str | None]:

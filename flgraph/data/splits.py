@@ -52,6 +52,19 @@ def stratified_split(
     return torch.from_numpy(train), torch.from_numpy(val), torch.from_numpy(test)
 
 
+def split_client(y: Tensor, fractions: Sequence[float], seed: int, client: str) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`stratified_split` of a client's data, whose errors name arguments of configurations, and the client.
+
+    Raises:
+        InputError: see there.
+    """
+    check_fractions(fractions, "data.fractions")
+    try:
+        return stratified_split(y, fractions, seed)
+    except InputError as error:
+        raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{client}`") from None
+
+
 def check_fractions(fractions: Sequence[float], name: str = "fractions") -> None:
     """Refuses what :func:`stratified_split` cannot split by.
 

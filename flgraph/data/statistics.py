@@ -33,11 +33,8 @@ def partition_statistics(
         client's and those of the union of all clients' (FedEgo, Eq. 14). Without classes nothing of labels is there.
 
     Example:
-        >>> import networkx as nx
-        >>> from torch_geometric.utils import from_networkx
-        >>> data = from_networkx(nx.karate_club_graph())
-        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
-        >>> graph = NodeGraph.from_pyg(data)
+        >>> from torch_geometric.datasets import KarateClub
+        >>> graph = NodeGraph.from_pyg(KarateClub()[0])
         >>> from flgraph.data import dirichlet
         >>> found = partition_statistics(graph, dirichlet(graph, num_clients=2))
         >>> sorted(found)

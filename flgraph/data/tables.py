@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import csv
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -174,13 +174,24 @@ def _reason(file: Path, error: Exception) -> str:
     """Why a file cannot be read, without any of its contents."""
     if file.stat().st_size == 0 or type(error).__name__ == "EmptyDataError":
         return "an empty file"
-    told = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
-    if told:
-        cells, line, found = told.groups()
-        return f"{found} cells in line {line}, where the header has {cells}; {_COMMAS}"
-    if type(error).__name__ == "ParserWarning":  # all rows have as many
-        return f"more cells in rows than in the header; {_COMMAS}"
-    return "one that cannot be read"
+    return (_long_row(file) if file.suffix == ".csv" else None) or "one that cannot be read"
+
+
+def _long_row(file: Path) -> str | None:
+    """Which row has more cells than the header, in words."""
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
+            reader = csv.reader(lines, skipinitialspace=True)
+            header = next(reader)
+            cells = len(header)
+            if cells == 1 and ";" in header[0]:
+                return "one with semicolons between its columns"
+            for row in reader:
+                if len(row) > cells:
+                    return f"{len(row)} cells in line {reader.line_num}, where the header has {cells}; {_COMMAS}"
+    except (csv.Error, StopIteration, UnicodeDecodeError):
+        return None
+    return None
 
 
 def _whole(value: Any) -> str | None:

@@ -40,7 +40,7 @@ class Aggregator(FederatedCallback):
         evaluated_model: see the attribute; as the class has it when ``None``.
     """
 
-    network: ClassVar[str] = ""
+    network: str = ""
     """The class of :mod:`flgraph.models` whose tensors the routes name, in words; empty where they fit any model."""
 
     upload_kind: UploadKind = "weights"

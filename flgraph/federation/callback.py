@@ -39,6 +39,10 @@ class Run(Protocol):
         """The data of the run."""
 
     @property
+    def simulated(self) -> bool:
+        """Whether all clients are of one owner, and what they draw follows from the run's seed."""
+
+    @property
     def shares(self) -> bool:
         """Whether anything but metrics leaves a client."""
 

@@ -59,6 +59,7 @@ class Client:
         personal: patterns of tensors that stay, whatever the algorithm's routes say.
         transforms: what happens to its uploads behind the algorithm; copies are made.
         secure_sums: how its uploads are masked, if they are.
+        job: digest of what it was told to do, at a site; uploads are added up with those of clients that were told so.
         trainer_args: arguments of the client's :class:`pytorch_lightning.Trainer`.
         device: where the client's model stays, unless ``trainer_args`` name a strategy; Lightning decides when
             ``None``.
@@ -84,6 +85,7 @@ class Client:
         personal: Sequence[str] = (),
         transforms: Sequence[Transform] = (),
         secure_sums: SecureSums | None = None,
+        job: str = "",
         trainer_args: Mapping[str, Any] | None = None,
         device: torch.device | None = None,
     ) -> None:
@@ -111,13 +113,14 @@ class Client:
         )
         self.transforms.check_names(self.routing.rows, name)
         noise = [own for own in [*self.transforms.transforms, *callbacks] if isinstance(own, AddsNoise) and own.local]
-        masks, samples = secure_sums is not None, data.num_train_samples
-        self.door = ClientDoor(self.routing, self.aggregator, policy, rounds, local_epochs, samples, masks, noise)
+        samples = data.num_train_samples
+        self.door = ClientDoor(self.routing, self.aggregator, policy, rounds, local_epochs, samples, secure_sums, noise)
         fewest = 0 if policy is None else policy.secure_sums or 0
-        self.masked = None if secure_sums is None else MaskedUploads(name, secure_sums, fewest)
+        self.masked = None if secure_sums is None else MaskedUploads(name, secure_sums, fewest, job)
         """Its half of secure sums, where uploads are masked."""
         self.changed = True  # since it was last written to disk
         self._snapshot: dict[str, Tensor] = {}
+        self._origin = self._snapshot_origin = ""  # digests of the downloads that the model and its copy come from
         self._download: bytes | None = None  # as it came: clients in one process share its memory
         self._train_metrics: dict[str, float] = {}
         self._reported: dict[str, float] = {}
@@ -178,7 +181,9 @@ class Client:
         if self.masked is None:
             raise InputError(f"request to client `{self.name}", "one of a run with secure sums", str(turn.request))
         layout: Layout = [(name, self.routing.rows[name].shape) for name in sorted(self.routing.shared)]
-        return self.door.about_sums(turn, self.masked.answer(turn, told, layout))
+        answer = self.masked.answer(turn, told, layout)
+        over = self.masked.confirmed[turn.round, turn.exchange] if turn.request == Request.CONFIRM else ""
+        return self.door.about_sums(turn, answer, over)
 
     def _masked(self, masked: MaskedUploads, answer: Payload, turn: Turn) -> bytes:
         self.routing.check_upload(answer)
@@ -188,7 +193,7 @@ class Client:
             shared, f"upload` of client `{self.name}", "of all shared tensors and no others for secure sums", "others"
         )
         weight = self.aggregator.client_weight(changed)
-        return self.door.masked(turn, answer, masked.mask(turn, changed.tensors, weight))
+        return self.door.masked(turn, answer, masked.mask(turn, changed.tensors, weight, self._origin))
 
     def _transformed(self, answer: Payload, turn: Turn) -> Payload:
         def draw(transform: Transform) -> Draw:
@@ -207,6 +212,8 @@ class Client:
             except InputError:
                 self._download = before
                 raise
+            if self.masked is not None:
+                self._origin = download.digest
 
     def _agree(self, terms: Payload) -> Payload:
         self.routing.agree(_names(terms, "shared"))
@@ -324,6 +331,7 @@ class Client:
         """Keeps a copy of the model as it is now, in place of an earlier one."""
         self.changed = True
         self._snapshot = {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
+        self._snapshot_origin = self._origin
 
     def restore(self) -> None:
         """Exchanges the model and the copy that :meth:`snapshot` made; the optimizer's state stays as it is.
@@ -331,8 +339,9 @@ class Client:
         Done a second time, all is as it was. Nothing happens where there is no copy.
         """
         if self._snapshot:
-            before = self._snapshot
+            before, origin = self._snapshot, self._snapshot_origin
             self.snapshot()
+            self._origin = origin
             self.module.load_state_dict(before)
 
     def report(self, name: str, value: float) -> None:
@@ -389,16 +398,21 @@ class Client:
                 "reported": self._reported,
                 "shared": self.routing.shared,
                 "snapshot": self._snapshot,
+                **({"origins": [self._origin, self._snapshot_origin]} if self.masked is not None else {}),
                 **({"transforms": self.transforms.state_dict()} if self.transforms else {}),
-                "download": None
-                if self._download is None
-                else torch.frombuffer(bytearray(self._download), dtype=torch.uint8),
+                "download": None if self._download is None else self._stored(self.last_download),
             },
         }
         for callback in callbacks:
             callback.on_save_checkpoint(self.trainer, self.module, state)
         self.module.on_save_checkpoint(state)
         return state
+
+    def _stored(self, download: Payload) -> dict[str, Any]:
+        """A download whose tensors are the model's where it has the same: they are written once then."""
+        own = self.module.state_dict()
+        tensors = {name: own[name] if _same(own.get(name), sent) else sent for name, sent in download.tensors.items()}
+        return {"tensors": tensors, "scalars": dict(download.scalars)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what :meth:`state` returned."""
@@ -417,9 +431,18 @@ class Client:
         self._reported = dict(state["client"]["reported"])
         self._snapshot = dict(state["client"]["snapshot"])
         self.transforms.load_state_dict(state["client"].get("transforms", {}))
+        self._origin, self._snapshot_origin = state["client"].get("origins", ("", ""))
         download = state["client"]["download"]
-        self._download = None if download is None else download.numpy().tobytes()
+        self._download = None if download is None else Payload(**download).to_bytes()
         self.routing.agree(state["client"]["shared"])
+
+
+def _same(own: Tensor | None, sent: Tensor) -> bool:
+    """Whether both have the same bits (0 and -0 have not), and are in the same memory."""
+    if own is None or (own.shape, own.dtype, own.device) != (sent.shape, sent.dtype, sent.device):
+        return False
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(own.element_size(), torch.uint8)
+    return torch.equal(own.view(whole), sent.view(whole))
 
 
 def _names(terms: Payload, key: str) -> list[str]:

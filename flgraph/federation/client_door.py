@@ -15,6 +15,7 @@ from flgraph.federation.messages import ABOUT_SUMS, Request, Turn
 from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.policy import NUM_SAMPLES, Job, Policy
 from flgraph.federation.routes import RouteKind, RoutingTable, form_of
+from flgraph.federation.secure.settings import SecureSums
 from flgraph.federation.values import alike, expect_plain, largest_values, shortened
 from flgraph.runs.ledger import Ledger
 
@@ -32,7 +33,7 @@ class ClientDoor:
         rounds: of the run.
         local_epochs: of an exchange.
         num_samples: training samples of the client.
-        masks: whether uploads are masked, see :class:`~flgraph.federation.SecureSums`.
+        secure_sums: how uploads are masked, if they are.
         noise: what adds noise before anything leaves the client.
 
     Raises:
@@ -47,7 +48,7 @@ class ClientDoor:
         rounds: int,
         local_epochs: int,
         num_samples: int,
-        masks: bool = False,
+        secure_sums: SecureSums | None = None,
         noise: Sequence[AddsNoise] = (),
     ) -> None:
         self.routing, self.aggregator, self.policy = routing, aggregator, policy
@@ -77,7 +78,8 @@ class ClientDoor:
             num_samples=num_samples,
             noise=min((own.multiplier for own in noise), default=None),
             uncovered=[name for own in noise for name in own.uncovered(aggregator)],
-            masks=masks,
+            masks=secure_sums is not None,
+            neighbours=None if secure_sums is None else secure_sums.neighbours,
         )
         self.begun = False
         """Whether the client has worked: what it says of its initial weights would be more than that now."""
@@ -207,9 +209,9 @@ class ClientDoor:
         self.routing.check_upload(answer)
         return self._send(turn, masked, "masked")
 
-    def about_sums(self, turn: Turn, answer: Payload | None) -> bytes:
-        """An answer of the framework's own, by which masks are agreed on."""
-        return b"" if answer is None else self._send(turn, answer)
+    def about_sums(self, turn: Turn, answer: Payload | None, note: str = "") -> bytes:
+        """An answer of the framework's own, by which masks are agreed on; ``note`` goes into the ledger."""
+        return b"" if answer is None else self._send(turn, answer, note)
 
     def metrics(self, turn: Turn, metrics: Mapping[str, float]) -> bytes:
         """An answer with those metrics that may be told."""

@@ -31,7 +31,7 @@ class AlgorithmHalf(Protocol):
 class ClientHalf(AlgorithmHalf, Protocol):
     """What a client needs of an algorithm, which is a Lightning callback besides; ``client`` is the client."""
 
-    network: ClassVar[str]
+    network: str
     seed: int
     optimizer_state: Literal["keep", "reset"]
     needs_classes: bool

@@ -15,8 +15,10 @@ import torch
 from lightning_fabric.utilities import registry
 from pytorch_lightning.profilers import PassThroughProfiler
 from pytorch_lightning.strategies import SingleDeviceStrategy
+from pytorch_lightning.trainer import call
 
 from flgraph.errors import InputError
+from flgraph.federation.fit_again import fit_again, goes_on
 
 WHERE = ("accelerator", "devices", "strategy", "plugins")
 """Arguments that say where a Trainer computes; all others may change what comes out."""
@@ -112,7 +114,11 @@ def fit_more(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, epoch
     """Trains ``epochs`` more, and returns the metrics that the module logged."""
     trainer.fit_loop.max_epochs = trainer.current_epoch + epochs
     with flushing_denormals():
-        trainer.fit(module, train_dataloaders=loader)
+        ours = isinstance(trainer.strategy, KeepOnDevice) and isinstance(trainer.profiler, _NoProfiler)  # type: ignore[attr-defined]
+        if ours and goes_on(trainer, module, loader):
+            call._call_and_handle_interrupt(trainer, fit_again, trainer, module, loader)
+        else:
+            trainer.fit(module, train_dataloaders=loader)
     metrics = trainer.callback_metrics
     return _same_everywhere(
         trainer, {name: float(metrics[name]) for name in sorted(metrics) if not name.endswith("_step")}
@@ -194,6 +200,7 @@ def is_empty(loader: Any) -> bool:
 def load_loop(trainer: pl.Trainer, state: dict[str, Any]) -> None:
     """Puts back the state of a :func:`persistent_trainer`'s ``fit_loop``, which is that between two fits."""
     trainer.fit_loop.load_state_dict(state)
+    trainer.fit_loop._combined_loader = None  # the next fit is one of Lightning's own
     # Were the next fit a restart to Lightning, it would iterate over the loader once less, and each time takes a random
     # number where that is torch's own.
     trainer.fit_loop.restarting = False

@@ -6,6 +6,7 @@ import copy
 import gc
 import time
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from operator import index
@@ -29,17 +30,19 @@ from flgraph.federation.policy import Policy
 from flgraph.federation.privacy import Privacy, PrivacyBudget, account_of
 from flgraph.federation.routes import describe_routes
 from flgraph.federation.run_log import RunLog
+from flgraph.federation.secure.identity import Authority
 from flgraph.federation.secure.settings import SecureSums
 from flgraph.federation.server import Server
 from flgraph.federation.settings import describe, describe_run
-from flgraph.federation.template import Model, client_module
+from flgraph.federation.template import Model, check_monitors, client_module
 from flgraph.federation.tolerance import Tolerance
 from flgraph.federation.transforms import Transform
 from flgraph.runs.checkpoint import CLIENTS, SERVER, CheckpointStore, find_checkpoint, read_manifest, reading
 from flgraph.runs.compatibility import check_settings, comparable, flatten
 from flgraph.runs.files import only_writer, write_json, write_text, writing
-from flgraph.runs.history import History, RoundRecord, truncate_records
+from flgraph.runs.history import History, RoundRecord, default_monitor, mode_of, truncate_records
 from flgraph.runs.ledger import LEDGER, Ledger
+from flgraph.runs.ledger_reader import lost_sums, read_ledger
 from flgraph.runs.results import discard_results, new_version, versions
 
 SPLITS = ("train", "val", "test")
@@ -59,7 +62,8 @@ class FederatedLoop(pl.Trainer):
     privacy: Privacy
     evaluate_every: int
     monitor: str
-    monitor_mode: Literal["max", "min"]
+    """Empty until it is known: with the first evaluation, where it was not given."""
+    monitor_mode: Literal["max", "min"] | None
     policy: Policy | None
     tolerance: Tolerance
     seed: int
@@ -80,6 +84,10 @@ class FederatedLoop(pl.Trainer):
     run_dir: Path | None
     checkpoint_key: bytes | None = None
     """Signs manifests of checkpoints; those without such a signature are refused then."""
+    job: str = ""
+    """Digest of what sites are told to do."""
+    authority: Authority | None = None
+    """By which sites sign."""
     run_log: RunLog | None
     server: Server | None
     history: History
@@ -87,13 +95,20 @@ class FederatedLoop(pl.Trainer):
     record: RoundRecord
     _client_args: dict[str, Any]
     _logger_choice: bool | Logger | list[Logger]
+    _given_monitor: tuple[str | None, Literal["max", "min"] | None]
     _settings: dict[str, Any]
     _defaults: dict[str, Any]
     _writing: ExitStack  # has the lock of the run folder
+    _store: CheckpointStore
     _budget: list[PrivacyBudget]  # ends the run before it costs too much
     _ended: bool  # whether the last round was done as such
 
     # -------------------------------------------------------------------------------------------------- for callbacks
+    @property
+    def simulated(self) -> bool:
+        """Whether all clients are of one owner, and what they draw follows from the run's seed."""
+        return self.engine.trusted
+
     @property
     def shares(self) -> bool:
         """Whether anything but metrics leaves a client."""
@@ -147,11 +162,12 @@ class FederatedLoop(pl.Trainer):
         checkpoint = None if ckpt_path is None else find_checkpoint(ckpt_path, runs)
         manifest = None if checkpoint is None else read_manifest(checkpoint, self.checkpoint_key)
         self._make_clients(model, datamodule, names, stage)
+        self._watch(None if manifest is None else manifest["settings"].get("trainer", {}).get("monitor"))
         trainer = {
             "local_epochs": self.local_epochs,
             "client_fraction": self.client_fraction,
             "personal": self.personal,
-            "monitor": self.monitor,
+            "monitor": self.monitor or None,
             "monitor_mode": self.monitor_mode,
             "transforms": {str(n): describe(own)[0] for n, own in enumerate(self.transforms, start=1)},
             **({} if self.secure_sums is None else {"secure_sums": asdict(self.secure_sums)}),
@@ -161,7 +177,7 @@ class FederatedLoop(pl.Trainer):
             self.seed, trainer, self.aggregator, self.given_callbacks, model, datamodule
         )
         self._settings["data"] = {name: about["data"] for name, about in self.engine.about().items()}
-        self.history, self.current_round, self.should_stop = History(self.monitor, self.monitor_mode), 0, False
+        self.current_round, self.should_stop = 0, False
         self._ended = False
         server = self.server = Server(
             copy.deepcopy(self.aggregator),
@@ -175,7 +191,7 @@ class FederatedLoop(pl.Trainer):
             secure_sums=self.secure_sums,
             ledger=Ledger() if self.writes else None,
         )
-        server.aggregator.template = model
+        server.aggregator.template, server.job, server.authority = model, self.job, self.authority
         trusted, sums_only = self.engine.trusted, self.secure_sums is not None
         server.account = account_of(self.transforms, self.privacy, server.aggregator, names, trusted, sums_only)
         self._budget = [] if server.account is None else [PrivacyBudget(server.account)]
@@ -218,6 +234,8 @@ class FederatedLoop(pl.Trainer):
         """Has the engine make the clients; it may make some of them later, which must be like the others."""
         own = self.seed if seed is None else seed
         callbacks = copy.deepcopy([callback for callback in self.given_callbacks if acts_in_clients(callback)])
+        monitors = {"trainer.monitor": self._given_monitor[0]}
+        monitors |= {f"{type(own).__name__}.monitor": getattr(own, "monitor", None) for own in self.round_callbacks}
 
         def build(name: str) -> Client:
             data = datamodule.client(name)
@@ -229,9 +247,12 @@ class FederatedLoop(pl.Trainer):
                 wanted = "without those that change clients' data, at a site,"
                 expect(simulated or not changes, "trainer.callbacks", wanted, type(callback).__name__)
                 data = callback.client_data(name, data)
+            module = client_module(model, data, own, name)
+            if simulated and not callbacks:  # which may log what they like
+                check_monitors(monitors, module)
             return Client(
                 name,
-                client_module(model, data, own, name),
+                module,
                 data,
                 self.aggregator,
                 callbacks,
@@ -243,6 +264,7 @@ class FederatedLoop(pl.Trainer):
                 personal=self.personal,
                 transforms=self.transforms,
                 secure_sums=self.secure_sums,
+                job=self.job,
                 trainer_args=self._client_args,
                 device=self.strategy.root_device,
             )
@@ -264,7 +286,7 @@ class FederatedLoop(pl.Trainer):
             if self.writes:
                 self._writing.enter_context(only_writer(self.run_dir))
                 with writing(self.run_dir):
-                    self._store.discard_after(self.current_round)
+                    self._open_store().discard_after(self.current_round)
                     truncate_records(self.run_dir / "history.jsonl", self.current_round)
                     discard_results(self.run_dir, self.current_round)
             line = f"continuing {self.run_dir} after round {self.current_round}"
@@ -277,6 +299,8 @@ class FederatedLoop(pl.Trainer):
         routes = describe_routes(client["routes"] for client in about.values())
         if self.writes:
             self._begin_folder(datamodule, routes, resumed, server.ledger)
+            if resumed and self.secure_sums is not None:
+                server.lost = lost_sums(read_ledger(self.run_dir / LEDGER), self.current_round)
         self.console.print(routes_table(routes))
         self._call("on_federation_start")
         if not resumed:
@@ -288,6 +312,8 @@ class FederatedLoop(pl.Trainer):
                 self._round(server)
             if not self._ended and self.current_round:
                 self._end(server)
+        if self.writes:
+            self._store.wait()
         run: Any = self
         results = {
             **self.history.results(),
@@ -301,6 +327,7 @@ class FederatedLoop(pl.Trainer):
             "data": self._settings["data"],
             **({"partition": datamodule.statistics} if hasattr(datamodule, "statistics") else {}),
             "seed": self.seed,
+            "monitor": self.monitor,
             **{key: own for callback in self.round_callbacks for key, own in callback.results(run).items()},
             "versions": versions(),
             "config": self.config or self._settings,
@@ -325,6 +352,8 @@ class FederatedLoop(pl.Trainer):
             with writing(self.run_dir):
                 self.run_dir = new_version(self.run_dir)
             self._writing.enter_context(only_writer(self.run_dir))
+        # Ends before the folder's lock is given back.
+        self._store = self._open_store(self._writing.enter_context(ThreadPoolExecutor(1, "checkpoint")))
         with writing(self.run_dir):
             if self.config_text:
                 write_text(self.config_text, self.run_dir / "config.yaml")
@@ -379,6 +408,13 @@ class FederatedLoop(pl.Trainer):
         if self.write_checkpoints and self.writes:
             self._checkpoint(server)
 
+    def _watch(self, default: str | None = None) -> None:
+        """Lets a metric decide the best round of a history that begins: the given one, or else the default."""
+        given, mode = self._given_monitor
+        self.monitor = given or default or ""
+        self.monitor_mode = mode or (mode_of(self.monitor) if self.monitor else None)
+        self.history = History(self.monitor, self.monitor_mode or "max")
+
     def _check_monitor(self, metrics: list[str]) -> None:
         """A misspelt metric would make the last round pass for the best one."""
         # Clients that hold nothing back for validation have no best round.
@@ -388,6 +424,11 @@ class FederatedLoop(pl.Trainer):
 
     def _evaluate(self, server: Server) -> None:
         self.record.metrics = server.evaluate(self.current_round, SPLITS, self.record)
+        if not self.monitor and self.record.metrics:
+            before = self.history.state()
+            self._watch(default_monitor(self.record.metrics))
+            self.history.load_state(before)
+            self._settings["trainer"] |= {"monitor": self.monitor, "monitor_mode": self.monitor_mode}
         self._check_monitor(list(self.record.mean))
 
     def _checkpoint(self, server: Server) -> None:
@@ -401,10 +442,9 @@ class FederatedLoop(pl.Trainer):
         self.run_log.save()
         self._store.save(self.current_round, state, self.engine.save, self._settings, best)
 
-    @property
-    def _store(self) -> CheckpointStore:
+    def _open_store(self, thread: Executor | None = None) -> CheckpointStore:
         assert self.run_dir is not None
-        return CheckpointStore(self.run_dir / "checkpoints", self.keep_checkpoints, self.checkpoint_key)
+        return CheckpointStore(self.run_dir / "checkpoints", self.keep_checkpoints, self.checkpoint_key, thread)
 
     def _call(self, hook: str, *args: Any) -> None:
         for callback in (*self._budget, *self.round_callbacks):

@@ -21,6 +21,7 @@ class Request(StrEnum):
     KEYS = "keys"  # make keys for the sum of an exchange; this and what follows where sums are secure
     SHARES = "shares"  # share its secrets among the others
     HOLD = "hold"  # keep the others' shares until the exchange is done
+    CONFIRM = "confirm"  # tell the others, by codes of one list, who is in the sum
     UNMASK = "unmask"  # give the shares without which the sum cannot be read
 
 

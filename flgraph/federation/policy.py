@@ -39,14 +39,14 @@ class Policy:
             rounds, and 50.
         evaluations: evaluations that a client answers in a run; when ``None``, two for each round, and 20.
         megabytes: that a client sends in a run, at most.
-        min_noise: the smallest multiplier of noise that a job must add before anything leaves the client
+        min_noise: the smallest multiplier of noise that a job must add to all tensors before they leave the client
             (:class:`GaussianNoise` there, or :class:`~flgraph.callbacks.RecordNoise`); none is asked for when ``None``.
         max_epsilon: a client answers no request that would cost it more, all runs together; then jobs without such
             noise, or with uploads that it does not cover, are refused. No limit when ``None``.
         delta: with which that is counted.
         accept_states: whether a server may put clients into states that it sends, as a run needs that began elsewhere.
-        secure_sums: uploads leave in secure sums only (:class:`SecureSums`), over so many clients or more; when
-            ``None``, as the job says.
+        secure_sums: uploads leave in secure sums only (:class:`SecureSums`), over so many clients or more (of as many
+            sites, where these sign), with as many neighbours; when ``None``, as the job says.
 
     Raises:
         InputError: a number is out of range.
@@ -125,6 +125,10 @@ class Policy:
         if self.secure_sums is not None and not job.masks:
             wanted = f"given: uploads leave in sums over {self.secure_sums} clients or more only, as the policy says,"
             yield PolicyError("trainer.secure_sums", wanted, "null")
+        others = (self.secure_sums or 1) - 1
+        if job.neighbours is not None and job.neighbours < others:
+            wanted = f"{others} or more, as the policy wants sums over {self.secure_sums} clients,"
+            yield PolicyError("trainer.secure_sums.neighbours", wanted, job.neighbours)
         if self.num_samples is None and NUM_SAMPLES in job.scalars:
             without = "one that does without `num_samples` (such as `weighting: uniform`), which the policy withholds,"
             yield PolicyError("aggregator", without, job.algorithm)
@@ -133,9 +137,11 @@ class Policy:
             wanted = "with noise before anything leaves the client (GaussianNoise there, or RecordNoise), "
             wanted += f"of a multiplier of {least:g} or more, as the policy says," if least else "as the policy says,"
             yield PolicyError("trainer", wanted, "none" if job.noise is None else job.noise)
-        if self.max_epsilon is not None and job.uncovered:
-            wanted = "one whose uploads have nothing that noise does not cover, as the policy has a `max_epsilon`,"
-            yield PolicyError("trainer", wanted, ", ".join(job.uncovered))
+        asks = "a `max_epsilon`" if self.max_epsilon is not None else "a `min_noise`"
+        bare = [name for name in job.uncovered if self.max_epsilon is not None or name not in job.scalars]
+        if bare and (self.min_noise is not None or self.max_epsilon is not None):
+            wanted = f"one whose uploads have nothing that noise does not cover, as the policy has {asks},"
+            yield PolicyError("trainer", wanted, ", ".join(bare))
         if job.num_samples < self.min_samples:
             yield PolicyError("data", f"of {self.min_samples} training samples or more", job.num_samples)
 
@@ -204,6 +210,7 @@ class Job:
         noise: the smallest multiplier of what adds noise before anything leaves the client; ``None`` without any.
         uncovered: what of its uploads such noise does not cover.
         masks: whether uploads are masked.
+        neighbours: with how many others masks are agreed on, if not with all.
     """
 
     algorithm: str
@@ -219,6 +226,7 @@ class Job:
     noise: float | None = None
     uncovered: Sequence[str] = ()
     masks: bool = False
+    neighbours: int | None = None
 
 
 def _rounded(value: float, decimals: int) -> float:

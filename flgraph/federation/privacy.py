@@ -139,9 +139,7 @@ class Account:
             "noise_multiplier": self.noise.multiplier,
             "delta": self.privacy.delta,
             "neighbours": "federations in which one client has other data",
-            "noise_drawn": "from the run's seed: this is a simulation, and hides nothing from who knows the seed"
-            if self.trusted
-            else "from the operating system",
+            "noise_drawn": noise_drawn(self.trusted),
             "outside_of_the_guarantee": [*self.uncovered, "metrics of evaluations", "who took part"],
         }
         if self.uncovered:
@@ -175,6 +173,12 @@ class Account:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what :meth:`state` returned."""
         self.uploads, self.sums = Counter(state["uploads"]), Counter(state["sums"])
+
+
+def noise_drawn(simulated: bool) -> str:
+    """Where noise is from, for ``results.json``."""
+    seed = "from the run's seed: this is a simulation, and hides nothing from who knows the seed"
+    return seed if simulated else "from the operating system"
 
 
 def account_of(

@@ -90,7 +90,14 @@ class RunLog:
     def _log(self, values: Mapping[str, float], step: int) -> None:
         for logger in self.loggers:
             with self._errors_of(logger):
-                logger.log_metrics(dict(values), step=step)
+                if isinstance(logger, TensorBoardLogger) and not logger._prefix:
+                    from tensorboard.compat.proto.summary_pb2 import Summary  # loads slowly
+
+                    # One event for all; `log_metrics` makes one for each, which the thread that writes them wakes for.
+                    own = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+                    logger.experiment.file_writer.add_summary(Summary(value=own), step)
+                else:
+                    logger.log_metrics(dict(values), step=step)
 
     def _metric_values(self, record: RoundRecord) -> dict[str, float]:
         values = _means(record.mean)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
@@ -21,12 +22,13 @@ from flgraph.federation.messages import Request, Turn
 from flgraph.federation.payload import Payload, pack, unpack
 from flgraph.federation.privacy import Account
 from flgraph.federation.routes import agree
+from flgraph.federation.secure.identity import Authority
 from flgraph.federation.secure.server import MaskedSum, Read, layout_of
 from flgraph.federation.secure.settings import SecureSums
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.summing import Group, Seen, Summing
 from flgraph.federation.tolerance import Tolerance
-from flgraph.federation.transforms import Draw, Pipeline, Transform, draw_key
+from flgraph.federation.transforms import Draw, GaussianNoise, Pipeline, Transform, draw_key
 from flgraph.runs.history import Metrics, RoundRecord
 from flgraph.runs.ledger import SUM, Ledger
 
@@ -71,6 +73,12 @@ class Server:
         engine.keep_going = (self.tolerance.on_bad_upload or ("end" if engine.trusted else "drop")) == "drop"
         aggregator.seed = seed
         self.ledger = ledger
+        self.job = ""
+        """Digest of what sites were told to do; secure sums are of clients that were told the same."""
+        self.authority: Authority | None = None
+        """By which sites sign, where they do."""
+        self.lost: dict[tuple[int, str], set[str]] = {}
+        """Round and exchange of secure sums that were opened before the run was stopped, to whose they were."""
         self._sent: dict[str, Payload] = {}  # what is about to be sent
         self.transforms = Pipeline(copy.deepcopy(list(transforms)), aggregator)
         self.door = ServerDoor(aggregator, self.personal, self.transforms, secure_sums is not None)
@@ -128,7 +136,10 @@ class Server:
         self.aggregator.owners = {name: agreed[name] if name in self.members else [] for name in self.clients}
         self.aggregator.start(initial, self.members)
         if self.secure_sums is not None:
-            layout_of(self.aggregator.shared, {name: self.aggregator.owners[name] for name in self.members})
+            layout = layout_of(self.aggregator.shared, {name: self.aggregator.owners[name] for name in self.members})
+            numbers = sum(math.prod(shape) for _, shape in layout)
+            for noise in (own for own in self.transforms.transforms if isinstance(own, GaussianNoise)):
+                noise.expect_fine(numbers, self.secure_sums.fraction_bits)
         self.version += 1
 
     def _initial(
@@ -259,8 +270,12 @@ class Server:
         missing: int,
     ) -> list[str]:
         """The same where uploads are masked: the server gets their weighted mean alone."""
+        before = self.lost.get((number, exchange), set())
+        clients = [name for name in clients if name in before or not before]
         layout = layout_of(self.aggregator.shared, {name: self.aggregator.owners[name] for name in clients})
-        masked = MaskedSum(secure, number, exchange, layout)
+        newest = self.aggregator.download(clients[0], number, exchange) or Payload()
+        origin = self.transforms.accompanied(newest).digest
+        masked = MaskedSum(secure, number, exchange, layout, origin, self.job, before, self.authority)
 
         def ask(request: Request, told: Mapping[str, Payload | None], read: Read) -> list[str]:
             turns = {}
@@ -278,15 +293,15 @@ class Server:
             )
             return list(taken)
 
-        used = masked.run(clients, ask)
+        used = set(masked.run(clients, ask))
         seed_all(derive_seed(self.seed, "aggregate", number, exchange))
         mean = masked.mean({name: self.aggregator.shared[name].dtype for name, _ in layout})
         mean = self.transforms.receive_mean(
-            mean, len(used), lambda transform: self._draw("", transform, number, exchange)
+            mean, masked.weight, lambda transform: self._draw("", transform, number, exchange)
         )
         self.aggregator.accept(self.aggregator.take_mean(mean, number, exchange))
         self.version += 1
-        return used
+        return [name for name in clients if name in used]
 
     def _received(self, uploads: Mapping[str, Payload], number: int, exchange: str) -> dict[str, Payload]:
         """Uploads as transforms have them used."""

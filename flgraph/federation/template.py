@@ -80,6 +80,22 @@ def expect_classes(module: pl.LightningModule, what: str) -> None:
     expect(task == "multiclass", "model.task", f"multiclass for {what}, which needs classes,", task)
 
 
+def check_monitors(monitors: Mapping[str, str | None], module: pl.LightningModule) -> None:
+    """Refuses metrics of validation that a module will not report, as far as it says (``validation_names``).
+
+    Args:
+        monitors: field to metric; ``None`` for one that is not given.
+        module: a client's.
+
+    Raises:
+        InputError: names the field.
+    """
+    names = [f"val/{name}" for name in getattr(module, "validation_names", None) or ()]
+    for field, metric in monitors.items():
+        asked = bool(metric) and (str(metric).startswith("val/") or "/" not in str(metric))
+        expect(not names or not asked or metric in names, field, f"one of {', '.join(names)}", metric)
+
+
 def _filled(model: pl.LightningModule, sizes: Mapping[str, Any], source: str) -> pl.LightningModule:
     given = _arguments(type(model), dict(model.hparams))
     if "edge_channels" in sizes and "edge_channels" not in (given or {}):
@@ -92,6 +108,8 @@ def _filled(model: pl.LightningModule, sizes: Mapping[str, Any], source: str) ->
         if given[key] is not None and given[key] not in (-1, value):
             raise InputError(f"model.{key}", f"{value}, as in {source},", given[key])
         given[key] = value
+    if sizes and given.get("edge_channels") == -1:  # no edge has features
+        given["edge_channels"] = 0
     return type(model)(**given)
 
 

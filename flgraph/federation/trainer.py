@@ -35,7 +35,7 @@ from flgraph.federation.tolerance import Tolerance
 from flgraph.federation.trained import TrainedLoop
 from flgraph.federation.transforms import GaussianNoise, Transform, check_order
 from flgraph.runs.files import write_text
-from flgraph.runs.history import History, Metrics, RoundRecord, mode_of
+from flgraph.runs.history import Metrics, RoundRecord
 from flgraph.runs.results import Results
 
 AnyData = FederatedData | Mapping[str, pl.LightningDataModule]
@@ -60,7 +60,8 @@ class FederatedTrainer(TrainedLoop):
         transforms: what happens to clients' uploads behind the algorithm, in this order: clipping, noise, compression.
         secure_sums: how clients mask their uploads, so that the server learns sums only; not at all when ``None``.
         privacy: what the run may cost a client, where ``transforms`` have :class:`GaussianNoise`.
-        monitor: metric whose mean over clients decides the best round.
+        monitor: metric whose mean over clients decides the best round; when ``None``, ``val/accuracy``, or the first
+            metric but the loss that validation reports where there is none. A run that goes on keeps its own.
         monitor_mode: whether more of it is better; when ``None``, as its name says: less of ``loss`` or ``rmse``.
         policy: what may leave a client; all that the algorithm's routes name when ``None``. A site has its own.
         tolerance: what becomes of the run when a client fails, or sends what cannot be used.
@@ -108,7 +109,7 @@ class FederatedTrainer(TrainedLoop):
         transforms: Sequence[Transform] = (),
         secure_sums: SecureSums | None = None,
         privacy: Privacy | None = None,
-        monitor: str = "val/accuracy",
+        monitor: str | None = None,
         monitor_mode: Literal["max", "min"] | None = None,
         policy: Policy | None = None,
         tolerance: Tolerance | None = None,
@@ -174,7 +175,8 @@ class FederatedTrainer(TrainedLoop):
             check_method(aggregator, transforms, rounds)
         noisy = privacy is None or any(isinstance(own, GaussianNoise) for own in transforms)
         expect(noisy, "trainer.privacy", "null without GaussianNoise in `trainer.transforms`", privacy)
-        self.monitor, self.monitor_mode = monitor, monitor_mode or mode_of(monitor)
+        self._given_monitor = monitor, monitor_mode
+        self._watch()
         self.policy, self.tolerance = policy, tolerance or Tolerance()
         self.seed, self.name, self.max_logged_clients = seed, name, max_logged_clients
         self.write_checkpoints, self.checkpoint_every = enable_checkpointing, checkpoint_every
@@ -192,7 +194,6 @@ class FederatedTrainer(TrainedLoop):
         self.predicted: dict[str, str] = {}
         """Of each client, what the columns of the last predictions are, see :mod:`flgraph.runs.predictions`."""
         self.run_log = self.server = None
-        self.history = History(monitor, self.monitor_mode)
         self.current_round = 0
         self.record = RoundRecord(0)
         self._settings = {}
@@ -268,7 +269,7 @@ class FederatedTrainer(TrainedLoop):
         file = self.run_dir / "error.txt"
         write_text("".join(traceback.format_exception(error)), file)
         error.add_note(f"its traceback is in {file}")
-        if self._store.last() is not None:
+        if self._open_store().last() is not None:
             error.add_note("continue with --ckpt_path last")
 
     def validate(  # type: ignore[override]

@@ -20,6 +20,7 @@ from nvflare.apis.signal import Signal
 from flgraph.errors import ClientError, EngineError, encode_error
 from flgraph.federation.engines.host import Message
 from flgraph.federation.engines.remote import read_answer
+from flgraph.federation.secure.identity import Authority
 from flgraph.flare.jobs import OUTCOME, RESULTS
 from flgraph.flare.run import open_sites, serve
 from flgraph.flare.settings import read_settings
@@ -70,8 +71,9 @@ class FederationController(Controller):
             transport = AuxTransport(fl_ctx, abort_signal)
             self._greet(abort_signal, fl_ctx)
             sites = open_sites(transport, self.sites, self.config, self.options["deadline"], self.run_name)
-            settings = read_settings(Path(workspace.get_root_dir()))
-            run = serve(self.config, self.run_name, transport, sites, settings, self.options)
+            kit = Path(workspace.get_root_dir())
+            known = Authority.of_kit(kit)
+            run = serve(self.config, self.run_name, transport, sites, read_settings(kit), self.options, known)
             for file in RESULTS:
                 shutil.copy(run / file, folder / file)
         except BaseException as error:

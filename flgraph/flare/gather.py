@@ -23,7 +23,7 @@ from flgraph.runs.checkpoint import (
     read_manifest,
     state_name,
 )
-from flgraph.runs.files import LOCK, only_writer, write_bytes
+from flgraph.runs.files import LOCK, Digest, only_writer, write_bytes
 from flgraph.runs.keys import derive_key
 from flgraph.runs.site_states import Location, SiteStates, is_complete, read_locations
 
@@ -134,9 +134,10 @@ def _copy(
         settings = read_manifest(checkpoint, key)["settings"]
         server, own = (checkpoint / SERVER).read_bytes(), states(checkpoint / CLIENTS)
 
-        def write(folder: Path, _: Path | None, writers: States = own) -> None:
+        def write(folder: Path, _: Path | None, writers: States = own) -> dict[str, Digest]:
             for client, write_to in writers.items():
                 write_to(folder / state_name(client))
+            return {}
 
         store.save(round, server, write, settings, best_round)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import tempfile
 import threading
@@ -20,6 +21,7 @@ from flgraph.federation.engines.host import Message, SiteHost, attempt, coded
 from flgraph.federation.engines.remote import Remote, SiteTransport, checked_about, site_error
 from flgraph.federation.lightning import WHERE
 from flgraph.federation.policy import Policy
+from flgraph.federation.secure.identity import Authority, Identity
 from flgraph.flare.classes import refuse_foreign_classes, refuse_foreign_names
 from flgraph.flare.gather import checkpoint_key
 from flgraph.flare.settings import (
@@ -33,6 +35,7 @@ from flgraph.flare.settings import (
 )
 from flgraph.runs.checkpoint import find_checkpoint
 from flgraph.runs.files import private_folder
+from flgraph.runs.keys import canonical
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +87,7 @@ class Site:
         self._opened = (config, run)
         settings = read_settings(self.kit)
         try:
-            made = self.host = host(config, settings, run)
+            made = self.host = host(config, settings, run, Identity.of_kit(self.kit))
         except SystemExit as error:  # of somebody's class: it would end the site's process without a word
             raise ClientError(f"The clients could not be made: {error!r}.") from error
         if (self.kit / "local" / "privacy.json").is_file():
@@ -100,20 +103,24 @@ class Site:
         return Message({"about": about})
 
 
-def host(config: str, settings: SiteSettings, run: str) -> SiteHost:
+def host(config: str, settings: SiteSettings, run: str, identity: Identity | None = None) -> SiteHost:
     """A site's clients, made of the job's model and algorithm and the site's own data.
 
     Args:
         config: the job's configuration as YAML, without data.
         settings: of the site.
         run: the run's name.
+        identity: with which the site signs keys of secure sums.
 
     Raises:
         InputError: the configuration names a class that the site does not allow, or cannot be used with its data; or
             the run's name is none.
     """
     policy = Policy.of(settings.policy)
-    clients = clients_of(config, settings, policy)
+    clients = clients_of(config, settings, policy, run)
+    for client in clients.values():
+        if client.masked is not None:
+            client.masked.identity = identity
     secret, encryption = site_secret(settings), encryption_secret(settings)
     made = SiteHost(clients, clients_folder(settings), run, secret, encryption, policy.accept_states)
     ledgers = Path(settings.folder) / "ledger"
@@ -122,13 +129,14 @@ def host(config: str, settings: SiteSettings, run: str) -> SiteHost:
     return made
 
 
-def clients_of(config: str, settings: SiteSettings, policy: Policy | None) -> dict[str, Client]:
+def clients_of(config: str, settings: SiteSettings, policy: Policy | None, run: str = "") -> dict[str, Client]:
     """A site's clients, made of the job's model and algorithm and the site's own data.
 
     Args:
         config: the job's configuration as YAML, without data.
         settings: of the site.
         policy: that they obey, whatever the job's is.
+        run: the run's name.
 
     Raises:
         InputError: the configuration names a class that the site does not allow, or cannot be used with its data.
@@ -139,10 +147,11 @@ def clients_of(config: str, settings: SiteSettings, policy: Policy | None) -> di
     cli = _configured(config, settings, quiet, settings.data)
     for refusal in policy.excess(cli.trainer.rounds, cli.trainer.local_epochs) if policy is not None else ():
         raise refusal
-    cli.trainer.policy = policy
+    cli.trainer.policy, cli.trainer.job = policy, _job(config, run)
     if isinstance(cli.datamodule, OwnFiles):
         cli.datamodule.declared.apart = True
-    return cli.trainer.host(cli.model, cli.datamodule, settings.clients or None, site_seed(settings, cli.trainer.seed))
+    seed = site_seed(settings, cli.trainer.seed, run)
+    return cli.trainer.host(cli.model, cli.datamodule, settings.clients or None, seed)
 
 
 def open_site(
@@ -170,6 +179,7 @@ def serve(
     sites: Mapping[str, Mapping[str, Mapping[str, Any]] | Exception],
     settings: SiteSettings,
     options: Mapping[str, Any],
+    authority: Authority | None = None,
 ) -> Path:
     """The server's half: runs the federation, or goes on where an earlier job of this name was stopped.
 
@@ -181,6 +191,7 @@ def serve(
             without which a run goes on that was begun with it.
         settings: of the server.
         options: further arguments of :class:`~flgraph.federation.engines.remote.Remote`.
+        authority: by which sites sign keys of secure sums.
 
     Returns:
         The run's folder.
@@ -199,8 +210,8 @@ def serve(
     engine = Remote(transport, there, **options)
     data = {"class_path": "flgraph.flare.run.SitesData", "init_args": {"names": list(engine.site_of), "title": name}}
     cli = _configured(config, settings, {"default_root_dir": settings.folder, "name": name}, data)
-    cli.trainer.engine = engine
-    cli.trainer.checkpoint_key = checkpoint_key(settings)
+    cli.trainer.engine, cli.trainer.authority = engine, authority
+    cli.trainer.checkpoint_key, cli.trainer.job = checkpoint_key(settings), _job(config, name)
     cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=newest)
     assert cli.trainer.run_dir is not None
     return cli.trainer.run_dir
@@ -221,6 +232,10 @@ def open_sites(
         except (InputError, ClientError) as error:
             opened[site] = error
     return opened
+
+
+def _job(config: str, run: str) -> str:
+    return hashlib.sha256(canonical([config, run])).hexdigest()
 
 
 def _newest(runs: Path) -> str | None:

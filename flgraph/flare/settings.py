@@ -86,12 +86,13 @@ def clients_folder(settings: SiteSettings) -> Path:
     return Path(settings.folder) / "clients"
 
 
-def site_seed(settings: SiteSettings, run: int) -> int:
+def site_seed(settings: SiteSettings, seed: int, run: str = "") -> int:
     """What the draws of a site's clients derive from.
 
     Args:
         settings: of the site.
-        run: the run's seed.
+        seed: the run's.
+        run: its name: what clients draw in one run is not drawn again in another, where it is another sum's upload.
 
     Raises:
         InputError: what lies in place of the secret is none.
@@ -100,7 +101,7 @@ def site_seed(settings: SiteSettings, run: int) -> int:
 
     if settings.seed is not None:
         return settings.seed
-    return derive_seed(int.from_bytes(site_secret(settings), "big"), run)
+    return derive_seed(int.from_bytes(site_secret(settings), "big"), seed, run)
 
 
 def site_secret(settings: SiteSettings) -> bytes:

@@ -135,6 +135,11 @@ class SizedModule(pl.LightningModule):
         return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in self.parameters())
 
     # ---------------------------------------------------------------------------------------- metrics of an epoch
+    @property
+    def validation_names(self) -> tuple[str, ...] | None:
+        """What a validation reports, such as ``loss``; ``None`` where that is not known beforehand."""
+        return None
+
     def collect(self, stage: str, part: Any) -> None:
         """Stores what a step says of its batch for :meth:`epoch_metrics`."""
         self._collected[stage].append(part)

@@ -80,7 +80,8 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
         if num_classes != -1 or task is not None:
             check_metrics(self.metrics, self.task)
         if class_weights is not None:
-            expect(task != "regression", "model.class_weights", "null for regression, which has no classes", "numbers")
+            wanted = "null for regression, which has no classes,"
+            expect(task != "regression", "model.class_weights", wanted, list(class_weights))
             _check_weights(class_weights, num_classes)
         # No part of the model's state: it is given whenever a model is made.
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
@@ -141,6 +142,12 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
         order: list[type] = type(self).mro()
         holders: list[Any] = [self, *order[: order.index(Classifier)]]
         return not any(name in vars(holder) for holder in holders for name in _EVALUATION)
+
+    @property
+    def validation_names(self) -> tuple[str, ...] | None:
+        """The loss and :attr:`metrics`, unless a subclass has steps or metrics of its own."""
+        own = self.measures and type(self).epoch_metrics is Classifier.epoch_metrics
+        return (*self.metrics, "loss") if own else None
 
     @torch.no_grad()
     def measure(
@@ -221,7 +228,7 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
 
 def _check_weights(weights: Sequence[float], num_classes: int) -> None:
     fits = num_classes in (-1, len(weights))
-    expect(fits, "model.class_weights", f"{num_classes} numbers, one for each class,", f"{len(weights)} numbers")
+    expect(fits, "model.class_weights", f"{num_classes} numbers, one for each class,", list(weights))
     valid = all(0 < weight < float("inf") for weight in weights)  # of weights of 0 there is no mean
     expect(valid, "model.class_weights", "finite numbers above 0", list(weights))
 

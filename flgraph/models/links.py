@@ -46,6 +46,12 @@ class LinkModule(SizedModule, ABC):
         """Metrics of the same scores."""
         return {"mrr": mean_reciprocal_rank(links, negatives), "auc": area_under_roc(links, negatives)}
 
+    @property
+    def validation_names(self) -> tuple[str, ...] | None:
+        """The loss and :meth:`metrics`, unless a subclass has steps of its own."""
+        own = type(self).validation_step is LinkModule.validation_step
+        return (*self.metrics(torch.zeros(1, 1), torch.zeros(1, 1)), "loss") if own else None
+
     # ------------------------------------------------------------------------------------------------------ steps
     def forward(self, batch: Any) -> Tensor:
         """Scores of the links ``[P]``."""

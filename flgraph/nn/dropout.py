@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flgraph.errors import expect
+from flgraph.nn.products import with_room
 
 # The number 2.0 has the same single bit set in every IEEE format, bfloat16 included: the highest exponent bit.
 _INTEGERS = {
@@ -82,7 +83,7 @@ class _ReLUHalfDropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = _half_mask(x).mul_(x).relu_()
+        y = torch.mul(_half_mask(x), x, out=with_room(x)).relu_()
         ctx.save_for_backward(y)
         return y
 
@@ -90,7 +91,10 @@ class _ReLUHalfDropout(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         # Only the signs of y count, which do not change with it: no gradient flows back through it.
-        result: Tensor = torch.ops.aten.threshold_backward(grad, y.detach(), 0)
+        if torch.is_grad_enabled():
+            result: Tensor = torch.ops.aten.threshold_backward(grad, y.detach(), 0)
+        else:
+            result = torch.ops.aten.threshold_backward(grad, y, 0, grad_input=with_room(y))
         return result.mul_(2)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flgraph.nn.products import rows_linear
 from flgraph.nn.sparse.csr import sparse_matmul
 
 
@@ -61,14 +62,7 @@ def concat_linear(x: Tensor | OneHot, extra: Tensor | None, weight: Tensor, bias
         if extra is not None:
             return F.linear(extra, weight[:, x.width :], bias) + rows
         return rows if bias is None else rows + bias.to(rows.dtype)
-    if extra is None:
-        return F.linear(x, weight, bias)
-    columns = x.size(-1)
-    # The second product is accumulated into the first, so neither the concatenation nor a sum of two results is stored.
-    first = F.linear(extra, weight[:, columns:], bias)
-    if torch.is_autocast_enabled(x.device.type):  # which in-place products are not part of
-        return torch.addmm(first, x, weight[:, :columns].t())
-    return first.addmm_(x, weight[:, :columns].t())
+    return rows_linear(x, extra, weight, bias)
 
 
 def fold(weight: Tensor, before: Sequence[torch.nn.Linear]) -> tuple[Tensor, Tensor | None]:
@@ -96,8 +90,9 @@ def fold(weight: Tensor, before: Sequence[torch.nn.Linear]) -> tuple[Tensor, Ten
     if not before:
         return weight, None
     parts = weight.split([linear.out_features for linear in before], dim=1)
-    weights = [part @ linear.weight for part, linear in zip(parts, before, strict=True)]
-    biases = [torch.mv(part, linear.bias) for part, linear in zip(parts, before, strict=True)]
+    with torch.autocast(weight.device.type, enabled=False):  # or else the product would be rounded twice
+        weights = [part @ linear.weight for part, linear in zip(parts, before, strict=True)]
+        biases = [torch.mv(part, linear.bias) for part, linear in zip(parts, before, strict=True)]
     return torch.cat(weights, dim=1), torch.stack(biases).sum(0)
 
 

@@ -16,3 +16,15 @@ def at_least_float32(tensor: Tensor) -> Tensor:
         torch.float32
     """
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def product_type(weight: Tensor) -> torch.dtype:
+    """The type that a product with ``weight`` is computed in: that of autocast, or the weight's own.
+
+    Example:
+        >>> product_type(torch.ones(1))
+        torch.float32
+    """
+    device = weight.device.type
+    narrowed = torch.is_autocast_enabled(device) and weight.dtype != torch.float64
+    return torch.get_autocast_dtype(device) if narrowed else weight.dtype

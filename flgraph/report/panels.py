@@ -145,7 +145,6 @@ class Panels:
                 styles=self.styles,
                 legend=layout.legend,
                 unfinished=going,
-                hover=not layout.legend,
             )
 
         return Panel(title, f"{title} over rounds", draw, wide=wide)

@@ -28,7 +28,7 @@ _LOCKED, _LOOK_AGAIN = 75, 0.5
 """Exit status of a run that another command has under way, and seconds until it is looked at again."""
 
 _FORKS = get_context("forkserver") if sys.platform == "linux" else get_context("spawn")
-"""How runs begin: on Linux forked from one process that has imported what they need and never had a second thread."""
+"""How runs begin: on Linux forked from one process with a single thread that has imported what they need."""
 _STARTING = Lock()
 """Held where multiprocessing looks which processes have ended: of two threads that do, one would lose the status."""
 
@@ -197,7 +197,7 @@ def _execute(
                 resumed = [] if checkpoint is None else [f"--ckpt_path={checkpoint}"]
                 done = find_results(study, run, runs) is not None
             args = [*command(study, run, runs), *further, *resumed]
-            code = 0 if done else _call(lock.lock_file, args, folder / "log.txt", deadline)
+            code = 0 if done else _call(lock.lock_file, args, folder / "log.txt", stopped, deadline)
             if code == 0 and not keep_checkpoints:
                 with lock:
                     for store in _stores(folder):
@@ -211,12 +211,18 @@ def _execute(
     return code
 
 
-def _call(lock: str, args: list[str], log: Path, deadline: float = math.inf) -> int | None:
+def _call(lock: str, args: list[str], log: Path, stopped: Event, deadline: float = math.inf) -> int | None:
     """The exit status of ``flgraph`` with these arguments, a process of its own with one thread, or ``None``."""
     process = _FORKS.Process(target=_begin, args=(lock, args, log, dict(os.environ)))
     with _STARTING:
+        if stopped.is_set():
+            return None
         _FORKS.set_forkserver_preload(["flgraph.reproduce.warm"])
-        process.start()
+        try:
+            process.start()
+        except (EOFError, OSError):  # the server was ended before it answered, as by an interruption: no second one
+            stopped.set()
+            raise
     left = None if math.isinf(deadline) else max(deadline - time.monotonic(), 0)
     ended = bool(connection.wait([process.sentinel], left))
     if not ended:

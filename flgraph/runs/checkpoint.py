@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from flgraph.errors import InputError
-from flgraph.runs.files import digest, flush_folder, write_bytes
+from flgraph.runs.files import Digest, digest, flush
 from flgraph.runs.keys import canonical, is_signed, signature
 from flgraph.runs.results import version_of
 
@@ -32,68 +34,94 @@ class CheckpointStore:
     A checkpoint is the folder ``round-00037`` with ``server.safetensors``, ``clients/NAME.ckpt`` and
     ``manifest.json``, which holds the size and SHA-256 of every file and the settings a run must share to continue
     from it. It is written under another name, flushed to disk, and renamed; so a process killed at any moment leaves
-    only whole checkpoints. ``last`` and ``best`` are links to the newest checkpoint and to that of the best validation
-    round; on file systems without links, files with their names.
+    only whole checkpoints, of the last round or of the one before. ``last`` and ``best`` are links to the newest
+    checkpoint and to that of the best validation round; on file systems without links, files with their names.
 
     Args:
         folder: the ``checkpoints`` folder; made when first written to.
         keep: how many of the newest checkpoints stay (the best round's stays as well).
         key: with which manifests are signed, for the run and the round that they are of; they are not when ``None``.
+        thread: waits for the disk, while whoever saves goes on; nobody does when ``None``.
     """
 
-    def __init__(self, folder: Path, keep: int = 2, key: bytes | None = None) -> None:
-        self.folder, self.keep, self.key = folder, keep, key
+    def __init__(self, folder: Path, keep: int = 2, key: bytes | None = None, thread: Executor | None = None) -> None:
+        self.folder, self.keep, self.key, self._thread = folder, keep, key, thread
+        self._waiting: Future[None] | None = None
 
     # ------------------------------------------------------------------------------------------------------ writing
     def save(
         self,
         round: int,
         server: bytes,
-        write_clients: Callable[[Path, Path | None], None],
+        write_clients: Callable[[Path, Path | None], Mapping[str, Digest]],
         settings: Mapping[str, Any],
         best_round: int | None = None,
     ) -> Path:
-        """Writes the checkpoint of a round.
+        """Writes the checkpoint of a round, which may be there a little later only; :meth:`wait` waits for it.
 
         Args:
             round: the number of whole rounds it stands for.
             server: the server's state.
-            write_clients: called with the folder to write client files to, and that of the previous checkpoint.
+            write_clients: called with the folder to write client files to, and that of the previous checkpoint; tells
+                the digests that it knows, by file name.
             settings: what a run must share to continue from here.
             best_round: the best validation round so far, whose checkpoint is kept.
 
         Raises:
-            InputError: the disk is full or not writable; earlier checkpoints are untouched.
+            InputError: the disk is full or not writable, or was for the one before; earlier checkpoints are untouched.
         """
+        self.wait()
         target, temporary = self.path(round), self.folder / f"{_TEMPORARY}{round:05d}"
         previous = self.last()
-        try:
+
+        def work() -> None:
+            with self._only_whole(round, temporary, previous):
+                linked = {} if previous is None else _linked(temporary, previous)
+                names = [str(file.relative_to(temporary)) for file in sorted(temporary.rglob("*.*"))]
+                digests = linked | {f"{CLIENTS}/{name}": own for name, own in known.items()}
+                files = {name: digests.get(name) or digest(temporary / name) for name in names}
+                manifest: dict[str, Any] = {"round": round, "settings": settings, "files": files}
+                if self.key is not None:
+                    manifest["hmac"] = signature(self.key, _signed(manifest, target))
+                (temporary / MANIFEST).write_text(json.dumps(manifest))
+                for name in (*(name for name in files if name not in linked), MANIFEST, CLIENTS, "."):
+                    flush(temporary / name)
+                self._remove(target)
+                os.replace(temporary, target)
+                flush(self.folder)
+                self._link("last", target)
+                if best_round is not None and self.path(best_round).exists():
+                    self._link("best", self.path(best_round))
+                else:
+                    self._unlink("best")
+                self._prune(best_round)
+
+        with self._only_whole(round, temporary, previous):
             shutil.rmtree(temporary, ignore_errors=True)
             (temporary / CLIENTS).mkdir(parents=True)
-            write_clients(temporary / CLIENTS, previous / CLIENTS if previous else None)
-            write_bytes(server, temporary / SERVER)
-            files = {str(file.relative_to(temporary)): digest(file) for file in sorted(temporary.rglob("*.*"))}
-            manifest: dict[str, Any] = {"round": round, "settings": settings, "files": files}
-            if self.key is not None:
-                manifest["hmac"] = signature(self.key, _signed(manifest, target))
-            write_bytes(json.dumps(manifest, indent=1).encode(), temporary / MANIFEST)
-            flush_folder(temporary / CLIENTS)
-            flush_folder(temporary)
-            self._remove(target)
-            os.replace(temporary, target)
-            flush_folder(self.folder)
-            self._link("last", target)
-            if best_round is not None and self.path(best_round).exists():
-                self._link("best", self.path(best_round))
-            else:
-                self._unlink("best")
-            self._prune(best_round)
+            known = write_clients(temporary / CLIENTS, previous / CLIENTS if previous else None)
+            (temporary / SERVER).write_bytes(server)
+        if self._thread is None:
+            work()
+        else:
+            self._waiting = self._thread.submit(work)
+        return target
+
+    def wait(self) -> None:
+        """Waits until the last checkpoint is there; raises InputError if it could not be written."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.result()
+
+    @contextmanager
+    def _only_whole(self, round: int, temporary: Path, previous: Path | None) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             hint = "; earlier checkpoints are whole, continue with --ckpt_path last" if previous else ""
             expected = f"writable for the checkpoint of round {round}"
             raise InputError(str(self.folder), expected, f"{error.strerror or error}{hint}") from error
-        return target
 
     def _link(self, name: str, target: Path) -> None:
         temporary = self.folder / f".{name}"
@@ -270,6 +298,13 @@ def _signed(manifest: Mapping[str, Any], checkpoint: Path) -> bytes:
     return canonical([place, content])
 
 
+def _linked(folder: Path, previous: Path) -> dict[str, Digest]:
+    """Digests of those files of a new checkpoint that are also in the previous one."""
+    known = _content(previous).get("files", {}).items()
+    there = {name: own for name, own in known if (folder / name).exists() and (previous / name).exists()}
+    return {name: own for name, own in there.items() if (folder / name).samefile(previous / name)}
+
+
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
     """Makes one sentence of what goes wrong with the content of a file.
@@ -291,22 +326,50 @@ def state_name(client: str) -> str:
     return f"{client}.ckpt"
 
 
-def save_file(state: Mapping[str, Any], file: Path) -> None:
-    """``torch.save``, flushed to disk."""
-    write_bytes(_buffer(state), file)  # torch's writer turns an error of the disk into one of its own
+def save_file(state: Mapping[str, Any], file: Path) -> Digest:
+    """``torch.save``, not flushed to disk yet.
+
+    Raises:
+        OSError: the disk is full or not writable.
+    """
+    with open(file, "wb") as stream:
+        sink = _Sink(stream)
+        _save(state, sink)
+        if sink.error is not None:
+            raise sink.error
+        return {"bytes": stream.tell(), "sha256": sink.sha256.hexdigest()}
+
+
+class _Sink:
+    """Hashes what is written while it is at hand; keeps errors of the disk, of which torch would make its own."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream, self.sha256 = stream, hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, part: memoryview) -> int:
+        self.sha256.update(part)
+        try:
+            self.stream.write(part)
+        except OSError as error:
+            self.error = error
+        return len(part)
+
+    def flush(self) -> None:
+        """The stream is flushed when it is closed."""
 
 
 def state_bytes(state: Mapping[str, Any]) -> bytes:
     """What :func:`save_file` writes."""
-    return bytes(_buffer(state))
+    buffer = io.BytesIO()
+    _save(state, buffer)
+    return buffer.getvalue()
 
 
-def _buffer(state: Mapping[str, Any]) -> memoryview:
+def _save(state: Mapping[str, Any], to: Any) -> None:
     import torch  # takes longer than all that those do who only look at folders
 
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getbuffer()
+    torch.save(state, to)
 
 
 def readable(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,9 @@ from flgraph.errors import InputError
 LOCK = ".lock"
 """File in a run's folder that is locked while a process writes there."""
 
+Digest = dict[str, Any]
+"""Size (``bytes``) and ``sha256`` of a file."""
+
 _PATIENCE = 3.0
 """Seconds that a process has to end which is about to."""
 
@@ -41,7 +44,7 @@ def writing(folder: Path) -> Iterator[None]:
         raise InputError(str(folder), "writable", cause.strerror or cause) from error
 
 
-def write_bytes(content: bytes | memoryview, file: Path, private: bool = False) -> None:
+def write_bytes(content: bytes, file: Path, private: bool = False) -> None:
     """Writes a file whole or not at all, also where several processes write it at the same time or the power fails.
 
     Args:
@@ -125,15 +128,15 @@ def read_text(file: Path) -> str | None:
         raise InputError(str(file), "a readable text file", error) from error
 
 
-def digest(file: Path) -> dict[str, Any]:
-    """Size (``bytes``) and ``sha256`` of a file."""
+def digest(file: Path) -> Digest:
+    """Size and digest of a file."""
     with open(file, "rb") as stream:
         return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
 
 
-def flush_folder(folder: Path) -> None:
-    """Flushes to disk which files a folder has."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def flush(path: Path) -> None:
+    """Flushes to disk a file, or which files a folder has."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

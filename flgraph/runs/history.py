@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -20,6 +21,8 @@ Metrics = dict[str, dict[str, float]]
 SAMPLES = "samples"
 """``GROUP/samples``, such as ``val/samples``: on how many samples a client measured the other metrics of the group."""
 
+
+ACCURACY = "val/accuracy"
 
 EPSILON = "privacy/epsilon"
 """Under which name a round says what it and all before it have cost a client."""
@@ -39,6 +42,20 @@ def lower_is_better(metric: str) -> bool:
 def mode_of(metric: str) -> Literal["max", "min"]:
     """Which of a metric's values is the best, as its name says."""
     return "min" if lower_is_better(metric) else "max"
+
+
+def default_monitor(metrics: Metrics) -> str:
+    """The metric that decides where nobody says which: ``val/accuracy``, or else the first of validation but the loss.
+
+    Metrics that fewer clients report than others are left aside: what one client makes up does not decide.
+
+    >>> default_monitor({"north": {"val/rmse": 0.4, "val/mae": 0.3, "val/loss": 0.16}})
+    'val/rmse'
+    """
+    counts = Counter(name for own in metrics.values() for name in own if name.startswith("val/"))
+    names = [name for name, count in counts.items() if count == max(counts.values()) and name != samples_of(name)]
+    usual = [ACCURACY] if ACCURACY in names or not names else sorted(names, key="val/loss".__eq__)
+    return usual[0]
 
 
 @dataclass

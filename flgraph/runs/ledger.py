@@ -16,7 +16,7 @@ from typing import Any
 from filelock import FileLock
 
 from flgraph.errors import InputError, expect
-from flgraph.runs.files import flush_folder, writing
+from flgraph.runs.files import flush, writing
 
 LEDGER = "ledger.jsonl"
 """Its name in a run's folder."""
@@ -53,19 +53,24 @@ class Ledger:
         self.head = NOTHING
         self._stream: FileIO | None = None
         self._lines = self._size = 0
-        self._alone_now = False
+        self._alone_now = self._only = False
         self._waiting: list[dict[str, Any]] = []
         self._written: dict[str, dict[bytes, int]] = {name: {} for name in REPEATED}
         self._digests: dict[int, tuple[bytes, str]] = {}
         if file is not None:
             self.open(file)
 
-    def open(self, file: Path) -> None:
+    def open(self, file: Path, alone: bool = False) -> None:
         """Goes on in a file, with what was kept in memory; what is in the file stays.
+
+        Args:
+            file: where to go on.
+            alone: whether lines that somebody else adds from now on are an error of whatever is noted here next.
 
         Raises:
             InputError: the file cannot be written, or its last line is not what a ledger writes.
         """
+        self._only = False
         self.close()
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -74,11 +79,12 @@ class Ledger:
             self._written = {name: {} for name in REPEATED}
             self._stream = FileIO(file, "a+", opener=lambda path, flags: os.open(path, flags, 0o600))
             os.chmod(file, 0o600)  # also where somebody else made it
-            flush_folder(file.parent)
+            flush(file.parent)
         with self._alone():
             waiting, self._waiting = self._waiting, []
             for entry in waiting:
                 self._append(entry)
+        self._only = alone
 
     def add(self, *, data: bytes | None = None, **fields: Any) -> None:
         """Adds a line.
@@ -158,10 +164,12 @@ class Ledger:
             self._stream.seek(start)
             tail = self._stream.read(step) + tail
         whole, _, half = tail.rpartition(b"\n")
-        self._lines, self.head, self._size = 0, NOTHING, size - len(half)
+        last: dict[str, Any] = {"n": 0, "hash": NOTHING}
         if whole:
-            line = checked_line(whole.rpartition(b"\n")[2], f"{self._file}, last line")
-            self._lines, self.head = line["n"], line["hash"]
+            last = checked_line(whole.rpartition(b"\n")[2], f"{self._file}, last line")
+        own = not self._only or last["hash"] == self.head  # what is behind it is half a line of its own
+        expect(own, str(self._file), "written by the newest job of a run only", "an older one")
+        self._lines, self.head, self._size = last["n"], last["hash"], size - len(half)
         if half:
             with open(f"{self._file}.half", "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
                 stream.write(half + b"\n")

@@ -209,7 +209,7 @@ def _place(line: Line) -> tuple[object, ...]:
     return line.client, line.round, line.request, line.exchange, line.direction
 
 
-ABOUT_SUMS = ("keys", "shares", "hold", "unmask")
+ABOUT_SUMS = ("keys", "shares", "hold", "confirm", "unmask")
 """Requests by which masks of an exchange are agreed on, and taken from its sum."""
 
 
@@ -221,4 +221,30 @@ def spent(lines: Iterable[Line]) -> dict[str, Counter[str]]:
             if line.request not in ABOUT_SUMS:
                 found[line.client]["evaluations" if line.request == "evaluate" else "turns"] += 1
             found[line.client]["bytes"] += line.bytes
+    return found
+
+
+def confirmed(lines: Iterable[Line]) -> dict[tuple[int, str], str]:
+    """Round and exchange of the secure sums that a client has had opened, and what says whose they were."""
+    up = (line for line in lines if line.direction == "up" and line.request == "confirm")
+    return {(line.round, line.exchange): line.policy for line in up}
+
+
+def lost_sums(lines: Iterable[Line], after: int) -> dict[tuple[int, str], set[str]]:
+    """Secure sums of rounds that a server has lost: round and exchange to the clients that confirmed these lists.
+
+    Args:
+        lines: of the server's ledger.
+        after: the last round that is not lost.
+    """
+    found: dict[tuple[int, str], set[str]] = {}
+    job: dict[tuple[int, str], set[str]] = {}
+    for line in lines:
+        if line.event == "opened":
+            job = {}
+        if line.direction == "up" and line.round > after and line.verdict == "accepted":
+            if line.request == "exchange":
+                job.setdefault((line.round, line.exchange), set()).add(line.client)
+            elif line.request == "confirm":
+                found[line.round, line.exchange] = job.get((line.round, line.exchange), set())
     return found

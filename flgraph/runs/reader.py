@@ -17,7 +17,7 @@ import yaml
 from flgraph.errors import InputError, expect
 from flgraph.runs.compatibility import flatten
 from flgraph.runs.files import read_text
-from flgraph.runs.history import Metrics, mean_metrics, mode_of, read_records
+from flgraph.runs.history import Metrics, default_monitor, mean_metrics, mode_of, read_records
 from flgraph.runs.results import version_of
 
 FILES = ("results.json", "history.jsonl")
@@ -115,7 +115,9 @@ class Run:
     def monitor(self) -> tuple[str, str]:
         """The metric that decides its best round, and ``max`` or ``min``."""
         trainer = mapping(self.config.get("trainer")) or self.config
-        metric = str(trainer.get("monitor") or "val/accuracy")
+        evaluated = (record.clients for record in self.rounds if record.clients)
+        given = trainer.get("monitor") or self.results.get("monitor")
+        metric = str(given or default_monitor(next(evaluated, {})))
         return metric, str(trainer.get("monitor_mode") or mode_of(metric))
 
     @property

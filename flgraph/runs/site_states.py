@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from flgraph.errors import InputError, expect
 from flgraph.runs.checkpoint import CLIENTS, state_name
-from flgraph.runs.files import flush_folder, private_folder, write_bytes, write_text
+from flgraph.runs.files import flush, private_folder, write_bytes, write_text
 from flgraph.runs.keys import canonical, derive_key, is_signed, signature
 
 _NONCE = 12
@@ -125,7 +125,7 @@ class SiteStates:
         write_bytes(state, file, private=True)
         signed = {**binding, "hmac": signature(self._key, canonical(binding), state)}
         write_bytes(json.dumps(signed, indent=1).encode(), file.with_suffix(".json"), private=True)
-        flush_folder(file.parent)
+        flush(file.parent)
 
     def load(self, client: str, label: str, algorithm: str | None = None) -> bytes:
         """The bytes of a state.

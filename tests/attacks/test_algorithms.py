@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import fuzz
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +20,6 @@ from flgraph.federation.aggregation import weighted_mean
 from flgraph.runs.checkpoint import load_bytes, state_bytes
 
 Change = Callable[[dict[str, Tensor], dict[str, Any]], Any]
-GRADIENT = "gradient/{other}/layers.0.weight"
 
 
 def of(name: str, change: Callable[[Tensor], Tensor]) -> Change:
@@ -409,7 +409,7 @@ def test_weights_of_a_mean(weight: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedProx", "GCFL", "GraphFL", "FedGCN", "FedHGN", "FedSagePlus"])
-def test_a_mean_without_weights_needs_no_number_of_samples(name: str, made: Any, fuzz: Any) -> None:
+def test_a_mean_without_weights_needs_no_number_of_samples(name: str, made: Any) -> None:
     def uniform() -> Any:
         aggregator, model, data = made[name]()
         return type(aggregator)(weighting="uniform"), model, data

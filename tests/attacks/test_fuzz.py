@@ -6,6 +6,7 @@ import copy
 import random
 from typing import Any
 
+import fuzz
 import pytest
 
 from flgraph.federation.seeding import seed_all
@@ -27,7 +28,7 @@ def test_none_is_missing(made: Any) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_upload_breaks_the_server(name: str, fuzz: Any, recorded: Any) -> None:
+def test_no_upload_breaks_the_server(name: str, recorded: Any) -> None:
     recording = recorded(name)
     outcomes = [fuzz.attack(recording, random.Random(number)) for number in range(COUNT)]
     assert "stopped" not in outcomes
@@ -35,7 +36,7 @@ def test_no_upload_breaks_the_server(name: str, fuzz: Any, recorded: Any) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_honest_uploads_come_in(name: str, fuzz: Any, recorded: Any) -> None:
+def test_honest_uploads_come_in(name: str, recorded: Any) -> None:
     for step in recorded(name).steps:
         server = copy.deepcopy(step.server)
         assert fuzz.Door(server, recorded(name)).admit_all(step.uploads, step.round, step.exchange).keys() == (
@@ -44,7 +45,7 @@ def test_honest_uploads_come_in(name: str, fuzz: Any, recorded: Any) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_others_go_on_without_a_client(name: str, fuzz: Any, recorded: Any) -> None:
+def test_the_others_go_on_without_a_client(name: str, recorded: Any) -> None:
     """One that is left out of any exchange, which is for good before the first round; or of all of them."""
     steps = recorded(name).steps
     for first in range(len(steps)):

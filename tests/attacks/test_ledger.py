@@ -192,3 +192,23 @@ def test_names_steer_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert {"\x1b", "\x9b", "\r", "\u202e"}.isdisjoint(out)
     for shown in ("[bold red]x[/]", ":smiley:", "\\x1b[2J.jsonl", "\\x1b[1m.jsonl"):
         assert shown in out.replace("\n", "")
+
+
+def test_a_ledger_of_one_job_at_a_time(tmp_path: Path) -> None:
+    """Who opened it last writes, and nobody before; half a line of its own does not keep it from going on."""
+    file = tmp_path / "ledger.jsonl"
+    first, second = Ledger(), Ledger()
+    first.open(file, alone=True)
+    first.add(event="first")
+    second.open(file, alone=True)
+    first.add(event="nothing came between")
+    second.open(file, alone=True)
+    second.add(event="second")
+    for _ in range(2):
+        with pytest.raises(InputError, match="to be written by the newest job of a run only but got"):
+            first.add(event="too late")
+    with open(file, "ab") as stream:
+        stream.write(b'{"n": 4, "half')
+    second.add(event="goes on")
+    events = [line.event for line in read_ledger(file)]
+    assert events == ["first", "nothing came between", "second", "repaired", "goes on"]

@@ -307,6 +307,7 @@ def test_a_site_counts_what_noise_costs_over_all_runs(site: Callable[..., Server
         (Policy(min_noise=2), None, "noise before anything leaves the client .* of a multiplier of 2 or more"),
         (Policy(min_noise=2), GaussianNoise(1.0, 1.5), "of a multiplier of 2 or more, as the policy says, but got 1.5"),
         (Policy(min_noise=2), GaussianNoise(1.0, 9.0, at="server"), "but got none"),
+        (Policy(min_noise=2), GaussianNoise(1.0, 9.0, leave=["first.*"]), "noise does not cover.* but got first"),
         (Policy(max_epsilon=8), None, "noise before anything leaves the client"),
         (Policy(max_epsilon=8), GaussianNoise(1.0, 9.0), "nothing that noise does not cover.* but got num_samples"),
     ],

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
+import federations
 import pytest
 import pytorch_lightning as pl
 
@@ -16,8 +15,6 @@ from flgraph.federation import Aggregator
 from flgraph.reproduce.fedego import published as fedego
 from flgraph.reproduce.fedhgn import published as fedhgn
 from flgraph.testing import check_algorithm
-
-PARITY = Path(__file__).resolve().parents[1] / "parity"
 
 SMALL = {"hidden_channels": 4, "num_layers": 2}
 EARLY_SPLIT = {"eps1": 100.0, "eps2": 0.0, "warmup": 0, "min_clients": 2}
@@ -101,16 +98,8 @@ CHANGES_NOTHING = {"PublishedFedGCN"}
 """The published code computes its average and never sends it."""
 
 
-@pytest.fixture(scope="module")
-def federations() -> Any:
-    """The module of that name beside the tests of engines."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(PARITY))
-        yield import_module("federations")
-
-
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_it_keeps_the_promises(name: str, federations: Any) -> None:
+def test_it_keeps_the_promises(name: str) -> None:
     aggregator, model, data = ALGORITHMS[name]
 
     def setup() -> tuple[Aggregator, pl.LightningModule, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import fuzz
 import pytest
 import torch
 from torch import Tensor
@@ -15,8 +14,6 @@ from torch import Tensor
 from flgraph.errors import InputError
 from flgraph.federation import Clip, FederatedTrainer, HalfPrecision, Quantise, TopK
 from flgraph.testing import check_algorithm
-
-TESTS = Path(__file__).resolve().parents[1]
 
 DATA = {
     "FedEgo": ["ego_graphs/*"],
@@ -41,13 +38,9 @@ MODELS = ("_models", "_relations", "_control")
 
 
 @pytest.fixture(scope="module")
-def makes() -> Iterator[Mapping[str, Callable[[], Any]]]:
+def makes() -> Mapping[str, Callable[[], Any]]:
     """Algorithm to what makes it, a model and data; with those of ``examples``."""
-    sys.path.insert(0, str(TESTS / "attacks"))
-    try:
-        yield import_module("fuzz").makes()
-    finally:
-        sys.path.pop(0)
+    return fuzz.makes()
 
 
 def trained(make: Callable[[], Any], folder: Path, transforms: list[Any], rounds: int = 1) -> FederatedTrainer:

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from flgraph.federation.payload import pack, unpack
 from flgraph.federation.server_model import ServerModel, relative_distance
 from flgraph.models import EgoHead, MashedEgoGraphs
 from flgraph.models import FedEgo as FedEgoNet
+from flgraph.reproduce.fedego.published import PublishedFedEgo
 
 FANOUTS = (2, 2)
 Federate = Callable[..., FederatedTrainer]
@@ -113,7 +115,14 @@ def test_what_is_sent_stands_for_whole_batches_and_tells_the_classes(
         torch.testing.assert_close((centers * sizes).sum(0), counts.float())
 
 
-def test_held_back_classes_have_no_influence(federate: Federate, ego_federation: Make, recorder: Any) -> None:
+@pytest.mark.parametrize(
+    ("make", "none"),
+    [(FedEgo, True), (partial(PublishedFedEgo, soft_labels="training"), True), (PublishedFedEgo, False)],
+)
+def test_held_back_classes_have_no_influence_unless_wanted(
+    federate: Federate, ego_federation: Make, recorder: Any, make: Callable[[], FedEgo], none: bool
+) -> None:
+    """As the published code has it, they are in the server's label distribution."""
     received = []
     for held_back in (0, 1):
         data = ego_federation(nodes=14)
@@ -124,10 +133,10 @@ def test_held_back_classes_have_no_influence(federate: Federate, ego_federation:
             graph = NodeGraph(given.graph.x, given.graph.edge_index, y, 3)
             module = NodeDataModule(graph, train, rest[:3], rest[3:], batch_size=4, fanouts=FANOUTS)
             data.given[name] = module  # type: ignore[assignment]
-        trainer: Any = federate(FedEgo(), rounds=2, engine=recorder)
+        trainer: Any = federate(make(), rounds=2, engine=recorder)
         trainer.fit(net(), data)
         received.append(trainer.server.aggregator.download("A", 1, None).tensors)
-    assert all(torch.equal(received[0][name], received[1][name]) for name in received[0])
+    assert all(torch.equal(received[0][name], received[1][name]) for name in received[0]) == none
     assert float(received[0]["labels/global"].sum()) == pytest.approx(1)
 
 
@@ -155,15 +164,11 @@ def test_fixed_mixing_is_its_two_ablations(federate: Federate, ego_federation: M
 
 
 def test_without_any_exchange_it_is_local_training(
-    federate: Federate, ego_federation: Make, assert_same: Callable[..., None], recorder: Any
+    ego_federation: Make, assert_equal_runs: Callable[..., None]
 ) -> None:
     """ "w/o RL" and "w/o PL" together leave nothing but the ego-graphs that go up."""
-    states = []
-    for aggregator in (FedEgo(mixing=0.0, average_reduction=False), Local()):
-        trainer: Any = federate(aggregator, rounds=2, enable_checkpointing=False)
-        trainer.fit(net(), ego_federation())
-        states.append([trainer.engine.clients[client].module.state_dict() for client in "ABC"])
-    assert_same(*states)
+    nothing = FedEgo(mixing=0.0, average_reduction=False)
+    assert_equal_runs(nothing, Local(), net, ego_federation, ("state_dict",), rounds=2)
 
 
 def test_without_reduction_layers_they_stay(federate: Federate, ego_federation: Make, recorder: Any) -> None:

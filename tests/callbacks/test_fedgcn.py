@@ -158,26 +158,6 @@ def test_what_crosses(federate: Federate, recorder: Any) -> None:
     assert results["setup_bytes"]["up"] == up
 
 
-def test_resumed_equals_uninterrupted(federate: Federate, tmp_path: Any, assert_same: Any) -> None:
-    """The neighbourhood sums are sent once, and must be there after a restart, for evaluation as for training."""
-    settings: dict[str, Any] = {"client_fraction": 0.7, "local_epochs": 2}
-
-    def run(folder: str, rounds: int, ckpt: str | None = None) -> Any:
-        root = str(tmp_path / folder)
-        trainer = federate(FedGCN(num_hops=2), default_root_dir=root, rounds=rounds, **settings)
-        results = trainer.fit(net(dropout=0.5), Parts(graph(), OVERLAPPING, cross_edges=True), ckpt_path=ckpt)
-        return trainer, results["final"]
-
-    (whole, final), _, (resumed, again) = run("whole", 5), run("cut", 2), run("cut", 5, "last")
-    assert again == final
-    for name, client in whole.engine.clients.items():
-        assert_same(client.state(), resumed.engine.clients[name].state())
-        one, other = (t.engine.clients[name].module.sums for t in (whole, resumed))
-        assert torch.equal(one.first.to_dense(), other.first.to_dense())
-        assert torch.equal(one.second.to_dense(), other.second.to_dense())
-    assert whole.server.state({}) == resumed.server.state({})
-
-
 @pytest.mark.parametrize("num_hops", [1, 2])
 def test_a_client_s_model_needs_no_federation(federate: Federate, num_hops: int) -> None:
     """What it knows of its surroundings is in its checkpoint."""

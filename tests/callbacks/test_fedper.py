@@ -40,5 +40,9 @@ def test_convolutions_are_shared_and_nothing_else(
 def test_a_model_without_base_layers_is_refused(
     toy_federation: Callable[..., Any], toy_module: Any, federate: Callable[..., FederatedTrainer]
 ) -> None:
-    with pytest.raises(InputError, match=r"`route convs\.\*` to be that of a tensor of client `A`"):
+    with pytest.raises(
+        InputError, match=r"`model` to be GNN or NodeGCN, the network of this algorithm, but got one with"
+    ):
         federate(FedPer()).fit(toy_module(), toy_federation(6))
+    with pytest.raises(InputError, match=r"`route base\.\*` to be that of a tensor of client `A`"):
+        federate(FedPer(["base.*"])).fit(toy_module(), toy_federation(6))

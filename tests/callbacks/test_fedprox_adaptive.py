@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -141,15 +142,12 @@ def test_the_ratio_rule_by_hand(
 
 
 def test_the_gradient_has_the_present_coefficient(
-    toy_federation: Callable[..., Any], toy_module: Any, federate: Federate, assert_same: Any
+    toy_federation: Callable[..., Any], toy_module: Any, assert_equal_runs: Callable[..., None]
 ) -> None:
-    """While it does not move, it is FedProx with that coefficient, bit for bit."""
-    found = []
-    for aggregator in (FedProx(mu=0.1), FedProxAdaptive(mu=0.1, patience=9)):
-        trainer: Any = federate(aggregator, rounds=3, local_epochs=2, enable_checkpointing=False)
-        trainer.fit(toy_module(dropout=0.0), toy_federation(6, 8))
-        found.append([client.module.state_dict() for client in trainer.engine.clients.values()])
-    assert_same(*found)
+    """While it does not move, it is FedProx with that coefficient."""
+    model, data = partial(toy_module, dropout=0.0), partial(toy_federation, 6, 8)
+    still = FedProxAdaptive(mu=0.1, patience=9)
+    assert_equal_runs(FedProx(mu=0.1), still, model, data, ("state_dict",), rounds=3, local_epochs=2)
 
 
 def test_every_client_has_its_own(toy_federation: Callable[..., Any], toy_module: Any, federate: Federate) -> None:

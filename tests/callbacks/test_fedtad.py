@@ -202,7 +202,7 @@ def test_a_run(clients: WholeGraphFederation, federate: Federate) -> None:
 
 def test_all_has_to_be_shared(clients: WholeGraphFederation, federate: Federate) -> None:
     with pytest.raises(
-        InputError, match=r"whose every tensor all clients share, for FedTAD but got \['convs\.1\.bias'"
+        InputError, match=r"whose every tensor all clients share, for FedTAD, but got \['convs\.1\.bias'"
     ):
         federate(FedTAD(), rounds=1, personal=["convs.1.*"]).fit(NodeGCN(hidden_channels=4), clients)
 

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
+import federations
 import pytest
 import torch
 from torch import Tensor
@@ -52,9 +51,7 @@ class Norm(AddsLoss, FedAvg):
 
 
 def federation(kind: str) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "parity"))
-        return getattr(import_module("federations"), kind)()
+    return getattr(federations, kind)()
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)

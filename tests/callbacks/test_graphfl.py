@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -275,16 +276,11 @@ def test_two_exchanges_and_what_crosses(federate: Federate, recorder: Any) -> No
 
 
 def test_without_a_meta_step_it_is_fedavg(
-    toy_federation: Callable[..., Any], toy_module: Any, federate: Federate, assert_same: Any
+    toy_federation: Callable[..., Any], toy_module: Any, assert_equal_runs: Callable[..., None]
 ) -> None:
     """The meta exchange leaves weights, buffers (batch norm's), optimizers, and logged metrics alone."""
-    found = []
-    for aggregator in (FedAvg(), GraphFL(meta_lr=0.0, inner_lr=0.5)):
-        trainer: Any = federate(aggregator, rounds=3, enable_checkpointing=False)
-        trainer.fit(toy_module(dropout=0.5, norm=True, optimizer="adam"), toy_federation(6, 8, batch_size=4))
-        states = [client.state() for client in trainer.engine.clients.values()]
-        found.append([{key: s[key] for key in ("state_dict", "optimizer_states", "client")} for s in states])
-    assert_same(*found)
+    model, data = partial(toy_module, dropout=0.5, norm=True, optimizer="adam"), partial(toy_federation, 6, 8)
+    assert_equal_runs(FedAvg(), GraphFL(meta_lr=0.0, inner_lr=0.5), model, partial(data, batch_size=4), rounds=3)
 
 
 @pytest.mark.parametrize("batch_size", [4, 8])
@@ -341,25 +337,6 @@ def test_manual_optimization_is_refused(
 
     with pytest.raises(InputError, match="to be a module with automatic optimization for GraphFL"):
         federate(GraphFL(), rounds=1).fit(lambda data: Manual(in_features=4), toy_federation(6))
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_resumed_equals_uninterrupted(optimizer: Any, federate: Federate, tmp_path: Any, assert_same: Any) -> None:
-    """With ego-graphs, the hook, dropout, and clients that sit rounds out."""
-    settings: dict[str, Any] = {"client_fraction": 0.7, "local_epochs": 2}
-
-    def run(folder: str, rounds: int, ckpt: str | None = None) -> Any:
-        aggregator = GraphFL(num_nodes=4, meta_optimizer=optimizer)
-        trainer = federate(aggregator, default_root_dir=str(tmp_path / folder), rounds=rounds, **settings)
-        trainer.fit(FedEgoNet(hidden_channels=4), MetaFederation(), ckpt_path=ckpt)
-        return trainer
-
-    whole = run("whole", 5)
-    run("cut", 2)
-    resumed = run("cut", 5, "last")
-    for name, client in whole.engine.clients.items():
-        assert_same(client.state(), resumed.engine.clients[name].state())
-    assert whole.server.state({}) == resumed.server.state({})
 
 
 @pytest.mark.parametrize(

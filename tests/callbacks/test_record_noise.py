@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flgraph.callbacks import FedAvg, FedProto, FedProx, Local, RecordNoise
+from flgraph.callbacks import FedAvg, FedProto, FedProx, FedProxAdaptive, Local, RecordNoise, record_noise
 from flgraph.data import SyntheticFederation
 from flgraph.errors import InputError, PolicyError
-from flgraph.federation import FederatedTrainer, Policy
+from flgraph.federation import Client, FederatedTrainer, Policy
 from flgraph.federation.accountant import spent_on_records
 from flgraph.models import GNN
 
@@ -102,7 +102,9 @@ def test_epsilon_is_told_of_every_client_and_a_run_goes_on_counting(run: Any) ->
     told = json.loads((whole.run_dir / "results.json").read_text())["privacy"]
     assert told["epsilon"] == pytest.approx(spent_on_records(((1.5, 0.25, 16),), 1e-5))
     assert told["epsilon_of_clients"] == pytest.approx(dict.fromkeys(["trees", "rings"], told["epsilon"]))
-    assert told["claim"].startswith(f"({told['epsilon']:.3g}, 1e-05)-differential privacy of every graph")
+    claim = f"({told['epsilon']:.3g}, 1e-05)-differential privacy of every graph of the 2 clients that told"
+    assert told["claim"].startswith(claim)
+    assert told["noise_drawn"].startswith("from the run's seed: this is a simulation")
     half = run(noise, rounds=1, local_epochs=2, name="half")
     again = run(noise, rounds=2, local_epochs=2, name="half", ckpt_path="last")
     assert half.current_round == 1
@@ -160,3 +162,46 @@ def test_nodes_of_one_graph_are_no_records(federate: Any, toy_federation: Any, t
 def test_arguments_that_cannot_be(arguments: Any, field: str) -> None:
     with pytest.raises(InputError, match=rf"`RecordNoise.{field}`"):
         RecordNoise(*arguments)
+
+
+# ------------------------------------------------------------------------------------------------------ attacks
+@pytest.mark.parametrize("sample_rate", [0.5, 1.0])
+def test_at_a_site_nobody_draws_noise_again_who_knows_all_seeds_of_torch(
+    run: Any, monkeypatch: Any, sample_rate: float
+) -> None:
+    """A generator of torch's has 32 bits of a seed, and these can be tried."""
+    made = Client.__init__
+    monkeypatch.setattr(Client, "__init__", lambda *args, **kwargs: made(*args, **{**kwargs, "simulated": False}))
+    monkeypatch.setattr("secrets.randbits", lambda bits: 7)
+    noise = RecordNoise(1e-6, 3e6, sample_rate)
+    assert apart(run(noise, aggregator=Local()), run(noise, aggregator=Local())) > 0.1
+
+
+def test_a_graph_that_overflows_is_not_told_by_what_is_not_finite(run: Any, monkeypatch: Any) -> None:
+    """Who chooses the weights could have one graph's gradient overflow, and no other's: no length bounds that."""
+    honest = record_noise._gradients
+    count = []
+
+    def overflows(trainer: Any, model: Any, batch: Any, parameters: Any) -> Any:
+        count.append(1)
+        found = honest(trainer, model, batch, parameters)
+        return tuple(g * (math.inf if len(count) == 1 else 1.0) for g in found)
+
+    monkeypatch.setattr(record_noise, "_gradients", overflows)
+    assert bool(weights(run(RecordNoise(1.0, 1.0, 1.0), aggregator=Local())).isfinite().all())
+
+
+def test_what_an_algorithm_makes_of_losses_has_no_noise(run: Any) -> None:
+    with pytest.raises(InputError, match=r"but got .FedProxAdaptive with what follows of losses"):
+        run(RecordNoise(1.0, 1.0), aggregator=FedProxAdaptive())
+
+
+def test_schedulers_that_follow_metrics(run: Any) -> None:
+    class Follows(GNN):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "train/loss"}}
+
+    with pytest.raises(InputError, match="`model` to be without schedulers that follow metrics"):
+        run(RecordNoise(1.0, 1.0), model=Follows(hidden_channels=4))

@@ -1,36 +1,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from federations import ten_relations
 from torch import Tensor
 
 from flgraph.callbacks import FedProx, SchemaFedAvg
-from flgraph.data import HeteroClients, HeteroFederation, HeteroGraph
+from flgraph.data import HeteroClients, HeteroFederation
 from flgraph.data.hetero.schema import with_reverse
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.federation.routes import Route, personal, shared
 from flgraph.models import GNN, RGCN
 
-NAMES = ("writes", "cites", "treats", "owes", "sees", "hears", "knows", "likes", "greets", "pays")
 Federate = Callable[..., FederatedTrainer]
-
-
-def data(partition: str = "random_edge_types") -> HeteroFederation:
-    generator = torch.Generator().manual_seed(0)
-    ends = [("a", "b"), ("b", "a"), ("a", "a"), ("b", "b"), ("a", "b")] * 2
-    given = {
-        (source, name, target): torch.randint(0, 30, (2, 60), generator=generator).unique(dim=1)
-        for name, (source, target) in zip(NAMES, ends, strict=True)
-    }
-    y = torch.arange(30) % 3
-    graph = HeteroGraph.from_edges(
-        {"a": 30, "b": 30}, given, "a", y, torch.arange(20), None, torch.arange(20, 30), name="Toy"
-    )
-    return HeteroFederation(graph, num_clients=3, partition=partition, partition_seed=5)
 
 
 def net(**kwargs: Any) -> RGCN:
@@ -48,7 +35,7 @@ def by_relation(trainer: Any, federation: HeteroFederation) -> dict[str, dict[An
 
 def test_a_relation_is_averaged_over_those_who_have_it(federate: Federate, recorder: Any) -> None:
     trainer: Any = federate(SchemaFedAvg(), rounds=1, engine=recorder)
-    federation = data()
+    federation = ten_relations()
     trainer.fit(net(), federation)
     held = by_relation(trainer, federation)
     sent = dict(recorder.uploads())
@@ -65,7 +52,7 @@ def test_a_relation_is_averaged_over_those_who_have_it(federate: Federate, recor
 
 def test_all_start_from_the_first_holders_weights(federate: Federate) -> None:
     trainer: Any = federate(SchemaFedAvg(), rounds=1, limit_train_batches=0)
-    federation = data()
+    federation = ten_relations()
     trainer.fit(net(), federation)
     held = by_relation(trainer, federation)
     for one in held.values():
@@ -82,34 +69,12 @@ class AllButEmbeddings(FedProx):
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5])
-def test_with_equal_schemas_it_is_fedprox(mu: float, federate: Federate, assert_same: Callable[..., None]) -> None:
+def test_with_equal_schemas_it_is_fedprox(mu: float, assert_equal_runs: Callable[..., None]) -> None:
     """Clients of one graph, with other training nodes, have the same relations; the proximal term covers them, too."""
-    whole, states = with_reverse(data().read()), []
+    whole = with_reverse(ten_relations().read())
     parts = {name: whole.replace(train=whole.train[first::3]) for first, name in enumerate("xyz")}
-    for aggregator in (SchemaFedAvg(mu=mu), AllButEmbeddings(mu=mu)):
-        trainer: Any = federate(aggregator, rounds=3, local_epochs=2)
-        trainer.fit(net(), HeteroClients(parts))
-        states.append([client.module.state_dict() for client in trainer.engine.clients.values()])
-    assert_same(*states)
-
-
-def test_resumed_equals_uninterrupted(federate: Federate, assert_same: Callable[..., None], tmp_path: Any) -> None:
-    def run(folder: str, rounds: int, ckpt: str | None = None) -> Any:
-        trainer: Any = federate(
-            SchemaFedAvg(mu=0.1),
-            rounds=rounds,
-            local_epochs=2,
-            default_root_dir=str(tmp_path / folder),
-            client_fraction=0.7,
-        )
-        trainer.fit(net(), data(), ckpt_path=ckpt)
-        return trainer
-
-    whole = run("whole", 4)
-    run("cut", 2)
-    resumed = run("cut", 4, "last")
-    for name, client in whole.engine.clients.items():
-        assert_same(resumed.engine.clients[name].module.state_dict(), client.module.state_dict())
+    data, how = partial(HeteroClients, parts), {"rounds": 3, "local_epochs": 2}
+    assert_equal_runs(SchemaFedAvg(mu=mu), AllButEmbeddings(mu=mu), net, data, ("state_dict",), **how)
 
 
 def test_bad_data(federate: Federate, graph_federation: Callable[..., Any]) -> None:

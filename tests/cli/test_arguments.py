@@ -243,7 +243,7 @@ def test_configs_are_found_beside_or_in_the_package() -> None:
         (["--data.datasets", "ALPHA"], "Expected `data.datasets` to be of type list but got ALPHA."),
         (
             ["--model.conv", "sagee"],
-            "Expected `model.conv` to be one of 'gcn', 'gin', 'sage', 'gine', 'gat' but got sagee.",
+            "Expected `model.conv` to be one of 'gcn', 'gin', 'sage', 'gine', 'gat', 'pna' but got sagee.",
         ),
         (["--seed_everything", "-1"], 'Parser key "seed_everything": Not of type NonNegativeInt: -1'),
     ],

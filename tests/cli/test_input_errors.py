@@ -85,7 +85,10 @@ def test_malformed_data_set(
             "Expected `trainer.client_fraction` to be above 0 and at most 1 but got 0",
         ),
         (["--trainer.name", "a/b"], "Expected `trainer.name` to be the name of a folder, without / but got 'a/b'."),
-        (["--trainer.monitor", "val/acc"], "Expected `trainer.monitor` to be one of train/accuracy"),
+        (
+            ["--trainer.monitor", "val/acc"],
+            "Expected `trainer.monitor` to be one of val/accuracy, val/f1, val/loss but",
+        ),
         (
             ["--trainer.accelerator", "cuda"],
             "Expected `trainer.accelerator` to be one that Lightning takes here but got",
@@ -108,6 +111,17 @@ def test_malformed_data_set(
         (["--trainer.accumulate_grad_batches", "0"], "Expected `trainer.accumulate_grad_batches` to be 1 or more but"),
         (["--model.lr", "-1"], "Expected `model.lr` to be a finite number, 0 or more but got -1.0."),
         (["--model.dropout", "1"], "Expected `model.dropout` to be at least 0 and less than 1 but got 1.0."),
+        (
+            ["--trainer.aggregator.combine", "Medain"],
+            "`trainer.aggregator` to be the name of a class but got 'Medain' (did you mean Median?).",
+        ),
+        (
+            ["--trainer.callbacks", "[earlystopping]"],
+            "`trainer.callbacks` to be the name of a class but got 'earlystopping' (did you mean EarlyStopping?).",
+        ),
+        (["--model.metrics", "f1"], "Expected `model.metrics` to be a list of str or null but got f1."),
+        (["--model.class_weights", "[a]"], "`model.class_weights` to be a list of float or null but got ['a']."),
+        (["--trainer.monitor_mode", "up"], "`trainer.monitor_mode` to be one of 'max', 'min' or null but got up."),
         (
             ["--model.num_classes", "2"],
             "Expected `model.num_classes` to be 3, as in the data of client `BETA`, but got 2.",

@@ -57,6 +57,9 @@ def test_new_project(done: Call, task: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path / "first")
     checked = done("data", "check", *PARTNERS).out
     assert checked.count("left out   nothing") == 3
+    declared = [done("data", "check", f"sites/{own}.yaml").out.splitlines()[-1] for own in PARTNERS]
+    assert {done("data", "check", "federation.yaml").out.splitlines()[-1]} == set(declared)
+    assert "  declared   " in declared[0]
     done("fit", "-c", "federation.yaml", "--trainer.rounds", "2")
     (run,) = Path("runs").glob("*/version_0")
     assert json.loads((run / "results.json").read_text())["rounds"] == 2
@@ -111,7 +114,7 @@ def change(project: Path, file: str, old: str, new: str) -> None:
     ("args", "told"),
     [
         (["--data.graphs", "{north: nord}"], "or a file .npz, .pt or .graphml, but got nord, which is not there."),
-        (["--data.graphs", "north"], "Expected `data.graphs` to be of type"),
+        (["--data.graphs", "north"], "Expected `data.graphs` to be a mapping but got north."),
         (["--data.graphs", "{north: north/nodes.csv}"], "to be a folder with nodes.csv and edges.csv, or a file"),
         (["--data.graphs", "{}"], "Expected `data.graphs` to be the data of at least one client but got none."),
         ([], "Expected `data.graphs` to be given, as flgraph.data.NodeClients needs it, but got none."),
@@ -143,7 +146,7 @@ def test_mistakes_in_arguments(call: Call, project: Path, args: list[str], told:
     [
         ("east/nodes.csv", "id,label", "key,label", "a table with a column `id` but got one without."),
         ("east/nodes.csv", "A007,", "A006,", "id in east/nodes.csv` to be different names but got 1 that occur again"),
-        ("east/nodes.csv", "city\n", "city,1\n", "to be a table in CSV but got more cells in rows than in the header"),
+        ("east/nodes.csv", "city\n", "city,1\n", "in CSV but got 6 cells in line 2, where the header has 5;"),
         ("east/nodes.csv", "branch\n", "place\n", "same columns as `north` but got `branch` in one"),
         ("east/nodes.csv", "city\n", "\n", "branch in east/nodes.csv` to be without gaps, unless `data.missing` is"),
         ("east/edges.csv", "source,target", "from,to", "a table with a column `source` but got one"),
@@ -177,6 +180,68 @@ def test_mistakes_in_tables(call: Call, project: Path, file: str, old: str, new:
 )
 def test_mistakes_in_other_commands(call: Call, project: Path, args: list[str], told: str) -> None:
     assert told in call(*args).sentence
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "old", "new", "told"),
+    [
+        ("nodes", "east/nodes.csv", ",fraud,", f",{MARKER},", "one of the 2 classes of `data.classes` but got another"),
+        ("nodes", "east/nodes.csv", "years,", "age,", "a table with the column `years`, as `data.columns` says,"),
+        ("nodes", "east/nodes.csv", ".", f"{MARKER}", "as `data.columns` says, but got something else in row 1"),
+        ("nodes", "federation.yaml", "classes: [fine, fraud]", "task: regression", "west/nodes.csv` to be numbers"),
+        ("nodes", "federation.yaml", "classes: [fine, fraud]", "task: multilabel", "to be 0 or 1, true or false,"),
+        ("graphs", "east/graphs.csv", ",ring", ",", "`label of east` to be there for each graph but got 1 "),
+        ("graphs", "east/nodes.csv", ",C,", ",Xx,", "east/nodes.csv` to be one of its 3 declared categories"),
+        ("hetero", "east/paper.csv", "pages", "words", "`paper in east` to be a table with the column `pages`, as"),
+        ("hetero", "federation.yaml", "paper: {", "papers: {", "of node types that files have, author, "),
+    ],
+)  # fmt: skip
+def test_check_of_a_configuration(
+    call: Call, task: str, file: str, old: str, new: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a run would refuse is found before it."""
+    create(tmp_path / "made", task)
+    monkeypatch.chdir(tmp_path / "made")
+    change(Path(), file, old, new)
+    checked = call("data", "check", "federation.yaml")
+    assert checked.sentence.startswith(
+        "Expected `federation.yaml` to be a configuration whose data can be used but got"
+    )
+    assert told in checked.out
+    assert MARKER not in checked.out
+    sentence = call("fit", "-c", "federation.yaml").sentence
+    assert f": {sentence}\n" in checked.out or f"PROBLEM    {sentence}\n" in checked.out
+    assert not Path("runs").exists()
+
+
+def test_check_of_other_configurations(call: Call, project: Path) -> None:
+    section = {"class_path": "flgraph.data.NodeClients", "init_args": {"graphs": {"north": "north"}}}
+    for content, told in (
+        ({"model": "NodeSAGE"}, "Expected `own.yaml` to be a configuration with a `data` section but got one without."),
+        ({"data": {**section, "class_path": "TUFederation"}}, "to be one of NodeClients, GraphClients, HeteroClients,"),
+        ({"data": {**section, "init_args": {"graph": {}}}}, "but got `graph` (did you mean `graphs`?)"),
+        ({"data": {**section, "init_args": {"graphs": 3}}}, "`data.graphs` to be a mapping but got 3"),
+    ):
+        Path("own.yaml").write_text(yaml.safe_dump(content))
+        assert told in call("data", "check", "own.yaml").sentence
+    assert "folders and files, or one configuration, but" in call("data", "check", "own.yaml", "north").sentence
+
+
+def test_a_text_makes_no_categories_of_numbers(call: Call, project: Path) -> None:
+    change(project, "east/nodes.csv", ".", f"{MARKER}")
+    told = "years in east/nodes.csv` to be numbers, as at other clients, but got something else in row 1"
+    assert told in call("data", "check", *PARTNERS).sentence
+    assert told in call(*FIT, "--data.graphs", GRAPHS).sentence
+
+
+def test_check_of_numbers_and_labels(done: Call, project: Path) -> None:
+    nodes = (project / "north" / "nodes.csv").read_text()
+    (project / "north" / "nodes.csv").write_text(nodes.replace("label,", "kind,").replace("balance", "label"))
+    out = done("data", "check", "north").out
+    assert "  label      label: numbers\n" in out
+    assert out.endswith("  labels     1\n")
+    (project / "north" / "nodes.csv").write_text(nodes.replace("label,", "kind,").replace("balance", "label_2030"))
+    assert "  label      2030: numbers\n" in done("data", "check", "north").out
 
 
 def test_check_tells_no_row(done: Call, project: Path) -> None:

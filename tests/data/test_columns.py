@@ -108,7 +108,10 @@ def test_derived_classes() -> None:
 def test_derived_columns() -> None:
     north = {"age": Column.of(["1", ""], "n"), "ward": Column.of(["1", "2"], "n")}
     east = {"ward": Column.of(["x"], "e"), "age": Column.of([""], "e")}
-    assert derived_columns({"north": north, "east": east}) == {"age": "number", "ward": ("1", "2", "x")}
+    with pytest.raises(InputError, match=r"`e` to be numbers, as at other clients, but got something else in row 1"):
+        derived_columns({"north": north, "east": east})
+    north["ward"] = Column.of(["1", "y"], "n")
+    assert derived_columns({"north": north, "east": east}) == {"age": "number", "ward": ("1", "x", "y")}
     with pytest.raises(InputError, match=r"files with the same columns as `north` but got `ward` in one of them only"):
         derived_columns({"north": north, "east": {"age": east["age"]}})
     with pytest.raises(InputError, match="numbers or categories but got points in time"):

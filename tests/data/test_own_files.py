@@ -140,7 +140,9 @@ def test_what_is_not_used_is_said(tmp_path: Path) -> None:
     edges = [("source", "target", "weight"), ("000", "001", 2), ("001", "000", 2), ("002", "002", 1), ("003", "004", 1)]
     ring(tmp_path, edges=[*edges, ("003", "004", 1)])
     data = NodeClients({"north": str(tmp_path)}, columns={"years": "number"})
-    said = "`north`: 1 edges from a node to itself, 2 repeated edges, weight of edges, column branch."
+    said = (
+        r"`north`: 1 edges from a node to itself, 2 repeated edges, weight of edges \(see `data.edge_columns`\), column"
+    )
     with pytest.warns(UserWarning, match=said):
         data.setup()
     assert data.client("north").graph.edge_index.size(1) == 4
@@ -235,7 +237,7 @@ def row(*values: Any) -> list[tuple[Any, ...]]:
         ({"nodes": row("000", MARKER, 1, "city")}, {}, "id in .* different names but got 1 that occur"),
         ({"nodes": row("", MARKER, 1, "city")}, {}, "id in .* in all rows but got none in row 7"),
         ({"nodes": row("006", "a", 1, "city", MARKER)}, {}, "got 5 cells in line 8, where the header has 4;"),
-        ({"nodes": [("id", "label"), ("0", "a", MARKER)]}, {}, "in CSV but got more cells in rows than in the header"),
+        ({"nodes": [("id", "label"), ("0", "a", MARKER)]}, {}, "got 3 cells in line 2, where the header has 2;"),
         ({"nodes": []}, {}, "nodes.csv` to be a table in CSV but got an empty file"),
         ({"nodes": row("006", "a", MARKER, "city")}, {"columns": KINDS}, "years in .* to be numbers, as"),
         ({"nodes": row("006", "a", None, "city")}, {}, "years in .* without gaps.* but got 1 that are"),

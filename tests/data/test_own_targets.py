@@ -99,6 +99,9 @@ def test_numbers_are_predicted(tmp_path: Path) -> None:
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
+    accounts(tmp_path / "measured", "label", "{n}.5")
+    with pytest.raises(InputError, match=r"`label of .*measured` to be classes but got numbers with fractions, which"):
+        NodeClients({"measured": "measured"}, root=str(tmp_path)).setup()
     for folder, (label, values), sentence in (
         ("texts", ("label", "much"), r"`label in .*nodes\.csv` to be numbers, or empty, but got something else"),
         ("none", ("price", "{n}"), r"`data\.graphs\.none` to be data with `label`, or several `label_\.\.\.` but got"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from federations import write_paths_and_cycles
 
 
 @pytest.fixture(scope="session")
@@ -12,25 +13,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two data sets of paths (class 0) and cycles (class 1), with two node labels."""
     root = tmp_path_factory.mktemp("data")
     for name, graphs in (("ONE", 30), ("TWO", 20)):
-        edges, owner, labels = [], [], []
-        for graph in range(graphs):
-            first, size = len(owner) + 1, 3 + graph % 4
-            pairs = [(first + i, first + i + 1) for i in range(size - 1)]
-            if graph % 2:
-                pairs.append((first, first + size - 1))
-            edges += [f"{a}, {b}" for pair in pairs for a, b in (pair, pair[::-1])]
-            owner += [str(graph + 1)] * size
-            labels += [str((graph + i) % 2) for i in range(size)]
-        folder = root / name
-        folder.mkdir()
-        classes = [str(graph % 2) for graph in range(graphs)]
-        for key, lines in (
-            ("A", edges),
-            ("graph_indicator", owner),
-            ("graph_labels", classes),
-            ("node_labels", labels),
-        ):
-            (folder / f"{name}_{key}.txt").write_text("\n".join(lines) + "\n")
+        write_paths_and_cycles(root, name, graphs)
     return root
 
 

@@ -92,17 +92,17 @@ def test_client_refuses_its_data(
 def test_checkpoint_does_not_fit_on_the_disk(
     fit: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], written: str
 ) -> None:
-    real = checkpoint.write_bytes
+    real = checkpoint.flush
 
-    def full(content: Any, file: Path) -> None:
+    def full(file: Path) -> None:
         if file.name == written and ".writing-00003" in str(file):
             file.write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(content, file)
+        real(file)
 
     folder = tmp_path / "runs" / "run" / "version_0"
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_bytes", full)
+        patch.setattr(checkpoint, "flush", full)
         told = failing(capsys, fit, 2)
     assert told == (
         f"Expected `{folder}/checkpoints` to be writable for the checkpoint of round 3 but got No space left on "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,12 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from flgraph.callbacks import GCFL, FedAvg, Local
+from flgraph.callbacks import GCFL, FedAvg, Local, RecordNoise
+from flgraph.callbacks.record_noise import PoissonLoader
+from flgraph.data.graphs.batching import GraphLoader
 from flgraph.errors import InputError
 from flgraph.federation import Clip, GaussianNoise, Median, Payload, Privacy, Quantise
-from flgraph.federation.accountant import spent
+from flgraph.federation.accountant import spent, spent_on_records
 from flgraph.federation.privacy import Account
 from flgraph.federation.transforms import Draw, Pipeline, draw_key
 from flgraph.runs.history import read_records
@@ -104,6 +108,35 @@ def test_who_guesses_a_canary_proves_less_than_what_is_counted(uploads: int) -> 
     proved = lower_bound(scores[0], scores[1], delta)
     assert 0.25 * counted < proved < counted
     assert lower_bound(scores[0] + 100, scores[1], delta) > counted  # with too little noise it would be found out
+
+
+def test_who_guesses_a_graph_proves_less_than_what_is_counted() -> None:
+    """One of a client's graphs has a gradient far longer than may be, or none; all noisy gradients are seen."""
+    norm, multiplier, rate, steps, trials, delta = 0.5, 1.0, 0.5, 3, 1000, 1e-3
+
+    def score(canary: bool) -> float:
+        noise, weight = RecordNoise(norm, multiplier, rate), torch.nn.Parameter(torch.zeros(3))
+        module: Any = SimpleNamespace(training_step=lambda graph, _: (100.0 * canary * (graph == 0) * weight[0]).sum())
+        graphs: Any = SimpleNamespace(batch=lambda graph: graph)
+        loader = PoissonLoader(GraphLoader(graphs, torch.arange(3), 3), rate)
+        plugin = SimpleNamespace(train_step_context=nullcontext)
+        trainer: Any = SimpleNamespace(train_dataloader=loader, precision_plugin=plugin, lr_scheduler_configs=[])
+        trainer.optimizers = [torch.optim.SGD([weight], lr=1.0)]
+        noise._client = SimpleNamespace(simulated=False, seed=0, name="A")  # type: ignore[assignment]
+        noise.on_train_start(trainer, module)
+        total = 0.0
+        for _ in range(steps):
+            assert loader.draw is not None
+            places = (loader.draw.uniform(3) < rate).nonzero().flatten()
+            noise._batch = SimpleNamespace(drawn_graphs=loader.index[places])
+            noise.on_after_backward(trainer, module)
+            assert weight.grad is not None
+            total += float(weight.grad[0])
+        return total
+
+    scores = [np.array([score(canary) for _ in range(trials)]) for canary in (True, False)]
+    counted = spent_on_records(((multiplier, rate, steps),), delta)
+    assert 0.15 * counted < lower_bound(*scores, delta) < counted
 
 
 # ----------------------------------------------------------------------------------------------------------- the noise

@@ -154,22 +154,6 @@ def test_transforms_at_sites_are_those_of_one_process(
         assert_same(weights(office)[name], client.state())
 
 
-@pytest.mark.parametrize("fate", ["lose", "answer late"])
-def test_an_upload_that_was_lost_does_not_shift_what_transforms_remember(
-    remote: Callable[..., Any], fate: str, assert_same: Callable[..., None]
-) -> None:
-    runs = []
-    for number, what in enumerate(("lose", fate)):
-        trainer, office, fitted = remote(FedAvg(), rounds=4, folder=f"sites-{number}", transforms=smaller())
-        office.rule = lambda site, message, what=what: what if site == "two" and round_of(message) == 2 else "deliver"
-        trainer.fit(*fitted)
-        runs.append((trainer, office))
-    (one, first), (other, second) = runs
-    assert not any(line["dropped"] for line in history(other))
-    assert history(one) == history(other)
-    assert_same(weights(first), weights(second))
-
-
 def test_noise_at_sites_is_new_whenever_a_round_is_done_again_and_counts_again(
     remote: Callable[..., Any], federate: Any
 ) -> None:
@@ -188,19 +172,22 @@ def test_noise_at_sites_is_new_whenever_a_round_is_done_again_and_counts_again(
 
 
 @pytest.mark.parametrize("fate", ["lose", "answer late"])
+@pytest.mark.parametrize("transformed", [False, True])
 def test_a_site_that_misses_a_deadline_is_left_out_and_comes_back(
-    remote: Callable[..., Any], fate: str, assert_same: Callable[..., None]
+    remote: Callable[..., Any], fate: str, transformed: bool, assert_same: Callable[..., None]
 ) -> None:
-    """Whether it never got the request or answered too late, it ends in the same bits."""
+    """Whether it never got the request or answered too late, it ends in the same bits: transforms remember the same."""
     runs = []
+    kept = {"aggregator": FedAvg(), "transforms": smaller()} if transformed else {}
     for number, what in enumerate(("lose", fate)):
-        trainer, office, fitted = remote(rounds=4, folder=f"sites-{number}")
+        trainer, office, fitted = remote(rounds=4, folder=f"sites-{number}", **copy.deepcopy(kept))
         office.rule = lambda site, message, what=what: what if site == "two" and round_of(message) == 2 else "deliver"
         trainer.fit(*fitted)
         runs.append((trainer, office))
     (one, first), (other, second) = runs
     took_part = [line["clients"] for line in history(other)]
     assert took_part == [["A", "B", "C"], ["A", "B"], ["A", "B", "C"], ["A", "B", "C"]]
+    assert not any(line["dropped"] for line in history(other))
     assert history(one) == history(other)
     assert_same(weights(first), weights(second))
     assert ("two", "ping") in second.sent

@@ -28,7 +28,7 @@ from flgraph.federation import (
     Tolerance,
     Turn,
 )
-from flgraph.federation.secure.client import MaskedUploads, as_bytes, mask_context, own_mask_key, plain
+from flgraph.federation.secure.client import MaskedUploads, as_bytes, own_mask_key, plain
 from flgraph.federation.secure.fixed_point import decode, encode
 from flgraph.federation.secure.keys import KeyPair, seal, unseal
 from flgraph.federation.secure.masks import add_mask
@@ -39,7 +39,6 @@ from flgraph.runs.ledger_reader import read_ledger, spent
 from flgraph.testing import check_algorithm
 
 LAYOUT = [("b", ()), ("w", (3, 2))]
-SIZE = 8
 DTYPES = {"b": torch.float64, "w": torch.float64}
 
 
@@ -160,7 +159,7 @@ def test_neighbours_in_a_circle() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- the protocol
-@pytest.mark.parametrize("settings", [SecureSums(), SecureSums(0.55, neighbours=4), SecureSums(fraction_bits=20)])
+@pytest.mark.parametrize("settings", [SecureSums(), SecureSums(0.55, neighbours=6), SecureSums(fraction_bits=20)])
 @pytest.mark.parametrize(
     "gone",
     [
@@ -169,6 +168,7 @@ def test_neighbours_in_a_circle() -> None:
         {Request.SHARES: ["c1"]},
         {Request.HOLD: ["c1"]},
         {Request.EXCHANGE: ["c1"]},
+        {Request.CONFIRM: ["c1"]},
         {Request.UNMASK: ["c1"]},
         {Request.KEYS: ["c0"], Request.EXCHANGE: ["c4"], Request.UNMASK: ["c7"]},
     ],
@@ -179,7 +179,8 @@ def test_masks_cancel_to_the_last_bit(settings: SecureSums, gone: dict[Request, 
     clients = Clients(9, settings)
     clients.gone = gone
     mean = clients.run()
-    before = [name for request in list(gone) if request != Request.UNMASK for name in gone[request]]
+    after = (Request.CONFIRM, Request.UNMASK)
+    before = [name for request in list(gone) if request not in after for name in gone[request]]
     assert clients.used == [name for name in clients.names if name not in before]
     expected = clients.expected(clients.used)
     keyed = 9 - len(gone.get(Request.KEYS, ()))
@@ -223,12 +224,11 @@ def test_what_a_server_sees_is_noise(value: float) -> None:
         return there
 
     total.run(list("abcd"), ask)
-    mixed = mask_context(total.context, total.there)
     dropped = KeyPair(total._secret("d", partial(total._is_of_key, "d")))
     for name, row in rows.items():
         secret = total._secret(name, partial(total._is_committed, name))
         add_mask(row, own_mask_key(secret, name, total.context), -1)
-        add_mask(row, dropped.agree(total.keys[name][:32], f"mask/{mixed}"), -1)  # all come before d
+        add_mask(row, dropped.agree(total.keys[name][:32], f"mask/{total.mixed}"), -1)  # all come before d
         assert stats.chisquare(np.bincount(row.view(np.uint8), minlength=256)).pvalue > 1e-4
         assert stats.kstest(row / 2.0**64, "uniform").pvalue > 1e-4
     for one, other in ("ab", "ac", "bc"):
@@ -261,7 +261,7 @@ def who(*marks: int) -> Payload:
     return Payload({"who": torch.tensor(marks, dtype=torch.uint8)})
 
 
-@pytest.mark.parametrize("request_", [Request.SHARES, Request.HOLD, Request.UNMASK, Request.EXCHANGE])
+@pytest.mark.parametrize("request_", [Request.SHARES, Request.HOLD, Request.CONFIRM, Request.UNMASK, Request.EXCHANGE])
 def test_requests_out_of_their_turn(request_: Request) -> None:
     clients = Clients(4)
     with pytest.raises(InputError, match="`request to client `c0` to be the next one of a secure sum"):
@@ -276,26 +276,49 @@ def test_an_exchange_is_masked_once() -> None:
             clients.answer("c0", request)
 
 
+def confirmed(clients: Clients, *marks: int) -> dict[str, Payload]:
+    """Clients confirm the same list; what each of those on it is then told of the others."""
+    there = [name for name, mark in zip(clients.names, marks, strict=True) if mark]
+    for name in there:
+        clients.sum.take_confirmed(name, clients.answer(name, Request.CONFIRM, who(*marks)) or Payload())
+    return {name: clients.sum.relay_confirmed(name) for name in there}
+
+
 def test_masks_are_taken_from_a_sum_once() -> None:
-    clients = begun()
-    first = clients.answer("c0", Request.UNMASK, who(1, 1, 1, 1, 1))
+    clients = begun(until=Request.CONFIRM)
+    told = confirmed(clients, 1, 1, 1, 1, 1)
+    with pytest.raises(InputError, match="the next one of a secure sum"):  # another list
+        clients.answer("c1", Request.CONFIRM, who(1, 1, 1, 1, 0))
+    first = clients.answer("c0", Request.UNMASK, told["c0"])
     assert first is not None
     assert first.tensors["shares"].shape == (5, 16)
     with pytest.raises(InputError, match="the next one of a secure sum"):  # the other secrets of all but c0 and three
-        clients.answer("c0", Request.UNMASK, who(1, 1, 1, 1, 0))
+        clients.answer("c0", Request.UNMASK, told["c0"])
 
 
 def test_of_each_client_one_secret_is_opened() -> None:
-    clients = begun()
-    shares = clients.answer("c0", Request.UNMASK, who(1, 1, 1, 1, 0))
+    clients = begun(until=Request.CONFIRM)
+    told = confirmed(clients, 1, 1, 1, 1, 0)
     held = clients.halves["c1"]._sum
-    assert shares is not None
     assert held is not None
-    own = clients.answer("c1", Request.UNMASK, who(1, 1, 1, 1, 0))
+    own = clients.answer("c1", Request.UNMASK, told["c1"])
     assert own is not None
     for row, name in zip(own.tensors["shares"], clients.names, strict=True):
         both = held.held[name]
         assert plain(row) == (both[:16] if name == "c4" else both[16:])
+
+
+@pytest.mark.parametrize("right", [0, 2, 3, 4])
+def test_nothing_is_opened_before_enough_others_have_confirmed_the_same(right: int) -> None:
+    """Four of five, itself among them; codes of nobody, of others, or made up do not count."""
+    clients = begun(until=Request.CONFIRM)
+    codes = confirmed(clients, 1, 1, 1, 1, 1)["c0"].tensors["codes"].clone()
+    codes[right:] = codes[right:].flip(1)
+    if right < 3:
+        with pytest.raises(InputError, match=f"of a sum that 4 or more of those .* told of alike but got {right + 1}"):
+            clients.answer("c0", Request.UNMASK, Payload({"codes": codes}))
+    else:
+        assert clients.answer("c0", Request.UNMASK, Payload({"codes": codes})) is not None
 
 
 @pytest.mark.parametrize(
@@ -307,20 +330,20 @@ def test_of_each_client_one_secret_is_opened() -> None:
     ],
 )
 def test_who_is_in_a_sum(marks: tuple[int, ...], sentence: str) -> None:
-    clients = begun()
+    clients = begun(until=Request.CONFIRM)
     with pytest.raises(InputError, match=sentence):
-        clients.answer("c0", Request.UNMASK, who(*marks))
+        clients.answer("c0", Request.CONFIRM, who(*marks))
     with pytest.raises(InputError, match="the next one"):  # there is no second try
-        clients.answer("c0", Request.UNMASK, who(1, 1, 1, 1, 1))
+        clients.answer("c0", Request.CONFIRM, who(1, 1, 1, 1, 1))
 
 
 def test_a_client_that_was_not_there_cannot_be_in_the_sum() -> None:
     clients = Clients(6)
-    clients.gone = {Request.SHARES: ["c5"], Request.UNMASK: clients.names}
+    clients.gone = {Request.SHARES: ["c5"], Request.CONFIRM: clients.names}
     with pytest.raises(EngineError):
         clients.run()
     with pytest.raises(InputError, match="of itself and clients that took part so far"):
-        clients.answer("c0", Request.UNMASK, who(1, 1, 1, 1, 1, 1))
+        clients.answer("c0", Request.CONFIRM, who(1, 1, 1, 1, 1, 1))
 
 
 def directory(clients: Clients, change: Callable[[list[str], list[bytes]], None]) -> Payload:
@@ -332,10 +355,10 @@ def directory(clients: Clients, change: Callable[[list[str], list[bytes]], None]
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda names, keys: keys.__setitem__(1, keys[0]), "clients and keys that are all different"),
-        (lambda names, keys: keys.__setitem__(1, keys[1][:32] * 2), "clients and keys that are all different"),
+        (lambda names, keys: keys.__setitem__(1, keys[0]), "clients in order and keys that are all different"),
+        (lambda names, keys: keys.__setitem__(1, keys[1][:32] * 2), "clients in order and keys that are all different"),
         (lambda names, keys: names.__setitem__(1, "c0"), "with its own keys under its name"),
-        (lambda names, keys: names.__setitem__(2, "c1"), "clients and keys that are all different"),
+        (lambda names, keys: names.__setitem__(2, "c1"), "clients in order and keys that are all different"),
         (lambda names, keys: keys.__setitem__(0, keys[1]), "with its own keys under its name"),
         (lambda names, keys: (names.pop(0), keys.pop(0)), "with its own keys under its name"),
         (lambda names, keys: keys.__setitem__(1, keys[1][:32] + bytes(32)), "a point of large order"),
@@ -363,14 +386,14 @@ def test_who_is_told_of_other_clients_spoils_the_sum_and_tells_nothing() -> None
         return directory(clients, lambda names, keys: keys.__setitem__(4, stranger.public + keys[4][32:]))
 
     clients.altered = other
-    with pytest.raises(EngineError, match=r"The mask of client `c0` cannot be taken|one of numbers in their range"):
+    with pytest.raises(InputError, match="of a sum that 4 or more of those who hold its shares were told of alike"):
         clients.run()
 
 
 def test_another_layout_or_resolution_spoils_the_sum() -> None:
     clients = Clients(5)
     clients.halves["c0"] = MaskedUploads("c0", SecureSums(fraction_bits=31))
-    with pytest.raises(EngineError):
+    with pytest.raises(InputError, match="were told of alike"):
         clients.run()
 
 
@@ -445,14 +468,21 @@ def test_the_server_gets_nothing_else(run: Any, recorder: Any) -> None:
     described = [Payload.from_bytes(answer) for _, turn, answer in recorder.crossed if turn.request == Request.DESCRIBE]
     assert all("num_samples" not in payload.scalars for payload in described)
     lines = read_ledger(trainer.run_dir / "ledger.jsonl")
-    assert {line.request for line in lines if line.round == 1} >= {"keys", "shares", "hold", "exchange", "unmask"}
+    assert {line.request for line in lines if line.round == 1} >= {
+        "keys",
+        "shares",
+        "hold",
+        "exchange",
+        "confirm",
+        "unmask",
+    }
     assert spent(lines)["A"]["turns"] == 2 + 2  # what is said of masks is no work
     told = json.loads((trainer.run_dir / "results.json").read_text())["secure_sums"]
     assert told["threshold"] == 0.66
     assert told["masks_drawn"].startswith("from the operating system")
 
 
-@pytest.mark.parametrize("request_", [Request.KEYS, Request.EXCHANGE, Request.UNMASK])
+@pytest.mark.parametrize("request_", [Request.KEYS, Request.EXCHANGE, Request.CONFIRM, Request.UNMASK])
 def test_a_client_that_fails_is_left_out_and_the_others_go_on(request_: Request, run: Any, recorder: Any) -> None:
     ask = recorder.run
 
@@ -467,7 +497,7 @@ def test_a_client_that_fails_is_left_out_and_the_others_go_on(request_: Request,
     trainer = run(engine=recorder, secure_sums=SecureSums(), tolerance=Tolerance(on_bad_upload="drop"))
     records = read_records(trainer.run_dir / "history.jsonl")
     assert list(records[1]["dropped"]) == ["B"]
-    assert ("B" in records[1]["clients"]) == (request_ == Request.UNMASK)
+    assert ("B" in records[1]["clients"]) == (request_ in (Request.CONFIRM, Request.UNMASK))
     assert len(records[2]["clients"]) == 5
 
 

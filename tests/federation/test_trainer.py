@@ -18,7 +18,7 @@ from flgraph.errors import InputError
 from flgraph.federation import Aggregator, FederatedCallback, FederatedTrainer, Route, personal, shared
 from flgraph.federation.run_log import RunLog
 from flgraph.models import GNN
-from flgraph.runs.history import History, RoundRecord, evaluation, read_records
+from flgraph.runs.history import History, RoundRecord, default_monitor, evaluation, read_records
 
 Fit = Callable[..., FederatedTrainer]
 
@@ -56,6 +56,7 @@ def test_results_have_the_documented_shape(fit: Fit) -> None:
         "parameters",
         "data",
         "dropped",
+        "monitor",
     }
     documented = {"final", "best_val", "rounds", "seconds_per_round", "bytes_per_round", "seed", "versions", "config"}
     assert results.keys() == documented | further
@@ -123,6 +124,24 @@ def test_the_best_round_is_the_first_best_of_the_monitored_mean(fit: Fit, mode: 
     checkpoints = trainer.run_dir / "checkpoints"
     assert (checkpoints / "best").resolve().name == f"round-{best:05d}"
     assert {path.name for path in checkpoints.glob("round-*")} == {f"round-{best:05d}", "round-00005"}
+
+
+def test_by_default_it_is_the_first_metric_that_the_model_has(fit: Fit) -> None:
+    trainer = fit(FedAvg(), Scripted([0.5, 0.9]), rounds=2)
+    results = results_of(trainer)
+    assert (results["monitor"], trainer.monitor_mode, results["best_val"]["round"]) == ("val/score", "max", 2)
+    assert results_of(fit(FedAvg()))["monitor"] == "val/accuracy"
+    assert trainer.run_dir is not None
+    more = fit(FedAvg(), Scripted([0.5, 0.9, 0.2]), str(trainer.run_dir), rounds=3)
+    assert (more.monitor, more.history.best["round"]) == ("val/score", 2)
+
+
+def test_one_client_does_not_choose_it() -> None:
+    measured = {"val/samples": 9.0, "val/loss": 0.2, "val/rmse": 0.4, "test/accuracy": 1.0}
+    metrics = {"bad": {"val/accuracy": 1.0, **measured}, "north": measured, "east": measured}
+    assert default_monitor(metrics) == "val/rmse"
+    assert default_monitor({"north": {"val/samples": 9.0, "val/loss": 0.2}}) == "val/loss"
+    assert default_monitor({"north": {"train/loss": 0.2}}) == "val/accuracy"
 
 
 def test_evaluate_every(fit: Fit) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import methods
 import pytest
 
 from flgraph.cli.flare import configuration
@@ -33,19 +33,16 @@ POLICY = {"algorithms": ["*"], "metrics": {"*": None}, "accept_states": True}
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:LightningCLI's args")]
 
 
-@pytest.fixture(scope="module")
-def methods() -> Iterator[Any]:
-    """The module of that name."""
+@pytest.fixture(scope="module", autouse=True)
+def no_arguments() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "parity"))
         patch.setattr(sys, "argv", sys.argv[:1])
-        yield import_module("methods")
+        yield
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_same_bits(
     method: str,
-    methods: Any,
     in_memory: Any,
     measured: Callable[[Path], dict[str, Any]],
     as_sites_tell: Callable[..., Any],

@@ -466,11 +466,11 @@ def test_what_clients_draw_derives_from_a_secret_of_the_site(tmp_path: Path) -> 
     one, other = (settings("north", tmp_path / name, seed=None) for name in ("one", "other"))
     drawn = site_seed(one, 0)
     assert site_seed(one, 0) == drawn
-    assert len({drawn, site_seed(one, 1), site_seed(other, 0), 0}) == 4
+    assert len({drawn, site_seed(one, 1), site_seed(one, 0, "second"), site_seed(other, 0), 0}) == 5
     (file,) = (tmp_path / "one").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert host(config(), one, "first").clients["trees"].seed == site_seed(
-        one, yaml.safe_load(config())["seed_everything"]
+        one, yaml.safe_load(config())["seed_everything"], "first"
     )
     named = settings("north", tmp_path / "named", seed=7)
     assert host(config(), named, "first").clients["trees"].seed == 7

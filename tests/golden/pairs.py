@@ -46,7 +46,6 @@ BC = (
     "--trainer.aggregator.rows '[\"*.coefficients\"]' "
     "--trainer.aggregator.common [convs.*.bases,convs.*.bias,classifier.*]"
 )
-RE = "-c configs/data/aifb.yaml --data.partition random_edges"
 RET = "-c configs/data/aifb.yaml --data.partition random_edge_types"
 RGCN = "--model.hidden_channels 8 --model.num_bases 3"
 

@@ -10,19 +10,13 @@ after it). One that only gives things other names must not: it changes the comma
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-try:
-    from golden import Outcome, machine, read, run, versions
-    from pairs import PAIRS, needs_files, needs_metis
-finally:
-    sys.path.pop(0)
+from golden import Outcome, machine, read, run, versions
+from pairs import PAIRS, needs_files, needs_metis
 
 
 @pytest.fixture(scope="module")

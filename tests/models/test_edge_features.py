@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GATConv, GINEConv
+from torch_geometric.nn import GATConv, GINEConv, PNAConv
 
-from flgraph.callbacks import FedPer
+from flgraph.callbacks import FedAvg, FedPer, FedTAD
 from flgraph.data import FlatGraphs, GraphClients, GraphFederation, NodeClients, NodeGraph, WholeGraphFederation
 from flgraph.errors import InputError
 from flgraph.federation import Aggregator, FederatedTrainer
@@ -85,9 +86,9 @@ def test_repeated_edges_have_their_mean() -> None:
     assert as_dict(part.edge_index, part.edge_attr)[1, 2] == pytest.approx(found[1, 0])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("conv", ["gine", "gat"])
+@pytest.mark.parametrize("conv", ["gine", "gat", "pna"])
 def test_models_compute_what_pyg_computes(conv: str) -> None:
-    """GINE by its formula, GAT by PyG's layer with the same weights, on nodes in another order."""
+    """GINE by its formula, GAT and PNA by PyG's layers with the same weights, on edges in another order."""
     torch.manual_seed(0)
     graph = network()
     model = NodeGNN(3, 2, hidden_channels=8, conv=conv, num_layers=1, edge_channels=2, dropout=0.0)  # type: ignore[arg-type]
@@ -99,18 +100,62 @@ def test_models_compute_what_pyg_computes(conv: str) -> None:
         assert isinstance(layer, GINEConv)
         messages = torch.relu(x[ends[0]] + layer.lin(attr))
         expected = layer.nn(x + torch.zeros_like(x).index_add(0, ends[1], messages))
+    elif conv == "pna":
+        # A ring's nodes have the degree that the scalers of all clients are made for.
+        scalers = ["identity", "amplification", "attenuation"]
+        given = PNAConv(8, 8, ["mean", "min", "max", "std"], scalers, torch.tensor([0, 0, 60]), edge_dim=2)
+        missing, unknown = given.load_state_dict(layer.state_dict(), strict=False)
+        assert missing == ["aggr_module.avg_deg_lin", "aggr_module.avg_deg_log"]
+        assert not unknown
+        expected = given(x, ends, attr)
     else:
         assert isinstance(layer, GATConv)
         expected = layer(x, ends, attr)
     torch.testing.assert_close(model(batch), model.readout(torch.relu(expected)))
 
 
-@pytest.mark.parametrize("conv", ["gine", "gat"])
+@pytest.mark.parametrize("conv", ["gine", "gat", "pna"])
 def test_federations_of_graphs(conv: Any, federate: Callable[..., FederatedTrainer]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Edges have")
         results = federate(FedPer(), rounds=1).fit(GNN(conv=conv, hidden_channels=8, norm="batch"), graphs())
     assert 0 <= results["final"]["mean"]["test/accuracy"] <= 1
+
+
+@pytest.mark.parametrize("edge_channels", [0, 2])
+def test_pna_by_its_formula(edge_channels: int) -> None:
+    """Equation 5 of the paper, node by node; node 3 has no neighbours."""
+    torch.manual_seed(0)
+    layer: Any = make_edge_conv("pna", 4, edge_channels).double()
+    ends = torch.tensor([[1, 2, 0, 0, 2, 1], [0, 0, 1, 2, 1, 2]])[:, :5]
+    x, attr = torch.rand(4, 4).double(), torch.rand(5, 2).double() if edge_channels else None
+    (before,), (after,), rows = layer.pre_nns, layer.post_nns, []
+    for node in range(4):
+        own = (ends[1] == node).nonzero()[:, 0]
+        parts = [x[node].expand(own.numel(), -1), x[ends[0, own]]]
+        messages = before(torch.cat([*parts, *([] if attr is None else [layer.edge_encoder(attr[own])])], dim=1))
+        degree, found = own.numel(), torch.zeros(4, 4).double()
+        if degree:
+            spread = messages.var(dim=0, unbiased=False).clamp(min=1e-5).sqrt()
+            spread = torch.where(spread > 1e-5**0.5, spread, 0)
+            found = torch.stack([messages.mean(dim=0), messages.amin(dim=0), messages.amax(dim=0), spread])
+        scale = math.log(degree + 1) / math.log(3)
+        inverse = math.log(3) / math.log(max(degree, 1) + 1)
+        rows.append(torch.cat([x[node], *(found.flatten() * by for by in (1, scale, inverse))]))
+    torch.testing.assert_close(layer(x, ends, attr), layer.lin(after(torch.stack(rows))), rtol=1e-7, atol=1e-7)
+
+
+def test_nothing_of_the_degrees_is_state() -> None:
+    for model in (GNN(3, 2, hidden_channels=8, conv="pna"), NodeGNN(3, 2, hidden_channels=8, conv="pna")):
+        assert "deg" not in " ".join(model.state_dict())
+
+
+def _principal() -> tuple[Aggregator, Any, Any]:
+    return FedAvg(), GNN(hidden_channels=4, num_layers=1, conv="pna"), graphs()
+
+
+def test_pna_resumes_and_moves() -> None:
+    check_algorithm(_principal, rounds=2)
 
 
 def _setup() -> tuple[Aggregator, Any, Any]:
@@ -152,9 +197,9 @@ def test_own_files(tmp_path: Path) -> None:
     batch = next(iter(client.train_dataloader()))
     assert batch.edge_attr.shape == (20, 3)
     for columns, sentence in (
-        ({"price": "number"}, r"`edges of .*` to be a table with the column `price`"),
+        ({"price": "number"}, r"`edges of .*` to be a table with the column `price`, as `data\.edge_columns` says"),
         ({"kind": ["card"]}, r"to be one of its 1 declared categories but got another in row 2"),
-        ({"kind": "number"}, r"to be numbers, as `data\.columns` says"),
+        ({"kind": "number"}, r"to be numbers, as `data\.edge_columns` says"),
         ({}, r"`data\.edge_columns` to be null, or one column or more"),
     ):
         with pytest.raises(InputError, match=sentence):
@@ -164,6 +209,33 @@ def test_own_files(tmp_path: Path) -> None:
     attr = pyg.client("lab").graphs.edge_attr
     assert attr is not None
     torch.testing.assert_close(attr, FlatGraphs.from_pyg(molecules()).edge_attr)
+
+
+def test_own_tables_of_graphs(tmp_path: Path, federate: Callable[..., FederatedTrainer]) -> None:
+    """From columns of files into layers, for graphs; what bonds are tells the classes."""
+    rows = [(f"m{g}", k, g % 2) for g in range(20) for k in range(4)]
+    tables = {
+        "graphs": ["id,label", *(f"m{g},{'ab'[g % 2]}" for g in range(20))],
+        "nodes": ["graph,id,charge", *(f"{name},{k},0" for name, k, _ in rows)],
+        "edges": ["graph,source,target,bond,length", *(f"{n},{k},{(k + 1) % 4},{'=-'[c]},1.5" for n, k, c in rows)],
+    }
+    for name, lines in tables.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    declared: dict[str, Any] = {"bond": ["-", "="], "length": "number"}
+    data = GraphClients({"lab": tmp_path}, edge_columns=declared, structure="none", batch_size=8)
+    model = GNN(hidden_channels=8, conv="pna", num_layers=2, lr=0.02, dropout=0.0)
+    results = federate(FedAvg(), rounds=8, local_epochs=3).fit(model, data)
+    assert data.client("lab").model_args["edge_channels"] == 3
+    assert results["final"]["mean"]["test/accuracy"] == 1
+
+
+def test_where_no_edge_has_any(federate: Callable[..., FederatedTrainer]) -> None:
+    bare = network()._like(edge_attr=None)
+    federate(FedAvg(), rounds=1).fit(NodeGNN(hidden_channels=4, conv="pna"), whole(bare))
+    with pytest.raises(InputError, match=r"`model\.edge_channels` to be 1 or more for gine"):
+        federate(FedAvg(), rounds=1).fit(NodeGNN(hidden_channels=4, conv="gine"), whole(bare))
+    with pytest.raises(InputError, match=r"to be one without features of edges whose every tensor all clients share"):
+        federate(FedTAD(), rounds=1).fit(NodeGNN(hidden_channels=4), whole())
 
 
 def test_what_is_refused() -> None:
@@ -182,7 +254,7 @@ def test_what_is_refused() -> None:
         make_edge_conv("gine", 8, 0)
     with pytest.raises(InputError, match=r"`model\.hidden_channels` to be divisible by 4, the heads of gat, but got 6"):
         make_edge_conv("gat", 6, 2)
-    with pytest.raises(InputError, match=r"`model\.conv` to be one of gine, gat"):
+    with pytest.raises(InputError, match=r"`model\.conv` to be one of gine, gat, pna but got 'gin'"):
         NodeGNN(conv="gin")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"`batch\.edge_attr` to be of shape \[edges, 3\] but got \[240, 2\]"):
         NodeGNN(3, 2, hidden_channels=8, edge_channels=3)(network().batch(torch.arange(3)))

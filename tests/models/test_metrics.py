@@ -11,6 +11,7 @@ import pytest
 import torch
 from sklearn import metrics as reference
 from torch.nn import functional as F
+from torchmetrics.functional import classification
 
 from flgraph.callbacks import FedAvg
 from flgraph.cli.main import main
@@ -52,6 +53,16 @@ def test_equal_to_scikit_learn(classes: int, shown: int) -> None:
     }
     assert list(found) == list(METRICS["multiclass"])
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(2, 1), (2, 2), (5, 3), (40, 11)])
+def test_bits_of_torchmetrics(classes: int, shown: int) -> None:
+    """Of what is computed here, since torchmetrics takes as long for it as a small model for a layer."""
+    logits, y = drawn(classes, shown)
+    found = class_metrics(["accuracy", "f1"], logits, y)
+    for name, average in (("accuracy", "micro"), ("f1", "macro")):
+        metric = {"accuracy": classification.multiclass_accuracy, "f1": classification.multiclass_f1_score}[name]
+        assert torch.equal(found[name], metric(logits, y, num_classes=classes, average=average))
 
 
 def test_what_has_no_meaning_is_left_out() -> None:
@@ -100,7 +111,7 @@ def test_bad_settings() -> None:
     for settings, sentence in (
         ({"metrics": ["accuracy", "rmse"]}, r"`model\.metrics` to be names among accuracy, .* but got 'rmse'"),
         ({"metrics": ["f1", "f1"]}, r"`model\.metrics` to be names that differ"),
-        ({"class_weights": [1.0]}, r"`model\.class_weights` to be 3 numbers, one for each class, but got '1 numbers'"),
+        ({"class_weights": [1.0]}, r"`model\.class_weights` to be 3 numbers, one for each class, but got \[1\.0\]"),
         ({"class_weights": [1.0, 0.0, 2.0]}, r"`model\.class_weights` to be finite numbers above 0"),
         ({"class_weights": [1.0, math.inf, 2.0]}, r"`model\.class_weights` to be finite numbers above 0"),
     ):

@@ -144,7 +144,7 @@ def test_federations(
 ) -> None:
     """The metrics are the task's, and clients go back to the round that is best by one of them."""
     model = GNN(hidden_channels=8, dropout=0.0, lr=0.01) if data is rings else NodeSAGE(hidden_channels=8, lr=0.02)
-    trainer = federate(FedAvg(), rounds=4, monitor=f"val/{metric}", callbacks=[EarlyStopping(patience=4)])
+    trainer = federate(FedAvg(), rounds=4, callbacks=[EarlyStopping(patience=4)])
     results = trainer.fit(model, data(task))
     assert trainer.run_dir is not None
     values = [record["mean"][f"val/{metric}"] for record in read_records(trainer.run_dir / "history.jsonl")]
@@ -206,8 +206,12 @@ def test_methods_that_need_classes(federate: Callable[..., FederatedTrainer]) ->
         federate(FedAvg(), monitor="val/loss").fit(InfoGraph(hidden_channels=4), rings(structure="none"))
     with pytest.raises(InputError, match=r"`data\.partition` to be one that needs no classes for regression"):
         NodeFederation(network(), num_clients=2, partition="dirichlet").setup()
-    with pytest.raises(InputError, match=r"`trainer\.monitor` to be one of .*val/rmse.* but got 'val/accuracy'"):
-        federate(FedAvg(), rounds=1).fit(NodeGCN(hidden_channels=4), whole())
+    trainer = federate(FedAvg(), rounds=1, monitor="val/accuracy")
+    with pytest.raises(InputError, match=r"`trainer\.monitor` to be one of val/rmse, val/mae, val/loss but got"):
+        trainer.fit(NodeGCN(hidden_channels=4), whole())
+    assert trainer.server is None  # before anything was trained
+    with pytest.raises(InputError, match=r"`EarlyStopping\.monitor` to be one of val/rmse, val/mae, val/loss but"):
+        federate(FedAvg(), callbacks=[EarlyStopping("rmse")]).fit(NodeGCN(hidden_channels=4), whole())
 
 
 def test_settings_that_contradict_each_other(federate: Callable[..., FederatedTrainer]) -> None:

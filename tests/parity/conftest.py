@@ -7,42 +7,33 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
+import methods
 import pytest
 import torch
 
 import flgraph
 from flgraph.federation.engines.distributed.launcher import launch
 
-collect_ignore = [
-    "ddp.py",
-    "device_program.py",
-    "federations.py",
-    "methods.py",
-    "program.py",
-    "stand_in.py",
-]  # found by name once their folder is on the path
+collect_ignore = ["ddp.py", "device_program.py", "federations.py", "methods.py", "program.py", "stand_in.py"]
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
-def methods() -> Iterator[Any]:
-    """The module of that name; its neighbours are found by name, too, here and in processes started from here."""
+def found_by_name() -> Iterator[None]:
+    """Modules here are found by name in processes that are started, too."""
     paths = [str(HERE), str(Path(flgraph.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(HERE))
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
         patch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
         patch.setattr(sys, "argv", sys.argv[:1])
-        yield import_module("methods")
+        yield
 
 
 @pytest.fixture(scope="session")
-def runs(methods: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(found_by_name: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with all runs: ``one`` process, ``two``, and those that went from one to another.
 
     Clients move to other processes after the round at which these were cut.

@@ -24,7 +24,7 @@ METHODS = [
 
 
 @pytest.fixture(scope="module")
-def root(methods: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(found_by_name: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with all runs; in a process of their own, as a device stays registered."""
     folder = tmp_path_factory.mktemp("device")
     program = [sys.executable, str(HERE / "device_program.py"), str(folder), json.dumps(METHODS)]

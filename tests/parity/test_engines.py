@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import ddp
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-try:
-    from methods import CONTINUED, METHODS, cut
-finally:
-    sys.path.pop(0)
+from methods import CONTINUED, METHODS, cut
 
 WAYS = [(name, "two") for name in METHODS]
 WAYS += [(name, where) for name in CONTINUED for where in ("two-then-one", "one-then-two")]
@@ -42,7 +36,7 @@ def test_same_checkpoints(method: str, runs: Path, assert_same: Callable[..., No
 
 def test_ddp_inside_of_clients(runs: Path) -> None:
     """Two processes with half of every batch each train as one with all of it; one of them writes, and resumes."""
-    import_module("ddp").fit(str(runs / "ddp-one"), 1)
+    ddp.fit(str(runs / "ddp-one"), 1)
     folders = [runs / where / "run" for where in ("ddp-one", "ddp-two")]
     assert [sorted(path.name for path in folder.iterdir()) for folder in folders] == [["version_0"], ["version_0"]]
     one, two = (json.loads((folder / "version_0" / "results.json").read_text()) for folder in folders)

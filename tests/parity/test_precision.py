@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
+import methods
 import pytest
 import torch
 
@@ -21,7 +21,7 @@ DTYPES = {"bf16-true": torch.bfloat16, "64-true": torch.float64, "bf16-mixed": t
         *("infograph", "mvgrl"),
     ],
 )
-def test_one_round(method: str, precision: str, methods: Any, tmp_path: Path) -> None:
+def test_one_round(method: str, precision: str, found_by_name: None, tmp_path: Path) -> None:
     name = f"{method}@{precision}"
     methods.run(name, tmp_path, 1)
     run = tmp_path / name / "version_0"

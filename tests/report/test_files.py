@@ -13,6 +13,7 @@ import pytest
 
 from flgraph.cli import main as cli
 from flgraph.report.files import latex_text, to_csv
+from flgraph.runs.reader import Round, Run
 
 
 def call(*args: object) -> None:
@@ -148,3 +149,11 @@ def test_neither_torch_nor_matplotlib_is_imported_for_help() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "--latex LATEX" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_metric_that_decides_where_a_configuration_names_none() -> None:
+    metrics = {"north": {"val/rmse": 0.5, "val/loss": 0.25}}
+    record = Round(1, 1.0, 0.0, 0.0, metrics, metrics["north"], {}, {})
+    assert Run(Path(), rounds=(record,)).monitor == ("val/rmse", "min")
+    assert Run(Path(), rounds=(record,), results={"monitor": "val/loss"}).monitor == ("val/loss", "min")
+    assert Run(Path()).monitor == ("val/accuracy", "max")

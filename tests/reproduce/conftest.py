@@ -50,7 +50,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     one_by_one = threading.Lock()
 
-    def call(lock: str, args: list[str], log: Path, deadline: float = math.inf) -> int:
+    def call(lock: str, args: list[str], log: Path, stopped: threading.Event, deadline: float = math.inf) -> int:
         with (
             one_by_one,
             open(log, "a") as stream,

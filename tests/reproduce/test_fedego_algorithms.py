@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from flgraph.callbacks import DFedGNN, FedAvg, FedEgo, FedGCN
-from flgraph.data import NodeDataModule, NodeFederation, NodeGraph, WholeGraphFederation
+from flgraph.data import NodeFederation, NodeGraph, WholeGraphFederation
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.federation.server_model import ServerModel
@@ -161,29 +161,6 @@ def test_it_adapts_in_any_precision(precision: str, federate: Federate) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- FedEgo
-@pytest.mark.parametrize("labels", ["training", "all"])
-def test_held_back_classes_have_an_influence_if_wanted(
-    federate: Federate, ego_federation: Make, recorder: Any, labels: Any
-) -> None:
-    """As the published code has it: then they are in the server's label distribution."""
-    received = []
-    for held_back in (0, 1):
-        data = ego_federation(nodes=14)
-        for name, given in data.given.items():
-            train, rest = torch.arange(8), torch.arange(8, 14)
-            y = given.graph.y.clone()
-            y[rest] = held_back
-            graph = NodeGraph(given.graph.x, given.graph.edge_index, y, 3)
-            module = NodeDataModule(graph, train, rest[:3], rest[3:], batch_size=4, fanouts=FANOUTS)
-            data.given[name] = module  # type: ignore[assignment]
-        trainer: Any = federate(PublishedFedEgo(soft_labels=labels), rounds=2, engine=recorder)
-        trainer.fit(net(), data)
-        received.append(trainer.server.aggregator.download("A", 1, None).tensors)
-    same = all(torch.equal(received[0][name], received[1][name]) for name in received[0])
-    assert same == (labels == "training")
-    assert float(received[0]["labels/global"].sum()) == pytest.approx(1)
-
-
 WHEN: tuple[Literal["end"], Literal["start"]] = ("end", "start")
 
 
@@ -230,35 +207,9 @@ def test_as_many_trees_as_the_largest_client_sends_keep_their_edges(
     assert childless.tolist() == [[False] * (3 if ego else 0)] * 3 + [[True] * (3 if ego else 0)] * 5
 
 
-def test_with_the_paper_s_choices_it_is_fedego(
-    federate: Federate, ego_federation: Make, assert_same: Callable[..., None]
-) -> None:
-    states = []
+def test_with_the_paper_s_choices_it_is_fedego(ego_federation: Make, assert_equal_runs: Callable[..., None]) -> None:
     paper: Any = {"edges": "all", "soft_labels": "training", "install_at": "end", "initial_weights": "first"}
-    for aggregator in (FedEgo(), PublishedFedEgo(**paper)):
-        trainer: Any = federate(aggregator, rounds=3)
-        trainer.fit(net(), ego_federation())
-        states.append([client.module.state_dict() for client in trainer.engine.clients.values()])
-    assert_same(*states)
-
-
-def test_resumed_equals_uninterrupted(
-    federate: Federate, ego_federation: Make, assert_same: Callable[..., None], tmp_path: Any
-) -> None:
-    """Reduction layers that wait for the next round included."""
-
-    def run(folder: str, rounds: int, ckpt: str | None = None) -> Any:
-        root = str(tmp_path / folder)
-        trainer: Any = federate(PublishedFedEgo(), rounds=rounds, default_root_dir=root, client_fraction=0.7)
-        trainer.fit(net(dropout=0.5), ego_federation(), ckpt_path=ckpt)
-        return trainer
-
-    whole = run("whole", 4)
-    run("cut", 2)
-    resumed = run("cut", 4, "last")
-    for client in "ABC":
-        assert_same(resumed.engine.clients[client].state(), whole.engine.clients[client].state())
-    assert resumed.server.state({}) == whole.server.state({})
+    assert_equal_runs(FedEgo(), PublishedFedEgo(**paper), net, ego_federation, ("state_dict",), rounds=3)
 
 
 @pytest.mark.parametrize(

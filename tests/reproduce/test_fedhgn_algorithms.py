@@ -6,32 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from federations import ten_relations
 
-from flgraph.data import HeteroFederation, HeteroGraph
 from flgraph.models import RGCN
 from flgraph.reproduce.fedhgn.published import PublishedSchemaFedAvg
-
-NAMES = ("writes", "cites", "treats", "owes", "sees", "hears", "knows", "likes", "greets", "pays")
-
-
-def data() -> HeteroFederation:
-    generator = torch.Generator().manual_seed(0)
-    ends = [("a", "b"), ("b", "a"), ("a", "a"), ("b", "b"), ("a", "b")] * 2
-    given = {
-        (source, name, target): torch.randint(0, 30, (2, 60), generator=generator).unique(dim=1)
-        for name, (source, target) in zip(NAMES, ends, strict=True)
-    }
-    y = torch.arange(30) % 3
-    graph = HeteroGraph.from_edges(
-        {"a": 30, "b": 30}, given, "a", y, torch.arange(20), None, torch.arange(20, 30), name="Toy"
-    )
-    return HeteroFederation(graph, num_clients=3, partition="random_edge_types", partition_seed=5)
 
 
 def test_those_who_lack_a_relation_count_with_its_last_mean(federate: Callable[..., Any], recorder: Any) -> None:
     """The plain weighted mean over clients that all have all relations, where lacking ones come back as they went."""
     trainer: Any = federate(PublishedSchemaFedAvg(), rounds=2, engine=recorder)
-    federation = data()
+    federation = ten_relations()
     trainer.fit(RGCN(hidden_channels=4, num_bases=0), federation)
     held = {
         name: dict(zip(federation.client(name).weight_rows, client.module.state_dict()["convs.1.weight"], strict=True))

@@ -1,47 +1,50 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from federations import typed_graph
 
-from flgraph.data import HeteroGraph, hetero_statistics, random_edges, read_hetero
+from flgraph.data import HeteroGraph, HeteroPartition, hetero_statistics, random_edges, read_hetero
+from flgraph.data.hetero.readers import locate_hetero, read_npz
 from flgraph.data.hetero.schema import without_reverse
 from flgraph.errors import InputError
-from flgraph.reproduce.fedhgn.published import (
-    PublishedHeteroFederation,
-    authors_partition,
-    partition_of,
-    read_hetero_clients,
-)
+from flgraph.reproduce.fedhgn.published import PublishedHeteroFederation, _edge_columns, authors_partition
 
 
-def graph(relations: int = 12, edges: int = 20) -> HeteroGraph:
-    """Two node types; every relation has as many different edges."""
-    generator = torch.Generator().manual_seed(0)
-    kinds, given = [("a", "b"), ("b", "a"), ("a", "a")], {}
-    for number in range(relations):
-        source, target = kinds[number % 3]
-        chosen = torch.randperm(30 * 30, generator=generator)[:edges]
-        given[source, f"r{number}", target] = torch.stack([chosen // 30, chosen % 30])
-    y = torch.arange(30) % 3
-    splits = torch.arange(0, 12), torch.arange(12, 18), torch.arange(18, 30)
-    return HeteroGraph.from_edges({"a": 30, "b": 30}, given, "a", y, *splits, name="toy")
+def read_hetero_clients(name: str, split: str, num_clients: int) -> list[HeteroGraph]:
+    """The clients of a partition by FedHGN's authors, from their files."""
+    theirs = {"random_edges": "random-edges", "random_edge_types": "random-etypes"}[split]
+    path = locate_hetero(name, f"{name.lower()}_{theirs}_{num_clients}.npz", None)
+    return [read_npz(path, number, f"{name}, client-{number + 1}") for number in range(num_clients)]
+
+
+def partition_of(graph: HeteroGraph, clients: Sequence[HeteroGraph]) -> HeteroPartition:
+    """The partition of a graph that ready-made clients are."""
+    chosen = []
+    for client in clients:
+        part = without_reverse(client)
+        # From numbers among the client's nodes to numbers within the node types of the whole graph.
+        ends = part.nodes[part.edge_index]
+        chosen.append(_edge_columns(graph, part.edge_types, part.relation, ends, client.name).sort().values)
+    return HeteroPartition(chosen, graph.content)
 
 
 def test_ready_made_clients_are_a_partition() -> None:
-    whole = graph()
+    whole = typed_graph()
     partition = random_edges(whole, 3)
-    assert partition_of(whole, partition.cut(whole), {}).digest == partition.digest
+    assert partition_of(whole, partition.cut(whole)).digest == partition.digest
     with pytest.raises(InputError, match="to be edges of `toy` but got"):
-        partition_of(whole, [graph(edges=25)], {})
+        partition_of(whole, [typed_graph(edges=25)])
     with pytest.raises(InputError, match="to be relations of `toy` but got 'r12'"):
-        partition_of(whole, [graph(relations=13)], {})
+        partition_of(whole, [typed_graph(relations=13)])
 
 
 def test_a_graph_of_ones_own_has_no_published_partition() -> None:
     with pytest.raises(InputError, match=r"`data\.dataset` to be the name of a data set, .*, but got 'HeteroGraph'"):
-        PublishedHeteroFederation(graph()).setup("fit")
+        PublishedHeteroFederation(typed_graph()).setup("fit")
 
 
 def test_the_files_of_the_authors(data_root: Path) -> None:
@@ -68,7 +71,7 @@ def test_the_authors_partitions(data_root: Path, split: str, clients: int, mean:
         pytest.skip("needs entities/aifb.npz")
     whole = without_reverse(read_hetero("AIFB"))
     given = read_hetero_clients("AIFB", split, clients)
-    partition = partition_of(whole, given, {})
+    partition = partition_of(whole, given)
     parts = partition.cut(whole)
     found = hetero_statistics({part.name: part for part in parts})
     assert tuple(round(value, 1) for value in found["mean"].values()) == mean
@@ -90,7 +93,7 @@ def test_the_authors_partitions_made_again(data_root: Path, split: str, clients:
     if not (data_root / "entities" / "aifb.npz").is_file():
         pytest.skip("needs entities/aifb.npz")
     whole = without_reverse(read_hetero("AIFB"))
-    given = partition_of(whole, read_hetero_clients("AIFB", split, clients), {})
+    given = partition_of(whole, read_hetero_clients("AIFB", split, clients))
     made = authors_partition("aifb", whole, split, clients)
     assert made.digest == given.digest
     assert made.settings == {"partition": "authors", "split": split, "num_clients": clients}

@@ -186,7 +186,7 @@ def endless(tiny_study: Callable[..., Study], tmp_path: Path) -> list[str]:
 def test_a_run_is_cut_off_at_its_deadline(endless: list[str], tmp_path: Path) -> None:
     """It is no failure; nothing goes on, and nobody holds its lock."""
     lock, log = tmp_path / "lock", tmp_path / "log.txt"
-    assert runner._call(str(lock), endless, log, time.monotonic() + 0.5) is None
+    assert runner._call(str(lock), endless, log, Event(), time.monotonic() + 0.5) is None
     assert not pids_below(tmp_path)
     with FileLock(lock, timeout=0):
         pass
@@ -197,13 +197,15 @@ def test_a_run_that_a_signal_ends(endless: list[str], tmp_path: Path) -> None:
     codes: dict[int, int | None] = {}
 
     def call(number: int) -> None:
-        codes[number] = runner._call(str(tmp_path / f"{number}.lock"), endless, tmp_path / f"{number}.txt")
+        codes[number] = runner._call(str(tmp_path / f"{number}.lock"), endless, tmp_path / f"{number}.txt", Event())
 
     callers = [threading.Thread(target=call, args=(number,)) for number in (signal.SIGKILL, signal.SIGTERM)]
     for caller in callers:
         caller.start()
     wait_for(lambda: len(list(tmp_path.glob("**/checkpoints/last"))) == 2)
     for pid in pids_below(tmp_path):
+        parent = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()[1]
+        assert len(os.listdir(f"/proc/{parent}/task")) == 1, "a process with threads must not be forked"
         os.kill(pid, int(Path(f"/proc/{pid}/fd/1").readlink().stem))
     for caller in callers:
         caller.join()
@@ -219,7 +221,7 @@ def test_a_forked_run_is_as_a_new_process(tiny_study: Callable[..., Study], tmp_
     places = [tmp_path / name for name in ("forked", "again", "fresh")]
     for place in places[:2]:
         place.mkdir()
-        assert runner._call(str(place / "lock"), runner.command(study, run, place), place / "log.txt") == 0
+        assert runner._call(str(place / "lock"), runner.command(study, run, place), place / "log.txt", Event()) == 0
     places[2].mkdir()
     args = [str(places[2] / "lock"), *runner.command(study, run, places[2])]
     subprocess.run([sys.executable, "-c", fresh, *args], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

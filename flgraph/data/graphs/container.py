@@ -30,10 +30,14 @@ from flgraph.data.graphs.twins import Twins, edge_index_of
 from flgraph.data.graphs.weighted import WeightedEdges
 from flgraph.errors import InputError, expect
 from flgraph.nn.linear import OneHot
+from flgraph.nn.products import with_room
 from flgraph.nn.sparse.adjacency import Adjacency, gather_ranges, offsets
 from flgraph.nn.tasks import Task, check_targets
 
 _TENSORS = ("x", "edge_index", "y", "node_ptr", "edge_ptr")
+
+_DATA_BATCH: Any = type(Batch())
+"""What PyG makes of ``Batch`` and ``Data``. ``Batch`` itself makes a class more at each call, and forgets it."""
 
 WIDE = 128
 """Number of columns from which on one-hots are multiplied by choosing columns of the weight."""
@@ -330,8 +334,9 @@ class FlatGraphs:
         nodes, node_ptr = gather_ranges(self.node_ptr, index)
         num_graphs, num_nodes = index.numel(), nodes.numel()
         numbers = torch.arange(num_graphs, device=index.device)
-        batch = Batch(
-            x=None if self.one_hot is not None else _as_float(self.x.index_select(0, nodes)),
+        batch: Batch = type.__call__(
+            _DATA_BATCH,
+            x=None if self.one_hot is not None else _rows(self.x, nodes),
             y=self.y.index_select(0, index),
             batch=torch.repeat_interleave(numbers, node_ptr.diff(), output_size=num_nodes),
             ptr=node_ptr,
@@ -358,7 +363,7 @@ class FlatGraphs:
             slices["edge_attr"] = edge_ptr
         slices["y"] = torch.arange(num_graphs + 1, device=index.device)
         for key, tensor in self.node_tensors.items():
-            batch[key] = _as_float(tensor.index_select(0, nodes))
+            batch[key] = _rows(tensor, nodes)
             slices[key] = node_ptr
         zeros = torch.zeros(num_graphs, dtype=torch.long, device=index.device)
         batch._num_graphs = num_graphs
@@ -380,6 +385,15 @@ def _edge_order(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor) -> Tenso
 def _rows_of(edge_attr: Tensor, edge_ptr: Tensor, index: Tensor) -> Tensor:
     """Features of the edges of some graphs."""
     return edge_attr.index_select(0, gather_ranges(edge_ptr, index)[0])
+
+
+def _rows(tensor: Tensor, index: Tensor) -> Tensor:
+    """Rows of a tensor as floats, where products find them at once."""
+    if tensor.is_floating_point():
+        out = with_room(tensor, (index.numel(), *tensor.shape[1:]))
+        return torch.index_select(tensor, 0, index, out=out)
+    rows = tensor.index_select(0, index)
+    return with_room(rows, dtype=torch.float32).copy_(rows)
 
 
 def _as_float(tensor: Tensor) -> Tensor:

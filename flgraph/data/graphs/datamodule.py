@@ -22,7 +22,7 @@ from flgraph.data.graphs.partition import dirichlet_shards, sorted_shards
 from flgraph.data.graphs.partition import shards as make_shards
 from flgraph.data.graphs.readers import Features, read_tu
 from flgraph.data.partition_file import SavedPartition, is_partition_file, read_partition
-from flgraph.data.splits import check_fractions, check_splits, fewest_for, split_of, stratified_split
+from flgraph.data.splits import check_splits, fewest_for, split_client, split_of, stratified_split
 from flgraph.errors import InputError, expect
 from flgraph.nn.structure import structure_embedding
 from flgraph.nn.tasks import Task, check_task
@@ -286,11 +286,7 @@ class GraphFederation(Federation[GraphDataModule]):
 
     def splits(self, name: str, graphs: FlatGraphs) -> tuple[Tensor, Tensor, Tensor]:
         """Numbers of a client's training, validation and test graphs; subclasses may divide them otherwise."""
-        check_fractions(self.fractions, "data.fractions")
-        try:
-            return stratified_split(graphs.y, self.fractions, self.split_seed)
-        except InputError as error:
-            raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{name}`") from None
+        return split_client(graphs.y, self.fractions, self.split_seed, name)
 
 
 def _mean_features(graphs: FlatGraphs) -> Tensor:

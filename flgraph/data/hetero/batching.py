@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,3 +48,31 @@ class LinkLoader:
     def __iter__(self) -> Iterator[LinkBatch | GraphLinks]:
         if len(self):
             yield self.batch
+
+
+class LinkLoaders:
+    """What a client's data has whose links are to be predicted: a loader of each split of them."""
+
+    _links: dict[str, Any]
+
+    @property
+    def num_train_samples(self) -> int:
+        """Number of links to train on, the client's weight in averages."""
+        count: int = self._links["train"].target.numel()
+        return count
+
+    def train_dataloader(self) -> LinkLoader:
+        """The links to train on."""
+        return LinkLoader(self._links["train"])
+
+    def val_dataloader(self) -> LinkLoader:
+        """Held-out links for validation, with what they compete with."""
+        return LinkLoader(self._links["val"])
+
+    def test_dataloader(self) -> LinkLoader:
+        """Held-out links for the test, with what they compete with."""
+        return LinkLoader(self._links["test"])
+
+    def predict_dataloader(self) -> LinkLoader:
+        """As for the test."""
+        return self.test_dataloader()

@@ -126,6 +126,9 @@ class HeteroClients(Federation[HeteroClientData]):
     def _coding(self, tables: Mapping[str, HeteroTables]) -> dict[str, Coding]:
         """Node type to what its columns become."""
         kinds = dict.fromkeys(kind for source in tables.values() for kind in source.num_nodes)
+        strange = [kind for kind in self.columns if kind not in kinds]
+        alone = self.declared.apart or len(tables) < 2 or len(tables) < len(self.graphs)  # others may have that type
+        expect(alone or not strange, "data.columns", f"of node types that files have, {', '.join(kinds)},", strange)
         made = {}
         for kind in kinds:
             own = {name: source.columns[kind] for name, source in tables.items() if kind in source.columns}

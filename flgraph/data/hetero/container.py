@@ -127,9 +127,6 @@ class HeteroGraph:
             x: see there.
             name: see there.
             nodes: see there.
-
-        Raises:
-            InputError: see there.
         """
         _check_names(num_nodes, edges, name)
         counts = torch.tensor(list(num_nodes.values()), dtype=torch.long)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flgraph.data.checks import edge_keys, require
-from flgraph.data.hetero.batching import LinkLoader
+from flgraph.data.hetero.batching import LinkLoaders
 from flgraph.data.hetero.container import EdgeType, HeteroGraph
 from flgraph.data.hetero.schema import model_sizes, with_reverse, without_reverse
 from flgraph.data.negatives import draw_apart
@@ -20,7 +20,7 @@ from flgraph.nn.batches import LinkBatch
 from flgraph.nn.sparse.adjacency import offsets
 
 
-class HeteroLinkDataModule(pl.LightningDataModule):
+class HeteroLinkDataModule(LinkLoaders, pl.LightningDataModule):
     """One client's heterogeneous graph for link prediction; goes with any Trainer, federated or not.
 
     A random part of the edges of each predicted relation is held out for validation, another for the test; their
@@ -90,11 +90,6 @@ class HeteroLinkDataModule(pl.LightningDataModule):
         }
 
     @property
-    def num_train_samples(self) -> int:
-        """Number of links to train on, the client's weight in averages."""
-        return self._links["train"].target.numel()
-
-    @property
     def weight_rows(self) -> list[Any]:
         """Which relation each row of a layer's coefficients belongs to."""
         return self.graph.weight_rows(self.tie_names)
@@ -108,22 +103,6 @@ class HeteroLinkDataModule(pl.LightningDataModule):
         """Moves all batches to that device."""
         self._links = {split: batch.to(device) for split, batch in self._links.items()}
         return self
-
-    def train_dataloader(self) -> LinkLoader:
-        """The links to train on."""
-        return LinkLoader(self._links["train"])
-
-    def val_dataloader(self) -> LinkLoader:
-        """Held-out links for validation, with what they compete with."""
-        return LinkLoader(self._links["val"])
-
-    def test_dataloader(self) -> LinkLoader:
-        """Held-out links for the test, with what they compete with."""
-        return LinkLoader(self._links["test"])
-
-    def predict_dataloader(self) -> LinkLoader:
-        """As for the test."""
-        return self.test_dataloader()
 
     @property
     def prediction_rows(self) -> dict[str, list[Any]]:

@@ -1,8 +1,8 @@
-"""Types of a heterogeneous graph: reverse relations, other names, another order."""
+"""Types of a heterogeneous graph: reverse relations, another order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -67,18 +67,6 @@ def without_reverse(graph: HeteroGraph) -> HeteroGraph:
         edge_types=[graph.edge_types[number] for number in kept],
         edge_ptr=offsets(graph.edge_ptr.diff()[wanted]),
         edge_index=graph.edge_index[:, wanted[graph.relation]],
-    )
-
-
-def renamed(graph: HeteroGraph, node_names: Mapping[str, str], edge_names: Mapping[str, str]) -> HeteroGraph:
-    """The same graph with other names of node types and relations; those that are not given stay."""
-    of = lambda kind: node_names.get(kind, kind)  # noqa: E731
-    return graph.replace(
-        validate=True,
-        node_types=[of(kind) for kind in graph.node_types],
-        edge_types=[(of(s), edge_names.get(name, name), of(t)) for s, name, t in graph.edge_types],
-        target=of(graph.target),
-        x={of(kind): x for kind, x in graph.x.items()},
     )
 
 

@@ -18,7 +18,7 @@ from flgraph.data.hetero.readers import read_npz
 from flgraph.data.own import Splits
 from flgraph.data.sources import checked_split, load_pt
 from flgraph.data.tables import Table, read_table, tables_in
-from flgraph.errors import expect
+from flgraph.errors import expect, expect_kind
 
 _NOT_FEATURES = ("id", "label", "split")
 
@@ -112,10 +112,7 @@ def read_hetero_source(
     if isinstance(given, HeteroData):
         known = [kind for kind in given.node_types if "y" in given[kind] or "train_y" in given[kind]]
         return HeteroGraph.from_pyg(given, _target(known, target, name) if labelled else None, name)
-    wanted = "a path, a HeteroGraph or a PyG HeteroData"
-    expect(isinstance(given, HeteroGraph), f"data.graphs.{name}", wanted, type(given).__name__)
-    graph: HeteroGraph = given
-    return graph
+    return expect_kind(given, HeteroGraph, f"data.graphs.{name}", "a path, a HeteroGraph or a PyG HeteroData")
 
 
 def _of_folder(path: Path) -> HeteroTables:

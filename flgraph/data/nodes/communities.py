@@ -6,31 +6,25 @@ All node numbers are those of the whole graph. Every partition is decided by its
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import networkx as nx
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
 from torch import Tensor
 from torch_geometric.index import index2ptr
 from torch_geometric.utils import one_hot
 
 from flgraph.data.checks import sorted_edges
 from flgraph.data.nodes.container import NodeGraph
-from flgraph.data.nodes.partition import NodePartition, disjoint
+from flgraph.data.nodes.partition import Division, NodePartition, disjoint
 from flgraph.errors import InputError, expect
 
 _PER_CLIENT = 10
 """Parts that METIS+ cuts for each client."""
 
 
-def louvain(
-    graph: NodeGraph,
-    num_clients: int,
-    global_fraction: float = 0.0,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
-    seed: int = 123,
-) -> NodePartition:
+def louvain(graph: NodeGraph, num_clients: int, **division: Unpack[Division]) -> NodePartition:
     """Disjoint clients made of whole communities (Blondel et al., 2008, as networkx implements it).
 
     Communities, the largest first, each go to the client that has the fewest nodes so far. None is cut, so clients are
@@ -39,37 +33,26 @@ def louvain(
     Args:
         graph: the whole graph; the direction of edges does not matter.
         num_clients: number of clients.
-        global_fraction: see :func:`~flgraph.data.dirichlet`.
-        fractions: see there.
-        seed: of all draws.
+        **division: see :class:`~flgraph.data.nodes.partition.Division`, as in all that follow.
 
     Raises:
         InputError: a number is out of range, there are fewer communities than clients, or a client would have no
             training node.
 
     Example:
-        >>> import networkx as nx
-        >>> from torch_geometric.utils import from_networkx
-        >>> data = from_networkx(nx.karate_club_graph())
-        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
-        >>> graph = NodeGraph.from_pyg(data)
+        >>> from torch_geometric.datasets import KarateClub
+        >>> graph = NodeGraph.from_pyg(KarateClub()[0])
         >>> [len(client.nodes) for client in louvain(graph, num_clients=2).clients]
         [17, 17]
     """
 
-    def cut(pool: NodeGraph) -> list[Tensor]:
+    def cut(pool: NodeGraph, seed: int) -> list[Tensor]:
         return _shared_out(_enough(_communities(pool, seed), num_clients, graph.name), num_clients)
 
-    return disjoint(graph, num_clients, global_fraction, fractions, seed, cut)
+    return disjoint(graph, num_clients, cut, **division)
 
 
-def louvain_balanced(
-    graph: NodeGraph,
-    num_clients: int,
-    global_fraction: float = 0.0,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
-    seed: int = 123,
-) -> NodePartition:
+def louvain_balanced(graph: NodeGraph, num_clients: int, **division: Unpack[Division]) -> NodePartition:
     """Disjoint clients of nearly equal size, made of communities that are cut where they are larger than a client.
 
     As :func:`louvain`, but what a community has beyond an equal share of the nodes is a community of its own. OpenFGL
@@ -78,38 +61,27 @@ def louvain_balanced(
     Args:
         graph: see :func:`louvain`.
         num_clients: see there.
-        global_fraction: see there.
-        fractions: see there.
-        seed: see there.
+        **division: see there.
 
     Raises:
         InputError: a number is out of range, or a client would have no training node.
 
     Example:
-        >>> import networkx as nx
-        >>> from torch_geometric.utils import from_networkx
-        >>> data = from_networkx(nx.karate_club_graph())
-        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
-        >>> graph = NodeGraph.from_pyg(data)
+        >>> from torch_geometric.datasets import KarateClub
+        >>> graph = NodeGraph.from_pyg(KarateClub()[0])
         >>> [len(client.nodes) for client in louvain_balanced(graph, num_clients=2).clients]
         [17, 17]
     """
 
-    def cut(pool: NodeGraph) -> list[Tensor]:
+    def cut(pool: NodeGraph, seed: int) -> list[Tensor]:
         most = max(1, pool.num_nodes // num_clients)
         pieces = [members[i : i + most] for members in _communities(pool, seed) for i in range(0, len(members), most)]
         return _shared_out(pieces, num_clients)
 
-    return disjoint(graph, num_clients, global_fraction, fractions, seed, cut)
+    return disjoint(graph, num_clients, cut, **division)
 
 
-def louvain_plus(
-    graph: NodeGraph,
-    num_clients: int,
-    global_fraction: float = 0.0,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
-    seed: int = 123,
-) -> NodePartition:
+def louvain_plus(graph: NodeGraph, num_clients: int, **division: Unpack[Division]) -> NodePartition:
     """Disjoint clients made of whole communities that have like shares of labels (Louvain+ of OpenFGL).
 
     K-means on the communities' label shares says which go together; clients differ in size.
@@ -117,37 +89,26 @@ def louvain_plus(
     Args:
         graph: see :func:`louvain`.
         num_clients: see there.
-        global_fraction: see there.
-        fractions: see there.
-        seed: see there.
+        **division: see there.
 
     Raises:
         InputError: a number is out of range, there are fewer communities, or fewer unlike ones, than clients, or a
             client would have no training node.
 
     Example:
-        >>> import networkx as nx
-        >>> from torch_geometric.utils import from_networkx
-        >>> data = from_networkx(nx.karate_club_graph())
-        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
-        >>> graph = NodeGraph.from_pyg(data)
+        >>> from torch_geometric.datasets import KarateClub
+        >>> graph = NodeGraph.from_pyg(KarateClub()[0])
         >>> [len(client.nodes) for client in louvain_plus(graph, num_clients=2).clients]
-        [18, 16]
+        [29, 5]
     """
 
-    def cut(pool: NodeGraph) -> list[Tensor]:
+    def cut(pool: NodeGraph, seed: int) -> list[Tensor]:
         return _by_labels(pool, _enough(_communities(pool, seed), num_clients, graph.name), num_clients, seed)
 
-    return disjoint(graph, num_clients, global_fraction, fractions, seed, cut)
+    return disjoint(graph, num_clients, cut, **division)
 
 
-def metis(
-    graph: NodeGraph,
-    num_clients: int,
-    global_fraction: float = 0.0,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
-    seed: int = 123,
-) -> NodePartition:
+def metis(graph: NodeGraph, num_clients: int, **division: Unpack[Division]) -> NodePartition:
     """Disjoint clients of nearly equal size with few edges between them (Karypis and Kumar, 1998).
 
     Needs the package ``pymetis``, which holds the METIS library: ``pip install 'flgraph[metis]'``.
@@ -155,33 +116,22 @@ def metis(
     Args:
         graph: see :func:`louvain`.
         num_clients: see there.
-        global_fraction: see there.
-        fractions: see there.
-        seed: of all draws, and METIS's own.
+        **division: see there; ``seed`` is METIS's own, too.
 
     Raises:
         InputError: ``pymetis`` is missing, a number is out of range, or a client would have no training node.
 
     Example:
-        >>> import networkx as nx
-        >>> from torch_geometric.utils import from_networkx
-        >>> data = from_networkx(nx.karate_club_graph())
-        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
-        >>> graph = NodeGraph.from_pyg(data)
+        >>> from torch_geometric.datasets import KarateClub
+        >>> graph = NodeGraph.from_pyg(KarateClub()[0])
         >>> [len(client.nodes) for client in metis(graph, num_clients=2).clients]
         [17, 17]
     """
     _expect_metis()
-    return disjoint(graph, num_clients, global_fraction, fractions, seed, lambda pool: _cut(pool, num_clients, seed))
+    return disjoint(graph, num_clients, lambda pool, seed: _cut(pool, num_clients, seed), **division)
 
 
-def metis_plus(
-    graph: NodeGraph,
-    num_clients: int,
-    global_fraction: float = 0.0,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
-    seed: int = 123,
-) -> NodePartition:
+def metis_plus(graph: NodeGraph, num_clients: int, **division: Unpack[Division]) -> NodePartition:
     """Disjoint clients made of parts by :func:`metis` that have like shares of labels (METIS+ of OpenFGL).
 
     METIS cuts ten parts for every client; K-means on their label shares says which go together.
@@ -189,30 +139,25 @@ def metis_plus(
     Args:
         graph: see :func:`louvain`.
         num_clients: see there.
-        global_fraction: see there.
-        fractions: see there.
-        seed: of all draws, and METIS's own.
+        **division: see there; ``seed`` is METIS's own, too.
 
     Raises:
         InputError: ``pymetis`` is missing, a number is out of range, there are fewer unlike parts than clients, or a
             client would have no training node.
 
     Example:
-        >>> import networkx as nx
-        >>> from torch_geometric.utils import from_networkx
-        >>> data = from_networkx(nx.karate_club_graph())
-        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
-        >>> graph = NodeGraph.from_pyg(data)
+        >>> from torch_geometric.datasets import KarateClub
+        >>> graph = NodeGraph.from_pyg(KarateClub()[0])
         >>> [len(client.nodes) for client in metis_plus(graph, num_clients=2).clients]
-        [17, 17]
+        [29, 5]
     """
     _expect_metis()
 
-    def cut(pool: NodeGraph) -> list[Tensor]:
+    def cut(pool: NodeGraph, seed: int) -> list[Tensor]:
         parts = [part.tolist() for part in _cut(pool, _PER_CLIENT * num_clients, seed) if part.numel()]
         return _by_labels(pool, _enough(parts, num_clients, graph.name), num_clients, seed)
 
-    return disjoint(graph, num_clients, global_fraction, fractions, seed, cut)
+    return disjoint(graph, num_clients, cut, **division)
 
 
 # ------------------------------------------------------------------------------------------------------------ helpers
@@ -240,6 +185,8 @@ def _shared_out(communities: Sequence[list[int]], num_clients: int) -> list[Tens
 
 def _by_labels(pool: NodeGraph, communities: Sequence[list[int]], num_clients: int, seed: int) -> list[Tensor]:
     """Those with like shares of labels together."""
+    from sklearn.cluster import KMeans  # loads slowly
+
     ordered = sorted(communities, key=lambda members: members[0])
     labels = one_hot(pool.y, pool.num_classes).double()
     shares = torch.stack([labels[members].mean(dim=0) for members in ordered])

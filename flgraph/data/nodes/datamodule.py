@@ -22,7 +22,7 @@ from flgraph.data.figures import label_figure
 from flgraph.data.nodes.batching import EgoLoader, hop_offsets
 from flgraph.data.nodes.communities import louvain, louvain_balanced, louvain_plus, metis, metis_plus
 from flgraph.data.nodes.container import NodeGraph
-from flgraph.data.nodes.partition import ClientNodes, LocalOf, NodePartition, dirichlet, label_skew
+from flgraph.data.nodes.partition import ClientNodes, Division, LocalOf, NodePartition, dirichlet, label_skew
 from flgraph.data.nodes.readers import read_nodes
 from flgraph.data.nodes.skew import feature_skew, natural, topology_skew
 from flgraph.data.partition_file import SavedPartition, file_title, is_partition_file, read_partition
@@ -333,20 +333,8 @@ class NodeFederation(Federation[NodeDataModule]):
             "seed": partition_seed,
         }
         self.partition = partition
-        cut: Callable[..., Any] | None = self.partitioners.get(partition)
-        if partition_key is not None:
-            cut = natural
-        taken = {"num_clients", "seed", "fractions"} if cut is None else inspect.signature(cut).parameters.keys()
-        self.partition_args = {key: value for key, value in given.items() if key in taken}
-        for key in ("major_labels", "num_test"):
-            if given[key] is None:  # then the partition's own default is meant
-                self.partition_args.pop(key, None)
-        # They are no mistake: a configuration may set them.
-        defaults = inspect.signature(NodeFederation).parameters
-        ignored = [key for key in given.keys() - taken if given[key] != defaults[key].default]
-        if ignored:
-            effect = ", ".join(key for key in given if key in ignored)
-            rank_zero_warn(f"`data.partition: {partition}` takes no {effect}, which have no effect.")
+        cut = natural if partition_key is not None else self.partitioners.get(partition)
+        self.partition_args = _taken(given, partition, cut)
         self.sampling: dict[str, Any] = {
             "batch_size": batch_size,
             "fanouts": tuple(fanouts),
@@ -408,6 +396,19 @@ class NodeFederation(Federation[NodeDataModule]):
     def client_args(self, graph: NodeGraph, partition: NodePartition, nodes: Tensor) -> dict[str, Any]:
         """Further arguments of the data of the client with ``nodes``; subclasses may have more."""
         return self.sampling
+
+
+def _taken(given: Mapping[str, Any], partition: str, cut: Callable[..., Any] | None) -> dict[str, Any]:
+    """The arguments that a function (``None``: a file) takes; a warning names others that are not the defaults."""
+    taken = {"num_clients", "seed", "fractions"} if cut is None else set(inspect.signature(cut).parameters)
+    taken |= Division.__annotations__.keys() if "division" in taken else set()
+    # They are no mistake: a configuration may set them.
+    defaults = inspect.signature(NodeFederation).parameters
+    ignored = [key for key in given if key not in taken and given[key] != defaults[key].default]
+    if ignored:
+        rank_zero_warn(f"`data.partition: {partition}` takes no {', '.join(ignored)}, which have no effect.")
+    own = {"major_labels", "num_test"}  # None means the function's own default
+    return {key: value for key, value in given.items() if key in taken and not (key in own and value is None)}
 
 
 _copies: WeakKeyDictionary[NodeGraph, dict[str, NodeGraph]] = WeakKeyDictionary()

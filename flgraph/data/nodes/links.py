@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flgraph.data.checks import edge_keys, require
-from flgraph.data.hetero.batching import LinkLoader
+from flgraph.data.hetero.batching import LinkLoaders
 from flgraph.data.negatives import draw_apart
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.datamodule import NodeDataModule
@@ -30,7 +30,7 @@ def link_arguments(task: str, links: Mapping[str, Any] | None) -> dict[str, Any]
     return dict(links or {})
 
 
-class LinkDataModule(NodeDataModule):
+class LinkDataModule(LinkLoaders, NodeDataModule):  # type: ignore[misc]  # other loaders
     """A client's graph for link prediction; goes with any Trainer, federated or not.
 
     A random part of the edges is held out for validation, another for the test. Messages go along all others, and these
@@ -98,11 +98,6 @@ class LinkDataModule(NodeDataModule):
         return GraphLinks(graph.x, graph.adj, graph.nodes, ends[0], ends[1], negatives)
 
     @property
-    def num_train_samples(self) -> int:
-        """Number of links to train on, the client's weight in averages."""
-        return self._links["train"].target.numel()
-
-    @property
     def model_args(self) -> dict[str, Any]:
         """Sizes that the data decides."""
         return {"in_channels": self.graph.num_features}
@@ -112,22 +107,6 @@ class LinkDataModule(NodeDataModule):
         super().to(device)
         self._links = {split: batch.to(device) for split, batch in self._links.items()}
         return self
-
-    def train_dataloader(self) -> LinkLoader:  # type: ignore[override]
-        """The links to train on."""
-        return LinkLoader(self._links["train"])
-
-    def val_dataloader(self) -> LinkLoader:  # type: ignore[override]
-        """Held-out links for validation, with what they compete with."""
-        return LinkLoader(self._links["val"])
-
-    def test_dataloader(self) -> LinkLoader:  # type: ignore[override]
-        """Held-out links for the test, with what they compete with."""
-        return LinkLoader(self._links["test"])
-
-    def predict_dataloader(self) -> LinkLoader:  # type: ignore[override]
-        """As for the test."""
-        return self.test_dataloader()
 
     @property
     def prediction_rows(self) -> dict[str, list[Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Literal, TypedDict, Unpack, get_args
 
 import torch
 from torch import Tensor
@@ -15,10 +15,27 @@ from torch_geometric.utils import index_to_mask
 
 from flgraph.data.graphs.partition import dirichlet_shards
 from flgraph.data.nodes.container import NodeGraph
-from flgraph.data.splits import check_fractions, fewest_for, stratified_split
+from flgraph.data.splits import check_fractions, fewest_for, split_client
 from flgraph.errors import InputError, expect
 
 LocalOf = Literal["graph", "pool"]
+
+FRACTIONS = (0.6, 0.2, 0.2)
+
+
+class Division(TypedDict, total=False):
+    """What every partition into disjoint clients takes.
+
+    Attributes:
+        global_fraction: share of all nodes that is the global test graph, drawn before; 0, for none, by default.
+        fractions: training, validation and test share of each client's nodes, stratified by label where possible;
+            0.6, 0.2 and 0.2 by default.
+        seed: of all draws; 123 by default.
+    """
+
+    global_fraction: float
+    fractions: Sequence[float]
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -104,14 +121,11 @@ def label_skew(
         InputError: a number is out of range, or a client would have no edge, too few nodes or too few labels.
 
     Example:
-        >>> import networkx as nx
-        >>> from torch_geometric.utils import from_networkx
-        >>> data = from_networkx(nx.karate_club_graph())
-        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
-        >>> graph = NodeGraph.from_pyg(data)
+        >>> from torch_geometric.datasets import KarateClub
+        >>> graph = NodeGraph.from_pyg(KarateClub()[0])
         >>> partition = label_skew(graph, num_clients=2, major_labels=1, local_fraction=0.6, num_test=2)
         >>> [len(client.nodes) for client in partition.clients], len(partition.global_test)
-        ([16, 17], 10)
+        ([17, 13], 10)
     """
     asked = num_test or 0
     check_skew(graph, num_clients, local_fraction, global_fraction, major_rate, asked, val_fraction, num_train, seed)
@@ -209,56 +223,45 @@ def check_skew(
     expect(num_train is None or num_train >= 1, "data.num_train", "1 or more, or null for all", num_train)
 
 
-def dirichlet(
-    graph: NodeGraph,
-    num_clients: int,
-    alpha: float = 1.0,
-    global_fraction: float = 0.0,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
-    seed: int = 123,
-) -> NodePartition:
+def dirichlet(graph: NodeGraph, num_clients: int, alpha: float = 1.0, **division: Unpack[Division]) -> NodePartition:
     """Disjoint clients with unequal label shares, see :func:`~flgraph.data.dirichlet_shards`.
 
     Args:
         graph: the whole graph.
         num_clients: number of clients.
         alpha: concentration; small values give clients few labels each.
-        global_fraction: share of all nodes that is the global test graph, drawn before; 0 for none.
-        fractions: training, validation and test share of each client's nodes, stratified by label where possible.
-        seed: of all draws.
+        **division: see :class:`~flgraph.data.nodes.partition.Division`.
 
     Raises:
         InputError: a number is out of range, or some client would have no nodes for a split, in 1000 draws.
 
     Example:
-        >>> import networkx as nx
-        >>> from torch_geometric.utils import from_networkx
-        >>> data = from_networkx(nx.karate_club_graph())
-        >>> data.x, data.y = torch.eye(34), (torch.arange(34) > 16).long()
-        >>> graph = NodeGraph.from_pyg(data)
+        >>> from torch_geometric.datasets import KarateClub
+        >>> graph = NodeGraph.from_pyg(KarateClub()[0])
         >>> partition = dirichlet(graph, num_clients=2)
         >>> [len(client.nodes) for client in partition.clients]
-        [22, 12]
+        [26, 8]
     """
 
-    def cut(pool: NodeGraph) -> list[Tensor]:
+    def cut(pool: NodeGraph, seed: int) -> list[Tensor]:
         try:
+            fractions = division.get("fractions", FRACTIONS)
             fewest = fewest_for(fractions, max(1, pool.num_nodes // max(1, num_clients)))
             return dirichlet_shards(pool.y, num_clients, alpha, seed, fewest)
         except InputError as error:
             raise InputError(f"data.{error.field}", error.expected, error.got) from None
 
-    return disjoint(graph, num_clients, global_fraction, fractions, seed, cut)
+    return disjoint(graph, num_clients, cut, **division)
 
 
 # ------------------------------------------------------------------------------------------------------------ helpers
 def disjoint(
     graph: NodeGraph,
     num_clients: int,
-    global_fraction: float,
-    fractions: Sequence[float],
-    seed: int,
-    cut: Callable[[NodeGraph], list[Tensor]],
+    cut: Callable[[NodeGraph, int], list[Tensor]],
+    global_fraction: float = 0.0,
+    fractions: Sequence[float] = FRACTIONS,
+    seed: int = 123,
 ) -> NodePartition:
     """The global test graph, then the parts into which ``cut`` cuts the others' graph, each split three ways."""
     _check(graph, num_clients, global_fraction, seed)
@@ -267,19 +270,13 @@ def disjoint(
     most = f"at most {pool.numel()}, the nodes outside of the global test graph,"
     expect(num_clients <= pool.numel(), "data.num_clients", most, num_clients)
     clients = []
-    for number, part in enumerate(cut(graph.subgraph(pool)), start=1):
+    for number, part in enumerate(cut(graph.subgraph(pool), seed), start=1):
         what = f"small enough for client `client-{number}` to have a node"
         expect(part.numel() > 0, "data.num_clients", what, num_clients)
         nodes = pool[part].sort().values
-        clients.append(ClientNodes(nodes, *_split(graph.y[nodes], nodes, fractions, seed, f"client-{number}")))
+        split = split_client(graph.y[nodes], fractions, seed, f"client-{number}")
+        clients.append(ClientNodes(nodes, *(nodes[index] for index in split)))
     return NodePartition(clients, global_test)
-
-
-def _split(y: Tensor, nodes: Tensor, fractions: Sequence[float], seed: int, client: str) -> list[Tensor]:
-    try:
-        return [nodes[index] for index in stratified_split(y, fractions, seed)]
-    except InputError as error:
-        raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{client}`") from None
 
 
 def _check(graph: NodeGraph, num_clients: int, global_fraction: float, seed: int) -> None:

@@ -5,24 +5,18 @@ All node numbers are those of the whole graph. Every partition is decided by its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from flgraph.data.graphs.partition import sorted_shards
 from flgraph.data.nodes.container import NodeGraph
-from flgraph.data.nodes.partition import NodePartition, disjoint
+from flgraph.data.nodes.partition import Division, NodePartition, disjoint
 from flgraph.errors import expect
 
 
-def feature_skew(
-    graph: NodeGraph,
-    num_clients: int,
-    global_fraction: float = 0.0,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
-    seed: int = 123,
-) -> NodePartition:
+def feature_skew(graph: NodeGraph, num_clients: int, **division: Unpack[Division]) -> NodePartition:
     """Disjoint clients of equal size with unlike features: nodes in the order of their mean feature, cut into pieces.
 
     What OpenFGL does with graphs (:func:`~flgraph.data.sorted_shards`).
@@ -30,9 +24,7 @@ def feature_skew(
     Args:
         graph: the whole graph.
         num_clients: number of clients.
-        global_fraction: see :func:`~flgraph.data.dirichlet`.
-        fractions: see there.
-        seed: of all draws; it orders nodes of equal means.
+        **division: see :class:`~flgraph.data.nodes.partition.Division`; the seed orders nodes of equal means, too.
 
     Raises:
         InputError: a number is out of range, or a client would have no training node.
@@ -44,28 +36,21 @@ def feature_skew(
         [[0, 1, 2], [3, 4, 5]]
     """
 
-    def cut(pool: NodeGraph) -> list[Tensor]:
+    def cut(pool: NodeGraph, seed: int) -> list[Tensor]:
         # A product sums the rows of a sparse matrix, too; in float64 nodes of equal features have equal sums.
         return sorted_shards(pool.x.double() @ torch.ones(pool.num_features, 1).double(), num_clients, seed)
 
-    return disjoint(graph, num_clients, global_fraction, fractions, seed, cut)
+    return disjoint(graph, num_clients, cut, **division)
 
 
-def topology_skew(
-    graph: NodeGraph,
-    num_clients: int,
-    global_fraction: float = 0.0,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
-    seed: int = 123,
-) -> NodePartition:
+def topology_skew(graph: NodeGraph, num_clients: int, **division: Unpack[Division]) -> NodePartition:
     """Disjoint clients of equal size with unlike structure: nodes in the order of their degree, cut into pieces.
 
     Args:
         graph: the whole graph.
         num_clients: number of clients.
-        global_fraction: see :func:`~flgraph.data.dirichlet`; degrees are those among the other nodes.
-        fractions: see there.
-        seed: of all draws; it orders nodes of equal degree.
+        **division: see :class:`~flgraph.data.nodes.partition.Division`; the seed orders nodes of equal degree, too.
+            Degrees are those among the nodes outside of the global test graph.
 
     Raises:
         InputError: a number is out of range, or a client would have no training node.
@@ -77,27 +62,19 @@ def topology_skew(
         [1]
     """
 
-    def cut(pool: NodeGraph) -> list[Tensor]:
+    def cut(pool: NodeGraph, seed: int) -> list[Tensor]:
         return sorted_shards(pool.degree, num_clients, seed)
 
-    return disjoint(graph, num_clients, global_fraction, fractions, seed, cut)
+    return disjoint(graph, num_clients, cut, **division)
 
 
-def natural(
-    graph: NodeGraph,
-    key: str,
-    global_fraction: float = 0.0,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
-    seed: int = 123,
-) -> tuple[list[str], NodePartition]:
+def natural(graph: NodeGraph, key: str, **division: Unpack[Division]) -> tuple[list[str], NodePartition]:
     """Whose a node is, the data says: ``graph.keys[key]``, such as the name of its hospital.
 
     Args:
         graph: the whole graph.
         key: one of its keys.
-        global_fraction: see :func:`~flgraph.data.dirichlet`.
-        fractions: see there.
-        seed: of all draws.
+        **division: see :class:`~flgraph.data.nodes.partition.Division`.
 
     Returns:
         Names of the clients, the key's values in alphabetical order, and their partition.
@@ -114,7 +91,7 @@ def natural(
     expect(key in graph.keys, "data.partition_key", f"a key of the nodes of {graph.name}", key)
     names = sorted(set(graph.keys[key].tolist()))
 
-    def cut(pool: NodeGraph) -> list[Tensor]:
+    def cut(pool: NodeGraph, seed: int) -> list[Tensor]:
         return [torch.from_numpy((pool.keys[key] == name).nonzero()[0]) for name in names]
 
-    return names, disjoint(graph, len(names), global_fraction, fractions, seed, cut)
+    return names, disjoint(graph, len(names), cut, **division)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from flgraph.federation.client import Client
 from flgraph.federation.messages import Predictions, Turn
 from flgraph.federation.summing import Group
+from flgraph.runs.files import Digest
 
 
 class Engine(ABC):
@@ -109,12 +110,15 @@ class Engine(ABC):
         """Nothing more is asked of these clients, not even their states."""
 
     @abstractmethod
-    def save(self, folder: Path, previous: Path | None) -> None:
+    def save(self, folder: Path, previous: Path | None) -> Mapping[str, Digest]:
         """Writes every client's state to ``folder`` as ``NAME.ckpt``, for :meth:`load`.
 
         Args:
             folder: an existing folder.
             previous: an earlier such folder; files of clients that did not change since may be linked from there.
+
+        Returns:
+            Digests of files that were just written, by name, where they are known.
         """
 
     @abstractmethod

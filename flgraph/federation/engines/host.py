@@ -21,8 +21,9 @@ from flgraph.federation.policy import NUM_SAMPLES
 from flgraph.federation.settings import algorithm_digest
 from flgraph.federation.summing import Summing
 from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, save_file, state_bytes, state_name
+from flgraph.runs.files import Digest
 from flgraph.runs.ledger import SUM, Ledger
-from flgraph.runs.ledger_reader import read_ledger, spent
+from flgraph.runs.ledger_reader import confirmed, read_ledger, spent
 from flgraph.runs.site_states import SiteStates
 
 _log = logging.getLogger(__name__)
@@ -142,7 +143,8 @@ class Host:
             case "about":
                 return Message({"about": self.about()})
             case "save":
-                self.save(Path(header["folder"]), header["previous"] and Path(header["previous"]))
+                previous = header["previous"] and Path(header["previous"])
+                return Message({"digests": self.save(Path(header["folder"]), previous)})
             case "load":
                 self.load(Path(header["folder"]))
             case "predict":
@@ -220,13 +222,15 @@ class Host:
         """A client's predictions."""
         return self.clients[name].predict()
 
-    def save(self, folder: Path, previous: Path | None) -> None:
+    def save(self, folder: Path, previous: Path | None) -> dict[str, Digest]:
         """See :meth:`Engine.save`."""
+        digests = {}
         for name, client in self.clients.items():
             file = folder / state_name(name)
             if previous is None or client.changed or not link_or_copy(previous / file.name, file):
-                save_file(client.state(), file)
+                digests[file.name] = save_file(client.state(), file)
             client.changed = False
+        return digests
 
     def load(self, folder: Path) -> None:
         """See :meth:`Engine.load`; raises InputError if a client's state is not there, or broken."""
@@ -288,6 +292,8 @@ class SiteHost(Host):
     def note_in(self, file: Path) -> None:
         """Notes every message in a ledger, with which the policy's limits go on where an earlier job ended.
 
+        A job that goes on beside a newer one of the same run is answered nothing any more.
+
         Raises:
             InputError: the ledger was changed, or says that the run was begun with another algorithm, whose states this
                 one would replace.
@@ -297,11 +303,13 @@ class SiteHost(Host):
         begun = next((line.further.get("algorithms") for line in lines if line.event == "opened"), algorithms)
         expect(begun == algorithms, "run", "of the algorithm and routes that it was begun with", "others")
         before = spent(lines)
-        self._ledger.open(file)
+        self._ledger.open(file, alone=True)
         self._ledger.add(event="opened", run=self.states.run, algorithms=algorithms)
         for name, client in self.clients.items():
             client.door.ledger = self._ledger
             client.door.spent.update(before.get(name, {}))
+            if client.masked is not None:
+                client.masked.confirmed.update(confirmed(line for line in lines if line.client == name))
 
     def answer(self, request: Message) -> Message:
         """What to answer; says that it is busy while an earlier request is being worked on."""

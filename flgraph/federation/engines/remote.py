@@ -17,6 +17,7 @@ from flgraph.federation.engines.host import SUMS, Message, run_request
 from flgraph.federation.messages import Predictions, Turn
 from flgraph.federation.summing import Group
 from flgraph.runs.checkpoint import link_or_copy, state_name
+from flgraph.runs.files import Digest
 from flgraph.runs.site_states import Location, checkpoint_label, labels_in_use, read_locations, write_location
 
 _LARGEST = 2**53
@@ -160,7 +161,7 @@ class Remote(Engine):
             self._raise_first(found)
         return found, groups
 
-    def save(self, folder: Path, previous: Path | None) -> None:
+    def save(self, folder: Path, previous: Path | None) -> Mapping[str, Digest]:
         label = checkpoint_label(folder)
         needed = sorted(labels_in_use(folder.parents[1]) | {label})
         requests: dict[str, Message] = {}
@@ -184,6 +185,7 @@ class Remote(Engine):
             elif site not in answers:
                 raise EngineError(f"Client `{name}` is absent and was never saved.")
             # Who cannot save has no place in what goes on from here.
+        return {}
 
     def load(self, folder: Path) -> set[str]:
         locations = read_locations(folder)

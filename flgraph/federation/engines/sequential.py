@@ -11,6 +11,7 @@ from flgraph.federation.client import Client
 from flgraph.federation.engines.base import Engine
 from flgraph.federation.engines.host import Host
 from flgraph.federation.messages import Predictions, Turn
+from flgraph.runs.files import Digest
 
 
 class Sequential(Engine):
@@ -42,8 +43,8 @@ class Sequential(Engine):
                 answers[name] = error
         return answers
 
-    def save(self, folder: Path, previous: Path | None) -> None:
-        self.host.save(folder, previous)
+    def save(self, folder: Path, previous: Path | None) -> Mapping[str, Digest]:
+        return self.host.save(folder, previous)
 
     def load(self, folder: Path) -> Collection[str]:
         self.host.load(folder)

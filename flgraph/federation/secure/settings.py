@@ -59,27 +59,32 @@ class SecureSums:
         }
 
     def needed(self, clients: int) -> int:
-        """How many of so many clients have to stay."""
-        return max(math.ceil(self.threshold * clients - 1e-9), clients // 2 + 1)
+        """How many of so many clients have to stay.
 
-    def context(self, round: int, exchange: str, layout: Layout, keys: Mapping[str, bytes]) -> str:
+        Of a client and its neighbours always one more than half of these and one: so none of a row of clients in the
+        circle that is as long as half of the neighbours is opened as gone, and no list cuts the circle into two sums.
+        """
+        return max(math.ceil(self.threshold * clients - 1e-9), (clients + 1) // 2 + 1)
+
+    def context(self, job: str, round: int, exchange: str, layout: Layout, keys: Mapping[str, bytes]) -> str:
         """A digest of all that the clients of a sum must agree on; masks of those who do not, do not cancel.
 
         Args:
+            job: a digest of what else they were told to do; empty in one process.
             round: of the exchange.
             exchange: its name.
             layout: of the uploads.
-            keys: client to public keys, in the order in which the server told them.
+            keys: client to public keys.
         """
-        told = [[name, key.hex()] for name, key in keys.items()]
+        told = [[name, key.hex()] for name, key in sorted(keys.items())]
         forms = [[name, list(shape)] for name, shape in layout]
-        return hashlib.sha256(canonical([asdict(self), round, exchange, forms, told])).hexdigest()
+        return hashlib.sha256(canonical([asdict(self), job, round, exchange, forms, told])).hexdigest()
 
     def neighbours_of(self, clients: Sequence[str], context: str) -> dict[str, list[str]]:
         """Client to the others that it agrees on masks with, in the order of ``clients``.
 
-        With fewer than all, clients stand in a circle whose order nobody chooses (it depends on all public keys), and
-        each has as many neighbours on its left as on its right (Bell et al., Section 3).
+        With fewer than all, clients stand in a circle whose order depends on all public keys, and each has as many
+        neighbours on its left as on its right (Bell et al., Section 3).
         """
         if self.neighbours is None or self.neighbours >= len(clients) - 1:
             return {name: [other for other in clients if other != name] for name in clients}

@@ -142,8 +142,8 @@ class Transform(ABC):
     def end_exchange(self) -> None:
         """At the server, once all uploads of an exchange are received."""
 
-    def receive_mean(self, update: Update, draw: Draw, count: int) -> Update:
-        """At the server, in place of :meth:`receive`, where it knows nothing but the mean of ``count`` uploads."""
+    def receive_mean(self, update: Update, draw: Draw, weight: float) -> Update:
+        """At the server, in place of :meth:`receive`, where it knows uploads' mean and added-up ``weight`` alone."""
         return update
 
     def state_dict(self) -> dict[str, Any]:
@@ -327,20 +327,20 @@ class Pipeline:
         return {name: value for own in self.transforms for name, value in own.download_scalars().items()}
 
     def receive_mean(
-        self, mean: Mapping[str, Tensor], count: int, draw_of: Callable[[Transform], Draw]
+        self, mean: Mapping[str, Tensor], weight: float, draw_of: Callable[[Transform], Draw]
     ) -> dict[str, Tensor]:
         """The mean of uploads as it is used, where the server knows none of these.
 
         Args:
             mean: name to tensor.
-            count: how many uploads it is the mean of.
+            weight: what the weights of these add up to.
             draw_of: random numbers for a transform.
         """
         before = {name: mean[name].double() for name in sorted(mean) if mean[name].is_floating_point()}
         before = {name: tensor for name, tensor in before.items() if not self.leaves(name)}
         update: Update = dict(before)
         for transform in self.transforms:
-            update = transform.receive_mean(update, draw_of(transform), count)
+            update = transform.receive_mean(update, draw_of(transform), weight)
         return {**mean, **{name: t.to(mean[name].dtype) for name, t in update.items() if t is not before[name]}}
 
     # --------------------------------------------------------------------------------------------------------- both

@@ -68,8 +68,26 @@ class GaussianNoise(Transform):
         known = clipped(_withheld(update), self.norm, ROUNDING)
         return _noisy(known, self.norm * self.multiplier / math.sqrt(count), draw)
 
-    def receive_mean(self, update: Update, draw: Draw, count: int) -> Update:
-        return update if self.at == "client" else _noisy(update, self.norm * self.multiplier / count, draw)
+    def receive_mean(self, update: Update, draw: Draw, weight: float) -> Update:
+        # As the sum was divided: a client that masked another weight than one would make noise smaller than the others.
+        deviation = self.norm * _ROUNDED * self.multiplier / weight
+        return update if self.at == "client" else _noisy(update, deviation, draw)
+
+    def expect_fine(self, numbers: int, fraction_bits: int) -> None:
+        """Refuses uploads that are rounded for secure sums by more than noise at the server allows for.
+
+        Raises:
+            InputError: names the setting.
+        """
+        longer = math.sqrt(numbers) * 2.0 ** -(fraction_bits + 1)
+        wanted = f"so many that rounding makes an update no longer than {_ROUNDED} times `GaussianNoise.norm`"
+        fine = self.at == "client" or longer <= (_ROUNDED - 1) * self.norm
+        expect(fine, "trainer.secure_sums.fraction_bits", wanted, fraction_bits)
+
+
+_ROUNDED = 1.001
+"""How many times its bound an update may be long that was rounded after it was clipped, and that nobody can clip again:
+to single precision, and to the multiples in which it is added up."""
 
 
 def _withheld(update: Update) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from flgraph.models.base import expect_positive, expect_share, expect_sizes
 from flgraph.models.classifier import Classifier
 from flgraph.models.graphs import inputs
 from flgraph.nn import Adjacency, Dropout, OneHot, PoolName, graph_pool
+from flgraph.nn.precision import product_type
 
 
 class GraphClassifier(Classifier[Data]):
@@ -84,12 +85,12 @@ class GraphClassifier(Classifier[Data]):
         return logits
 
     def node_input(self, batch: Data, name: str, columns: int) -> Tensor:
-        """See :func:`~flgraph.models.graphs.inputs.node_input`; in the precision of the weights."""
-        return inputs.node_input(batch, name, columns, self.readout.weight.dtype)
+        """See :func:`~flgraph.models.graphs.inputs.node_input`; in the precision of the products."""
+        return inputs.node_input(batch, name, columns, product_type(self.readout.weight))
 
     def features(self, batch: Data) -> Tensor | OneHot:
         """The input ``x``, see :func:`~flgraph.models.graphs.inputs.features`."""
-        return inputs.features(batch, self.in_channels, self.readout.weight.dtype)
+        return inputs.features(batch, self.in_channels, product_type(self.readout.weight))
 
     def neighbours(self, batch: Data) -> Adjacency:
         """The adjacency that the batch brings along, or a new one of its edges."""

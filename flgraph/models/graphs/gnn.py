@@ -27,13 +27,13 @@ class GNN(GraphClassifier):
     Args:
         in_channels: columns of the node features; -1: given by the data.
         num_classes: number of classes; -1: given by the data.
-        conv: ``gin``, ``gcn`` or ``sage``; or ``gine`` or ``gat``, which use features of edges, see
+        conv: ``gin``, ``gcn`` or ``sage``; or ``gine``, ``gat`` or ``pna``, which use features of edges, see
             :func:`~flgraph.nn.conv.edges.make_edge_conv`.
         structure_channels: columns of the structure embedding ``batch.s``, which is set beside the raw features before
             ``pre`` (FedStar's Table 2, without decoupling); 0: no structure embedding; -1: given by the data.
         norm: ``batch`` normalisation after each convolution, before the ReLU, or ``none``.
         edge_channels: columns of the edges' features; 0: they are not used; -1: given by the data. Other layers than
-            ``gine`` and ``gat`` make no use of them.
+            ``gine``, ``gat`` and ``pna`` make no use of them.
         kwargs: see :class:`~flgraph.models.GraphClassifier`.
 
     Shapes:

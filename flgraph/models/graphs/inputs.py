@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 from flgraph.errors import InputError, expect
 from flgraph.nn import Adjacency, OneHot
+from flgraph.nn.products import with_room
 
 
 @runtime_checkable
@@ -32,8 +33,7 @@ def node_input(batch: Data, name: str, columns: int, dtype: torch.dtype) -> Tens
     if tensor is None or tensor.dim() != 2 or tensor.size(1) != columns:
         got = "none" if tensor is None else list(tensor.shape)
         raise InputError(f"batch.{name}", f"of shape [nodes, {columns}]", got)
-    rows: Tensor = tensor.to(dtype)
-    return rows
+    return tensor if tensor.dtype == dtype else with_room(tensor, dtype=dtype).copy_(tensor)
 
 
 def features(batch: Data, columns: int, dtype: torch.dtype) -> Tensor | OneHot:

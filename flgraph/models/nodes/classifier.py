@@ -61,8 +61,8 @@ class NodeClassifier(Classifier[NodeBatchT]):
         Raises:
             InputError: the module is a template, or the batch is of another kind, or of other columns.
         """
-        self.check_sizes()
         expect(isinstance(batch, kind), "data", _WANTED[kind], f"batches of type {type(batch).__name__}")
+        self.check_sizes()
         whole = self.takes_samples or not isinstance(batch, SampledGraph)
         expect(whole, "data.sampled", f"false for {type(self).__name__}, which needs whole graphs,", True)
         fits = batch.x.dim() == 2 and batch.x.size(1) == self.in_channels

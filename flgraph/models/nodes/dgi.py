@@ -54,9 +54,6 @@ class DGI(GraphEmbedding):
     Shapes:
         - **input:** a :class:`~flgraph.nn.batches.WholeGraph`
         - **output:** embeddings of the nodes ``index``, ``[n, hidden_channels]``
-
-    Raises:
-        InputError: a hyper-parameter or a batch cannot be used.
     """
 
     def __init__(self, in_channels: int = -1, num_classes: int = -1, hidden_channels: int = 64, **kwargs: Any) -> None:

@@ -26,7 +26,7 @@ class NodeGNN(NodeClassifier[WholeGraph]):
         in_channels: columns of the features; -1: given by the data.
         num_classes: number of classes; -1: given by the data.
         hidden_channels: columns of all layers.
-        conv: ``gat`` or ``gine``, see :func:`~flgraph.nn.conv.edges.make_edge_conv`.
+        conv: ``gat``, ``gine`` or ``pna``, see :func:`~flgraph.nn.conv.edges.make_edge_conv`.
         num_layers: number of them.
         edge_channels: columns of the edges' features; 0: they are not used; -1: given by the data.
         kwargs: see :class:`~flgraph.models.nodes.classifier.NodeClassifier`.

@@ -46,9 +46,6 @@ class NodeLinks(LinkModule):
     Shapes:
         - **input:** a :class:`~flgraph.nn.batches.GraphLinks` of ``P`` links
         - **output:** scores of the links, ``[P]``
-
-    Raises:
-        InputError: a hyper-parameter or a batch cannot be used.
     """
 
     data_sizes: ClassVar[tuple[str, ...]] = ("in_channels",)

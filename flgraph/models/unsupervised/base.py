@@ -61,9 +61,6 @@ class GraphEmbedding(SizedModule, ABC):
             :func:`~flgraph.models.unsupervised.clustering.joined`; and ``size_accuracy`` and ``size_f1``, of the
             logarithms of the numbers of nodes alone. The weights of those models are a part of checkpoints.
         kwargs: see :class:`~flgraph.models.base.SizedModule`.
-
-    Raises:
-        InputError: a hyper-parameter or a batch cannot be used.
     """
 
     predicted: ClassVar[str] = "embeddings"
@@ -124,6 +121,11 @@ class GraphEmbedding(SizedModule, ABC):
         loss, encoded = self.contrast(batch)
         self._collect(encoded, {"loss": loss}, "val")
         return loss
+
+    @property
+    def validation_names(self) -> tuple[str, ...] | None:
+        """The loss, unless a subclass has steps of its own."""
+        return ("loss",) if type(self).validation_step is GraphEmbedding.validation_step else None
 
     def _collect(self, encoded: Encoded, losses: Mapping[str, Tensor], stage: str) -> None:
         self.collect(stage, (encoded.graphs.size(0), {name: loss.detach() for name, loss in losses.items()}))

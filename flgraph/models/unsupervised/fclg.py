@@ -47,9 +47,6 @@ class FCLG(GraphEmbedding):
         - **input:** a PyG batch of ``N`` nodes and ``B`` graphs with ``x [N, in_channels]``, ``edge_index`` or ``adj``,
           ``batch [N]`` and, except for prediction and tests, ``diffused``, a :class:`~flgraph.nn.WeightedAdjacency`
         - **output:** embeddings ``[B, num_layers * hidden_channels]``
-
-    Raises:
-        InputError: a hyper-parameter or a batch cannot be used.
     """
 
     def __init__(

@@ -33,9 +33,6 @@ class InfoGraph(GraphEmbedding):
         - **input:** a PyG batch of ``N`` nodes and ``B`` graphs with ``x [N, in_channels]``, ``edge_index`` or ``adj``,
           and ``batch [N]``
         - **output:** embeddings ``[B, num_layers * hidden_channels]``
-
-    Raises:
-        InputError: a hyper-parameter or a batch cannot be used.
     """
 
     def __init__(

@@ -34,9 +34,6 @@ class MVGRL(GraphEmbedding):
         - **input:** a PyG batch of ``N`` nodes and ``B`` graphs with ``x [N, in_channels]``, ``edge_index`` or ``adj``,
           ``batch [N]`` and ``diffused``, a :class:`~flgraph.nn.WeightedAdjacency`
         - **output:** embeddings ``[B, hidden_channels]``
-
-    Raises:
-        InputError: a hyper-parameter or a batch cannot be used.
     """
 
     def __init__(

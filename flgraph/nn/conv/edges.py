@@ -7,20 +7,26 @@ from typing import Literal
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
-from torch_geometric.nn import GATConv, GINEConv
+from torch_geometric.nn import GATConv, GINEConv, PNAConv
 
 from flgraph.errors import expect
 
-EdgeConvName = Literal["gine", "gat"]
+EdgeConvName = Literal["gine", "gat", "pna"]
 """Names that :func:`make_edge_conv` takes."""
 
-AnyConvName = Literal["gcn", "gin", "sage", "gine", "gat"]
+AnyConvName = Literal["gcn", "gin", "sage", "gine", "gat", "pna"]
 """These, and those of :func:`~flgraph.nn.make_conv`."""
 
-EDGE_CONVS = ("gine", "gat")
+EDGE_CONVS = ("gine", "gat", "pna")
 
 HEADS = 4
 """Attention heads of ``gat``, side by side in the output."""
+
+AGGREGATORS, SCALERS = ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"]
+"""Those of PNA's paper, whose products ``pna`` sets side by side."""
+
+DEGREE = 2
+"""The degree that ``pna`` scales by: of a ring's nodes, and about that of a molecule's atoms."""
 
 
 def make_edge_conv(name: str, channels: int, edge_channels: int) -> torch.nn.Module:
@@ -28,10 +34,17 @@ def make_edge_conv(name: str, channels: int, edge_channels: int) -> torch.nn.Mod
 
     ``gine``: `"Strategies for Pre-training Graph Neural Networks" <https://arxiv.org/abs/1905.12265>`_,
     :class:`torch_geometric.nn.GINEConv` with the two linear maps of :class:`~flgraph.nn.GINConv`; ``gat``: `"Graph
-    Attention Networks" <https://arxiv.org/abs/1710.10903>`_, :class:`torch_geometric.nn.GATConv` of four heads.
+    Attention Networks" <https://arxiv.org/abs/1710.10903>`_, :class:`torch_geometric.nn.GATConv` of four heads;
+    ``pna``: `"Principal Neighbourhood Aggregation for Graph Nets" <https://arxiv.org/abs/2004.05718>`_,
+    :class:`torch_geometric.nn.PNAConv`.
+
+    What ``pna`` aggregates is scaled by ``log(d + 1) / delta`` and its inverse, where the paper's ``delta`` is a mean
+    over the training graphs. Here it is ``log(3)`` (:data:`DEGREE`) at every client: a linear map follows, whose shared
+    weights would mean something else at each client if each had a ``delta`` of its own, and a common mean would tell of
+    the data. These weights learn the scale. It is a constant of the layer, no part of its state, and is never sent.
 
     Args:
-        name: ``gine`` or ``gat``.
+        name: ``gine``, ``gat`` or ``pna``.
         channels: columns of input and output.
         edge_channels: columns of the features of edges; 0 for none, which ``gine`` cannot do without.
 
@@ -43,6 +56,12 @@ def make_edge_conv(name: str, channels: int, edge_channels: int) -> torch.nn.Mod
         expect(edge_channels > 0, "model.edge_channels", "1 or more for gine, which needs features of edges,", 0)
         linear = torch.nn.Linear(channels, channels), torch.nn.ReLU(), torch.nn.Linear(channels, channels)
         return GINEConv(torch.nn.Sequential(*linear), edge_dim=edge_channels)
+    if name == "pna":
+        histogram = torch.nn.functional.one_hot(torch.tensor(DEGREE))
+        layer = PNAConv(channels, channels, AGGREGATORS, SCALERS, histogram, edge_dim=edge_channels or None)
+        for scale, value in list(layer.aggr_module.named_buffers()):
+            layer.aggr_module.register_buffer(scale, value, persistent=False)
+        return layer
     expect(channels % HEADS == 0, "model.hidden_channels", f"divisible by {HEADS}, the heads of gat,", channels)
     return GATConv(channels, channels // HEADS, heads=HEADS, edge_dim=edge_channels or None)
 
@@ -64,7 +83,7 @@ def edge_channels_of(module: torch.nn.Module, conv: str, edge_channels: int) -> 
         return edge_channels
     if edge_channels > 0:
         name = type(module).__name__
-        rank_zero_warn(f"Edges have features, which {name} makes no use of; `--model.conv gine` and `gat` do.")
+        rank_zero_warn(f"Edges have features, which {name} makes no use of; `--model.conv gine`, `gat` and `pna` do.")
     return 0
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear, fold
+from flgraph.nn.products import with_room
 from flgraph.nn.sparse.adjacency import Adjacency, add_neighbours
 from flgraph.nn.sparse.csr import rows_times, sparse_matmul
 from flgraph.nn.sparse.norm import gcn_norm
@@ -62,13 +63,10 @@ class GCNConv(torch.nn.Module):
         """
         x, extra, merged = merge_inputs(x, extra, adj, before)
         z = concat_linear(x, extra, *fold(self.lin.weight, before))
-        scale, loops = gcn_norm(adj.quotient, z.dtype)
-        if z.dtype in (torch.float32, torch.float64):
-            z = z if merged else adj.merge(z)
-            return adj.spread(_NormalisedSum.apply(z, self.bias, adj.quotient, scale, loops))
-        scale, loops = adj.spread(scale), adj.spread(loops)
-        y = z * scale
-        return torch.addcmul(self.bias, adj.sum(y), scale).addcmul(z, loops).to(z.dtype)
+        summed = z if merged else adj.merge(z)
+        scale, loops = gcn_norm(adj.quotient, summed.dtype)
+        out: Tensor = _NormalisedSum.apply(summed, self.bias, adj.quotient, scale, loops.to(summed.dtype))
+        return adj.spread(out.to(z.dtype))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"
@@ -133,12 +131,14 @@ class _NormalisedSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, bias: Tensor, adj: Adjacency, scale: Tensor, loops: Tensor) -> Tensor:
-        ctx.adj, ctx.scale, ctx.loops = adj, scale.squeeze(1), loops
-        return add_neighbours(torch.addcmul(bias, z, loops), z, adj, scale=ctx.scale)
+        ctx.adj, ctx.scale, ctx.loops, ctx.bias_type = adj, scale.squeeze(1), loops, bias.dtype
+        out = torch.addcmul(bias.to(z.dtype), z, loops, out=with_room(z))
+        return add_neighbours(out, z, adj, out=out, scale=ctx.scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad = grad.contiguous()
-        back = add_neighbours(grad * ctx.loops, grad, ctx.adj, transpose=True, scale=ctx.scale)
-        return back, grad.sum(0), None, None, None
+        back = torch.mul(grad, ctx.loops, out=with_room(grad))
+        back = add_neighbours(back, grad, ctx.adj, out=back, transpose=True, scale=ctx.scale)
+        return back, grad.sum(0, dtype=ctx.bias_type), None, None, None

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear, fold
+from flgraph.nn.products import with_room
 from flgraph.nn.sparse.adjacency import Adjacency, add_neighbours
 from flgraph.nn.sparse.twins import merge_inputs
 
@@ -41,7 +42,7 @@ class GINConv(torch.nn.Module):
         self.in_channels, self.out_channels = in_channels, out_channels
         self.hidden_channels = out_channels if hidden_channels is None else hidden_channels
         self.lin1 = ConcatLinear(in_channels, self.hidden_channels)
-        self.lin2 = torch.nn.Linear(self.hidden_channels, out_channels)
+        self.lin2 = ConcatLinear(self.hidden_channels, out_channels)
 
     def reset_parameters(self) -> None:
         """Draws new weights, as :class:`torch.nn.Linear` does."""
@@ -61,13 +62,10 @@ class GINConv(torch.nn.Module):
         """
         x, extra, merged = merge_inputs(x, extra, adj, before)
         z = concat_linear(x, extra, *fold(self.lin1.weight, before))
-        if z.dtype in (torch.float32, torch.float64):
-            z = z if merged else adj.merge(z)
-            # Twins have equal results, so a row for each of their classes goes through the second map, too.
-            h: Tensor = _SumBiasReLU.apply(z, self.lin1.bias, adj.quotient)
-            return adj.spread(self.lin2(h))
-        out: Tensor = self.lin2(torch.relu(adj.sum(z) + z + self.lin1.bias))
-        return out
+        summed = z if merged else adj.merge(z)
+        h: Tensor = _SumBiasReLU.apply(summed, self.lin1.bias, adj.quotient)
+        # Twins have equal results, so a row for each of their classes goes through the second map, too.
+        return adj.spread(self.lin2(h.to(z.dtype)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, hidden_channels={self.hidden_channels})"
@@ -78,9 +76,9 @@ class _SumBiasReLU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, bias: Tensor, adj: Adjacency) -> Tensor:
-        h = add_neighbours(z, z, adj).add_(bias).relu_()
+        h = add_neighbours(z, z, adj, out=with_room(z)).add_(bias.to(z.dtype)).relu_()
         ctx.save_for_backward(h)
-        ctx.adj = adj
+        ctx.adj, ctx.bias_type = adj, bias.dtype
         return h
 
     @staticmethod
@@ -88,4 +86,5 @@ class _SumBiasReLU(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         (h,) = ctx.saved_tensors
         grad = torch.ops.aten.threshold_backward(grad, h, 0)
-        return add_neighbours(grad, grad, ctx.adj, transpose=True), grad.sum(0), None
+        out = with_room(grad)
+        return add_neighbours(grad, grad, ctx.adj, out=out, transpose=True), grad.sum(0, dtype=ctx.bias_type), None

@@ -25,6 +25,8 @@ class WeightedAdjacency(Adjacency):
             symmetric.
     """
 
+    weighted = True
+
     def __init__(self, rowptr: Tensor, col: Tensor, weight: Tensor, transposed_weight: Tensor | None = None) -> None:
         super().__init__(rowptr, col)
         self.weight, self.transposed_weight = weight, weight if transposed_weight is None else transposed_weight

@@ -42,7 +42,6 @@ def learning_curves(
     styles: Mapping[str, Style] | None = None,
     legend: bool = True,
     unfinished: Mapping[str, Sequence[Sequence[float]]] | None = None,
-    hover: bool = False,
 ) -> Figure:
     """Mean lines over rounds with bands of one standard deviation on either side.
 
@@ -53,9 +52,8 @@ def learning_curves(
         title: above the panel.
         size: inches.
         styles: method to its looks; made from the names if not given, ``Local`` grey.
-        legend: whether the figure names the methods.
+        legend: whether the figure names the methods; if not, hover texts of rounds do, with all values, on a page.
         unfinished: more runs, drawn one by one as thin dotted lines and in no mean.
-        hover: whether every round gets a text with the values of all methods, which a page shows.
 
     Returns:
         A figure that no ``pyplot`` knows of; :func:`save_png` and :func:`to_svg` write it.
@@ -96,10 +94,10 @@ def learning_curves(
                 mark(line, style, f"{name}, unfinished")
         axes.set_xlim(1 if longest > 1 else 0.5, longest * 1.01 if longest > 1 else 1.5)
         _whole_numbers(axes)
-        if hover:
-            _tell(axes, told)
         if legend:
             legend_below(figure, axes.get_legend_handles_labels()[0])
+        else:
+            _tell(axes, told)
     return figure
 
 

@@ -177,9 +177,6 @@ class PublishedNodeFederation(NodeFederation):
         isolated: see :class:`PublishedEgoLoader`. Clients of ``label_skew`` have no nodes without neighbours in an
             undirected graph, the global test graph has.
         **kwargs: see :class:`~flgraph.data.NodeFederation`.
-
-    Raises:
-        InputError: as there.
     """
 
     client_class = PublishedNodeDataModule

@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,15 +21,15 @@ from flgraph.data.checks import edge_keys, require
 from flgraph.data.hetero.container import EdgeType, HeteroGraph
 from flgraph.data.hetero.datamodule import HeteroFederation
 from flgraph.data.hetero.partition import HeteroPartition
-from flgraph.data.hetero.readers import HETERO_DATASETS, known_hetero, locate_hetero, read_npz
-from flgraph.data.hetero.schema import REVERSE, without_reverse
+from flgraph.data.hetero.readers import HETERO_DATASETS, known_hetero, locate_hetero
+from flgraph.data.hetero.schema import REVERSE
 from flgraph.errors import InputError, expect, first_line
 
 AUTHORS_CLIENTS = (3, 5, 10)
 """Numbers of clients among which FedHGN's authors divided each data set."""
 
-SPLITS = {"random_edges": "random-edges", "random_edge_types": "random-etypes"}
-"""How they assigned edges, and what their files call it."""
+SPLITS = ("random_edges", "random_edge_types")
+"""How they assigned edges."""
 
 _SEED, _VAL_FRACTION = 12345, 0.2
 # Training nodes before validation nodes are taken away, edges, and relations, both without the reverse ones.
@@ -122,45 +121,6 @@ def _shuffled(generator: random.Random, count: int) -> list[int]:
     order = list(range(count))
     generator.shuffle(order)
     return order
-
-
-def read_hetero_clients(name: str, split: str, num_clients: int, root: str | Path | None = None) -> list[HeteroGraph]:
-    """Reads the clients of a partition by FedHGN's authors, with reverse relations.
-
-    Args:
-        name: of the data set, in any case.
-        split: ``"random_edges"`` or ``"random_edge_types"``.
-        num_clients: number of clients; there are files for 3 and 10 of AIFB.
-        root: folder of the data; ``$FLGRAPH_DATA`` when ``None``.
-
-    Raises:
-        InputError: there is no such file, or it is damaged.
-    """
-    known = known_hetero(name)
-    expect(split in SPLITS, "data.partition", f"one of {', '.join(SPLITS)}", split)
-    path = locate_hetero(known, f"{known.lower()}_{SPLITS[split]}_{num_clients}.npz", root)
-    return [read_npz(path, number, f"{known}, client-{number + 1}") for number in range(num_clients)]
-
-
-def partition_of(graph: HeteroGraph, clients: Sequence[HeteroGraph], settings: Mapping[str, Any]) -> HeteroPartition:
-    """The partition that ready-made clients are.
-
-    Args:
-        graph: the whole graph, without reverse relations and repeated edges.
-        clients: parts of it, whose ``nodes`` are numbers within the node types of ``graph``; reverse relations are
-            passed over.
-        settings: plain values that tell where they come from.
-
-    Raises:
-        InputError: a client has a relation or an edge that the graph lacks.
-    """
-    chosen = []
-    for client in clients:
-        part = without_reverse(client)
-        # From numbers among the client's nodes to numbers within the node types of the whole graph.
-        ends = part.nodes[part.edge_index]
-        chosen.append(_edge_columns(graph, part.edge_types, part.relation, ends, client.name).sort().values)
-    return HeteroPartition(chosen, graph.content, dict(settings))
 
 
 def _edge_columns(

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from federations import renamed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch_geometric.data import HeteroData
 from flgraph.data import HeteroGraph, read_hetero
 from flgraph.data.hetero.container import EdgeType
 from flgraph.data.hetero.partition import with_validation
-from flgraph.data.hetero.schema import canonical, renamed, reordered, reverses, with_reverse, without_reverse
+from flgraph.data.hetero.schema import canonical, reordered, reverses, with_reverse, without_reverse
 from flgraph.errors import InputError
 
 COUNTS = {"paper": 6, "author": 5, "venue": 3}

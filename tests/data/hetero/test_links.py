@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from federations import renamed
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from flgraph.callbacks import EarlyStopping, FedHGN
 from flgraph.data import HeteroClients, HeteroFederation, HeteroGraph, HeteroLinkDataModule, LinkBatch
-from flgraph.data.hetero.schema import canonical, renamed, with_reverse
+from flgraph.data.hetero.schema import canonical, with_reverse
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.models import LinkPredictor

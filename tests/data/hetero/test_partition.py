@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from federations import typed_graph
 
 from flgraph.data import (
-    HeteroGraph,
     HeteroPartition,
     hetero_statistics,
     random_edge_types,
@@ -19,19 +19,6 @@ from flgraph.data.hetero.schema import reverses, with_reverse, without_reverse
 from flgraph.errors import InputError
 
 
-def graph(relations: int = 12, edges: int = 20) -> HeteroGraph:
-    """Two node types; every relation has as many different edges."""
-    generator = torch.Generator().manual_seed(0)
-    kinds, given = [("a", "b"), ("b", "a"), ("a", "a")], {}
-    for number in range(relations):
-        source, target = kinds[number % 3]
-        chosen = torch.randperm(30 * 30, generator=generator)[:edges]
-        given[source, f"r{number}", target] = torch.stack([chosen // 30, chosen % 30])
-    y = torch.arange(30) % 3
-    splits = torch.arange(0, 12), torch.arange(12, 18), torch.arange(18, 30)
-    return HeteroGraph.from_edges({"a": 30, "b": 30}, given, "a", y, *splits, name="toy")
-
-
 def dealt(partition: HeteroPartition, count: int) -> torch.Tensor:
     """Number of clients that have each edge."""
     return torch.bincount(torch.cat(partition.clients), minlength=count)
@@ -40,7 +27,7 @@ def dealt(partition: HeteroPartition, count: int) -> torch.Tensor:
 @pytest.mark.parametrize(("clients", "edges"), [(3, 20), (4, 20), (7, 21)])
 def test_random_edges(clients: int, edges: int) -> None:
     """K + 2 segments: K of one client each, one of 2 to K - 1 clients, and the rest of all clients."""
-    whole = graph(edges=edges)
+    whole = typed_graph(edges=edges)
     partition = random_edges(whole, clients, seed=5)
     size = whole.num_edges // (clients + 2)
     holders = dealt(partition, whole.num_edges)
@@ -55,7 +42,7 @@ def test_random_edges(clients: int, edges: int) -> None:
 
 
 def test_random_edge_types() -> None:
-    whole = graph(relations=13)
+    whole = typed_graph(relations=13)
     partition = random_edge_types(whole, 3, seed=2)
     holders = dealt(partition, whole.num_edges).view(13, 20)
     assert bool((holders == holders[:, :1]).all())  # a relation goes with all of its edges
@@ -69,7 +56,7 @@ def test_random_edge_types() -> None:
 
 def test_k_is_uniform() -> None:
     """Of the edges that go to some clients, as many go to 2 as to 3 and 4, and all clients get as many."""
-    whole = graph(relations=45, edges=700)
+    whole = typed_graph(relations=45, edges=700)
     partition = random_edges(whole, 5, seed=0)
     holders = dealt(partition, whole.num_edges)
     counts = torch.tensor([int((holders == k).sum()) for k in (2, 3, 4)])
@@ -80,14 +67,14 @@ def test_k_is_uniform() -> None:
 
 @pytest.mark.parametrize("deal", [random_edges, random_edge_types])
 def test_the_seed_decides(deal: Callable[..., HeteroPartition]) -> None:
-    whole = graph()
+    whole = typed_graph()
     one, same, other = deal(whole, 3, seed=1), deal(whole, 3, seed=1), deal(whole, 3, seed=2)
     assert one.digest == same.digest != other.digest
     assert [part.content for part in one.cut(whole)] == [part.content for part in same.cut(whole)]
 
 
 def test_parts_of_a_partition() -> None:
-    whole = graph()
+    whole = typed_graph()
     partition = random_edges(whole, 3)
     for part, edges in zip(partition.cut(whole), partition.clients, strict=True):
         part._validate()
@@ -101,7 +88,7 @@ def test_parts_of_a_partition() -> None:
 
 
 def test_manifests(tmp_path: Path) -> None:
-    whole = graph()
+    whole = typed_graph()
     partition, path = random_edge_types(whole, 4), tmp_path / "partition.npz"
     partition.save(path)
     loaded = HeteroPartition.load(path)
@@ -109,7 +96,7 @@ def test_manifests(tmp_path: Path) -> None:
     assert loaded.settings == {"partition": "random_edge_types", "num_clients": 4, "seed": 123}
     assert [a.tolist() for a in loaded.clients] == [b.tolist() for b in partition.clients]
     with pytest.raises(InputError, match="`graph` to be the one with digest"):
-        loaded.cut(graph(edges=19))
+        loaded.cut(typed_graph(edges=19))
     with np.load(path) as file:
         stored = dict(file)
     stored["edges"][3] += 1
@@ -121,7 +108,7 @@ def test_manifests(tmp_path: Path) -> None:
 
 
 def test_errors() -> None:
-    whole = graph()
+    whole = typed_graph()
     with pytest.raises(InputError, match=r"`data\.num_clients` to be 3 or more"):
         random_edges(whole, 2)
     with pytest.raises(InputError, match=r"at most 10, two less than there are relations, but got 11"):

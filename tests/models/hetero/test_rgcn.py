@@ -3,11 +3,12 @@ from __future__ import annotations
 import pytest
 import pytorch_lightning as pl
 import torch
+from federations import renamed
 from torch import Tensor
 from torch.nn import functional as F
 
 from flgraph.data import HeteroBatch, HeteroDataModule, HeteroGraph
-from flgraph.data.hetero.schema import renamed, reordered, with_reverse
+from flgraph.data.hetero.schema import reordered, with_reverse
 from flgraph.errors import InputError
 from flgraph.models import RGCN
 

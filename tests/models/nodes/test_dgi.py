@@ -57,7 +57,7 @@ def test_the_loss_is_that_of_the_paper() -> None:
 
 def test_clusters_of_a_federation(federate: Callable[..., FederatedTrainer]) -> None:
     data = federation()
-    trainer = federate(FedAvg(), rounds=2, local_epochs=5, monitor="val/loss")
+    trainer = federate(FedAvg(), rounds=2, local_epochs=5)
     final = trainer.fit(DGI(hidden_channels=8, lr=0.01), data)["final"]["clients"]
     for name, predictions in trainer.predictions():
         client = data.client(name)

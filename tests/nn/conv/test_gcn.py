@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -25,21 +27,13 @@ def test_hand_worked() -> None:
 
 
 @pytest.mark.parametrize(("edges", "nodes"), [(LITERAL, 5), (RANDOM, 30), (LOOPS, 5), (LITERAL[:, :0], 4)])
-def test_equals_pyg(edges: Tensor, nodes: int) -> None:
+def test_equals_pyg(edges: Tensor, nodes: int, assert_like_pyg: Callable[..., None]) -> None:
     torch.manual_seed(0)
     conv, twin = GCNConv(6, 3).double(), pyg.GCNConv(6, 3).double()
     torch.nn.init.normal_(conv.bias)
     twin.load_state_dict(conv.state_dict())  # PyG's names
-    x = torch.randn(nodes, 6, dtype=torch.double, requires_grad=True)
-    y = x.detach().clone().requires_grad_()
-    out, expected = conv(x, Adjacency.from_edges(edges, nodes)), twin(y, edges)
-    torch.testing.assert_close(out, expected)
-    out.square().sum().backward()
-    expected.square().sum().backward()
-    torch.testing.assert_close(x.grad, y.grad)
     theirs = dict(twin.named_parameters())
-    for name, parameter in conv.named_parameters():
-        torch.testing.assert_close(parameter.grad, theirs[name].grad)
+    assert_like_pyg(conv, twin, edges, nodes, [(own, theirs[name]) for name, own in conv.named_parameters()])
 
 
 def test_initialised_as_pyg() -> None:

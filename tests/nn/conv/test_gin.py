@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -38,19 +39,11 @@ def test_hand_worked() -> None:
 
 
 @pytest.mark.parametrize(("edges", "nodes"), [(LITERAL, 5), (random_edges(), 30), (LITERAL[:, :0], 4)])
-def test_equals_pyg(edges: Tensor, nodes: int) -> None:
+def test_equals_pyg(edges: Tensor, nodes: int, assert_like_pyg: Callable[..., None]) -> None:
     torch.manual_seed(0)
     conv = GINConv(6, 3, hidden_channels=4).double()
     twin = pyg_twin(conv)
-    x = torch.randn(nodes, 6, dtype=torch.double, requires_grad=True)
-    y = x.detach().clone().requires_grad_()
-    out, expected = conv(x, Adjacency.from_edges(edges, nodes)), twin(y, edges)
-    torch.testing.assert_close(out, expected)
-    out.square().sum().backward()
-    expected.square().sum().backward()
-    torch.testing.assert_close(x.grad, y.grad)
-    for ours, theirs in zip(conv.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)
+    assert_like_pyg(conv, twin, edges, nodes, zip(conv.parameters(), twin.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("kind", ["gin", "gcn", "sage"])

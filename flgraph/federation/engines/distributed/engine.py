@@ -22,6 +22,7 @@ from flgraph.federation.engines.sequential import Sequential
 from flgraph.federation.messages import Predictions, Turn
 from flgraph.federation.summing import Group
 from flgraph.runs.checkpoint import load_bytes, state_name
+from flgraph.runs.files import Digest
 
 REASSIGN_AFTER = (2, 5)
 """After so many rounds clients may move. The first round is not measured, because much happens for the first time."""
@@ -207,13 +208,14 @@ class ProcessGroup(Sequential):
         added = {name for group in groups for name in group.clients}
         return {name: found[name] for name in turns if name not in added}, groups
 
-    def save(self, folder: Path, previous: Path | None) -> None:
-        self._ask_all(
+    def save(self, folder: Path, previous: Path | None) -> Mapping[str, Digest]:
+        answers = self._ask_all(
             {"do": "save", "folder": str(folder.absolute()), "previous": previous and str(previous.absolute())}
         )
         missing = [name for name in self.owners if not (folder / state_name(name)).is_file()]
         everywhere = "on a file system that all processes see"
         expect(not missing, "trainer.default_root_dir", everywhere, f"no file of `{missing[0]}`" if missing else "")
+        return {name: own for answer in answers.values() for name, own in answer.header["digests"].items()}
 
     def load(self, folder: Path) -> Collection[str]:
         self._ask_all({"do": "load", "folder": str(folder.absolute())})
