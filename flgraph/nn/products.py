@@ -28,7 +28,7 @@ NARROWEST = 16
 
 
 def with_room(like: Tensor, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """A new tensor; if it is a matrix, its memory holds a multiple of :data:`STEP` rows.
+    """A new tensor; if it is a matrix on a CPU, its memory holds a multiple of :data:`STEP` rows.
 
     Args:
         like: whose shape, type and device it gets.
@@ -36,7 +36,7 @@ def with_room(like: Tensor, shape: Sequence[int] | None = None, dtype: torch.dty
         dtype: another type.
     """
     shape = like.shape if shape is None else shape
-    if len(shape) != 2:
+    if len(shape) != 2 or like.device.type != "cpu":
         return like.new_empty(shape, dtype=dtype)
     return like.new_empty(_room(shape[0]), shape[1], dtype=dtype).resize_(*shape)
 

@@ -144,7 +144,7 @@ def test_sites_have_the_bits_of_one_process(
         ),
         ({"graphs": {"north": "north/nodes.csv"}}, "to be a folder with nodes.csv and edges.csv, or a file"),
         ({"graphs": {"north": "elsewhere"}}, "elsewhere, which is not there"),
-        ({"graphs": "north/nodes.csv"}, "Expected `data.graphs` to be of type"),
+        ({"graphs": "north/nodes.csv"}, "Expected `data.graphs` to be a mapping but got"),
     ],
 )
 def test_mistakes_of_a_site(
