@@ -26,6 +26,6 @@ def test_plain_and_flgraph_train_alike(benchmark: ModuleType, federation: WholeG
 
 
 def test_measures_every_variant(benchmark: ModuleType, federation: WholeGraphFederation) -> None:
-    seconds = benchmark.measure(federation, 2, 0)
+    seconds = benchmark.measure(federation, 2 * benchmark.BLOCK, 0)
     assert {name: len(values) for name, values in seconds.items()} == dict.fromkeys(benchmark.VARIANTS, 2)
     assert "1.00 times" in benchmark.report(seconds)
