@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from types import SimpleNamespace
 
@@ -24,5 +25,7 @@ def test_what_the_environment_says_counts(monkeypatch: pytest.MonkeyPatch, given
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
 def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
-    keep_memory()
+    asked: list[object] = []
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: asked.append(name) or SimpleNamespace())
+    keep_memory()  # does nothing further
+    assert asked == ([] if "MALLOC_TRIM_THRESHOLD_" in os.environ else [None])
