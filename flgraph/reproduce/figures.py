@@ -11,7 +11,7 @@ from typing import Any
 
 from flgraph.errors import expect
 from flgraph.reproduce.protocols import rounds_of
-from flgraph.reproduce.study import Study, in_words, logged_name
+from flgraph.reproduce.study import Study, logged_name, unit_of, with_unit
 from flgraph.reproduce.tables import Cell, Done
 from flgraph.runs.reader import mapping, number
 
@@ -62,12 +62,12 @@ def _convergence(study: Study, series: Series, setting: str, metric: str) -> Any
     """A test metric over rounds, mean over clients, with bands over seeds."""
     from flgraph.report.charts import learning_curves
 
-    name = logged_name(metric)  # percent per round from the first; NaN in rounds without evaluation
+    name, unit = logged_name(metric), unit_of(metric)  # from the first round; NaN in rounds without evaluation
     curves = {
-        method: [[100 * number(one.get(study.mean_key, {}).get(name)) for one in rounds_of(run)] for run in runs]
+        method: [[unit * number(one.get(study.mean_key, {}).get(name)) for one in rounds_of(run)] for run in runs]
         for method, runs in series.items()
     }
-    return learning_curves(curves, ylabel=f"{in_words(metric)} in percent", title=setting, size=(7.0, 4.6))
+    return learning_curves(curves, ylabel=with_unit(metric), title=setting, size=(7.0, 4.6))
 
 
 def _divergence(series: Series) -> Any:
@@ -87,15 +87,14 @@ def _clients(study: Study, series: Series, setting: str, metric: str) -> Any:
     from flgraph.report.charts import grouped_bars, spread, styles_for
 
     names = list(dict.fromkeys(name for runs in series.values() for run in runs for name in run["final"]["clients"]))
+    unit, key = unit_of(metric), logged_name(metric)
     values = {
         method: [
-            spread([100 * number(run["final"]["clients"].get(name, {}).get(logged_name(metric))) for run in runs])
-            for name in names
+            spread([unit * number(run["final"]["clients"].get(name, {}).get(key)) for run in runs]) for name in names
         ]
         for method, runs in series.items()
     }
-    ylabel = f"{in_words(metric)} in percent"
-    return grouped_bars(names, values, ylabel=ylabel, styles=styles_for(list(values)), width=8.0)
+    return grouped_bars(names, values, ylabel=with_unit(metric), styles=styles_for(list(values)), width=8.0)
 
 
 def _labels(series: Series) -> Any:
@@ -159,7 +158,7 @@ def _over_settings(study: Study, cells: Sequence[Cell], metric: str) -> Any:
         for method in dict.fromkeys(cell.method for cell in final)
     }
     settings = [name for name in study.settings if any(name in spreads for spreads in series.values())]
-    return error_bars(series, settings, xlabel=study.axis, ylabel=f"{in_words(metric)} in percent")
+    return error_bars(series, settings, xlabel=study.axis, ylabel=with_unit(metric))
 
 
 def _plain(name: str) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from flgraph.reproduce.index import alone_in
 from flgraph.reproduce.records import Record, Records, papers_studies, read_records, run_of
-from flgraph.reproduce.study import Study, in_words
+from flgraph.reproduce.study import Study, digits_of, in_words
 from flgraph.runs.files import write_text
+from flgraph.runs.history import lower_is_better
 
 PAGE, PICTURE = "README.md", "leaderboard.svg"
 
@@ -19,8 +21,9 @@ Every method on every data set that was run here. `flgraph reproduce --leaderboa
 from the recorded runs (`runs.jsonl`) and tables (`*.csv`) beside it; no number in it was typed.
 
 A number is the metric of the last round in percent: mean over clients, then mean ± standard deviation over seeds, and
-in brackets how many seeds. The best of each column is bold. Seconds and megabytes (10^6 bytes, up and down, all clients
-together) are of one round, means over seeds; a run had one thread, and other runs beside it. A dash: not recorded.
+in brackets how many seeds. Errors such as rmse are in the unit of what is predicted, and less is better. The best of
+each column is bold. Seconds and megabytes (10^6 bytes, up and down, all clients together) are of one round, means over
+seeds; a run had one thread, and other runs beside it. A dash: not recorded.
 
 Data sets, partitions and rounds differ from paper to paper: compare within a table.
 """
@@ -41,7 +44,10 @@ def write_leaderboard(out: Path) -> list[Path]:
     with alone_in(out):
         found = recorded_studies(out)
         pictured = [(study, records) for study, records in found if study.leaderboard]
-        figure = number_grids({study.title: means_by_method(study, records) for study, records in pictured})
+        figure = number_grids(
+            {study.title: means_by_method(study, records) for study, records in pictured},
+            [study.title for study, _ in pictured if lower_is_better(study.metrics[0])],
+        )
         save_figure(figure, picture, outlines=False)
         write_text(as_markdown(found), page)
     return [page, picture]
@@ -73,9 +79,12 @@ def as_markdown(found: Sequence[tuple[Study, Records]]) -> str:
         _HEAD,
         f"![means over seeds]({PICTURE})",
         "",
-        "The darker, the nearer to the best of its column; white is ten",
+        "The darker, the nearer to the best of its column; white is ten points behind it, or more",
+        "(of errors: a quarter more than the least).",
+        "",
+        "## Which method for which data?",
+        "",
     ]
-    lines += ["points behind it, or more.", "", "## Which method for which data?", ""]
     lines += [
         "Variants, with brackets behind their names, are left out. Alone: every client for itself. Together: all data",
         "in one place, which is no federation. Level: behind the best by no more than its standard deviation.",
@@ -93,17 +102,23 @@ def as_markdown(found: Sequence[tuple[Study, Records]]) -> str:
 
 def _choices(study: Study, records: Records) -> Iterator[str]:
     """A line per data set."""
+    sign, number = _better(study), partial(_number, digits=digits_of(study.metrics[0], 1))
     for setting in study.settings:
         here = {name: one for (where, name), one in records.items() if where == setting and math.isfinite(one.mean)}
-        ranked = sorted((name for name in here if _is_choice(name)), key=lambda name: -here[name].mean)
+        ranked = sorted((name for name in here if _is_choice(name)), key=lambda name: -sign * here[name].mean)
         if len(ranked) < 2:
             continue
         best = here[ranked[0]]
-        level = ", ".join(name for name in ranked[1:] if best.mean - here[name].mean <= best.std)
-        beside = [next((_number(here[name]) for name in names if name in here), "–") for names in (ALONE, TOGETHER)]
-        first = [f"{name} {_number(here[name])} ({here[name].seeds})" for name in ranked[:2]]
+        level = ", ".join(name for name in ranked[1:] if sign * (best.mean - here[name].mean) <= best.std)
+        beside = [next((number(here[name]) for name in names if name in here), "–") for names in (ALONE, TOGETHER)]
+        first = [f"{name} {number(here[name])} ({here[name].seeds})" for name in ranked[:2]]
         cells = [setting, *first, level or "–", *beside]
         yield f"| {' | '.join(cells)} |"
+
+
+def _better(study: Study) -> int:
+    """1 where more is better, -1 where less is."""
+    return -1 if lower_is_better(study.metrics[0]) else 1
 
 
 def _is_choice(method: str) -> bool:
@@ -115,8 +130,11 @@ def _table(study: Study, records: Records) -> Iterator[str]:
     """Results, and below them what a round takes."""
     rounds = ", ".join(f"{method} {number}" for method, number in study.method_rounds.items())
     mean = "unweighted" if study.average == "clients" else "weighted by samples"
+    sign, digits = _better(study), digits_of(study.metrics[0], 1)
     yield (
-        f"{in_words(study.metrics[0]).capitalize()}, mean over clients {mean}, {study.rounds} rounds"
+        in_words(study.metrics[0]).capitalize()
+        + (", less being better" if sign < 0 else "")
+        + f", mean over clients {mean}, {study.rounds} rounds"
         + (f" ({rounds})" if rounds else "")
         + f". `flgraph reproduce {study.name}`"
     )
@@ -124,9 +142,10 @@ def _table(study: Study, records: Records) -> Iterator[str]:
     settings = [name for name in study.settings if any(where == name for where, _ in records)]
     methods = [name for name in study.methods if any(method == name for _, method in records)]
     best = {
-        name: max((r.mean for (where, _), r in records.items() if where == name), default=math.nan) for name in settings
+        name: sign * max((sign * r.mean for (where, _), r in records.items() if where == name), default=math.nan)
+        for name in settings
     }
-    yield from _rows(settings, methods, lambda cell: _result(records.get(cell), best[cell[0]]))
+    yield from _rows(settings, methods, lambda cell: _result(records.get(cell), best[cell[0]], digits))
     costs = [record for record in records.values() if math.isfinite(record.seconds) or math.isfinite(record.megabytes)]
     if costs:
         yield from ("", "Seconds / megabytes of a round:", "")
@@ -140,10 +159,10 @@ def _rows(settings: Sequence[str], methods: Sequence[str], write: Callable[[tupl
         yield f"| {method} | {' | '.join(write((setting, method)) for setting in settings)} |"
 
 
-def _result(record: Record | None, best: float) -> str:
+def _result(record: Record | None, best: float, digits: int) -> str:
     if record is None or math.isnan(record.mean):
         return "–"
-    text = f"{_number(record)} ({record.seeds})"
+    text = f"{_number(record, digits)} ({record.seeds})"
     return f"**{text}**" if record.mean == best else text
 
 
@@ -154,8 +173,8 @@ def _cost(record: Record | None) -> str:
     return " / ".join(f"{number:.3g}" if math.isfinite(number) else "–" for number in numbers)
 
 
-def _number(record: Record) -> str:
-    return f"{record.mean:.1f}" + ("" if math.isnan(record.std) else f" ± {record.std:.1f}")
+def _number(record: Record, digits: int) -> str:
+    return f"{record.mean:.{digits}f}" + ("" if math.isnan(record.std) else f" ± {record.std:.{digits}f}")
 
 
 def means_by_method(study: Study, records: Records) -> Mapping[str, Mapping[str, float]]:

@@ -22,7 +22,7 @@ class Record:
     """The last round of a method in a setting, over seeds; NaN for what is not recorded.
 
     Args:
-        mean: of the study's first metric, in percent.
+        mean: of the study's first metric, in percent; errors as they are.
         std: sample standard deviation over seeds.
         seeds: how many.
         seconds: a round, wall clock on one thread.

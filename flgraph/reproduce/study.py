@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from flgraph.configs import find_config
 from flgraph.errors import InputError, expect
 from flgraph.reproduce.settings import digest, read_yaml, resolve
+from flgraph.runs.history import lower_is_better
 from flgraph.runs.reader import natural
 
 _HERE = Path(__file__).resolve().parent
@@ -64,18 +65,19 @@ class Study:
     Args:
         name: ``paper/table``.
         title: what it shows.
-        metric: what is reported, in percent: ``accuracy`` of the test split, or another one as runs log it, such as
-            ``global_test/accuracy``; or a list of these. ``partition/NAME`` is a statistic of the partition, as
-            ``results.json`` has it, as it is: mean over clients.
+        metric: what is reported: ``accuracy`` of the test split, or another one as runs log it, such as
+            ``global_test/accuracy``; or a list of these. In percent, but errors such as ``rmse`` in the unit of what is
+            predicted. ``partition/NAME`` is a statistic of the partition, as ``results.json`` has it: mean over
+            clients.
         rounds: communication rounds of each run; the most of them where runs stop early.
         seeds: one run each.
         settings: name to configuration files and further arguments of ``flgraph fit``, in one line as in a shell; files
             need no ``-c``. ``{seed}`` stands for the run's seed (``--data.partition_seed={seed}``: another partition
             for each), ``{setting}`` for the setting's name, and ``{NAME}`` for one of ``values``.
         methods: the same; they come after those of the setting.
-        paper: setting to method to (mean, standard deviation) as printed, in percent; a cell without a printed
-            deviation has the mean alone, one that is not in the paper none. Where there are several metrics, metric to
-            all of this.
+        paper: setting to method to (mean, standard deviation) as printed, in the metric's unit; a cell without a
+            printed deviation has the mean alone, one that is not in the paper none. Where there are several metrics,
+            metric to all of this.
         average: how clients are averaged, ``clients`` (unweighted) or ``samples``.
         method_rounds: method to its rounds, for those that need others.
         figure: a picture to draw, too.
@@ -200,6 +202,21 @@ def logged_name(metric: str) -> str:
 def in_words(metric: str) -> str:
     """``test accuracy``, ``global test accuracy``."""
     return logged_name(metric).replace("/", " ").replace("_", " ")
+
+
+def unit_of(metric: str) -> int:
+    """What values are multiplied by: 100 where they are told in percent, 1 for errors and statistics."""
+    return 1 if metric.startswith(PARTITION) or lower_is_better(metric) else 100
+
+
+def with_unit(metric: str) -> str:
+    """``test accuracy in percent``, ``test rmse``."""
+    return in_words(metric) + (" in percent" if unit_of(metric) == 100 else "")
+
+
+def digits_of(metric: str, percent: int) -> int:
+    """How many digits after the point are shown: ``percent`` of those, three of errors."""
+    return percent if unit_of(metric) == 100 else 3
 
 
 def list_studies() -> list[str]:

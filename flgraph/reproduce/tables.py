@@ -17,8 +17,9 @@ from typing import Any
 from flgraph.reproduce.index import MANY_CLIENTS, RunIndex
 from flgraph.reproduce.protocols import PROTOCOLS, value_of
 from flgraph.reproduce.runner import command, find_results
-from flgraph.reproduce.study import PARTITION, Study, in_words, logged_name
+from flgraph.reproduce.study import PARTITION, Study, digits_of, in_words, logged_name, unit_of
 from flgraph.runs.files import write_text
+from flgraph.runs.history import lower_is_better
 
 Done = Mapping[tuple[str, str], Sequence[dict[str, Any]]]
 """Setting and method to the results of the finished runs, one per seed."""
@@ -26,7 +27,7 @@ Done = Mapping[tuple[str, str], Sequence[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of the CSV: a method in a setting under a protocol. Values in percent, statistics as they are.
+    """One row of the CSV: a method in a setting under a protocol. Values in percent, errors and statistics as they are.
 
     Args:
         table: the study.
@@ -88,7 +89,7 @@ def collect(study: Study, done: Done) -> list[Cell]:
     cells = []
     protocols = [name for name in PROTOCOLS if name != "best_client" or name in study.protocols]
     for metric, ((setting, method), results), protocol in product(study.metrics, done.items(), protocols):
-        unit = 1 if metric.startswith(PARTITION) else 100
+        unit = unit_of(metric)
         found = [(run["seed"], value_of(run, protocol, logged_name(metric), study.mean_key)) for run in results]
         values = [unit * value for _, value in found if value is not None]
         if not values or (protocol == "best_client" and len(values) < len(found)):  # older records lack it
@@ -182,7 +183,7 @@ def _head(study: Study, cells: Sequence[Cell]) -> list[str]:
     lines = [
         f"# {study.title}",
         "",
-        f"{' and '.join(map(in_words, study.metrics)).capitalize()} in percent: {mean} over clients, then",
+        f"{_units(study.metrics)}: {mean} over clients, then",
         f"mean ± standard deviation over seeds; {study.rounds} rounds{further}. Protocols:",
         "",
         *(f"- `{name}`: {meaning}" for name, meaning in PROTOCOLS.items() if name in used),
@@ -190,6 +191,14 @@ def _head(study: Study, cells: Sequence[Cell]) -> list[str]:
     if {"Local", "Local Only"} & study.methods.keys():
         lines += ["", "The gain over Local is that of the last round, a mean over the seeds that both have."]
     return [*lines, "", *study.notes] if study.notes else lines
+
+
+def _units(metrics: Sequence[str]) -> str:
+    """``Test accuracy and test f1 in percent``; ``Test rmse, less being better``."""
+    named = {unit: [name for name in metrics if unit_of(name) == unit] for unit in (100, 1)}
+    parts = [" and ".join(map(in_words, names)) for names in named.values()]
+    tails = (" in percent", ", less being better")
+    return " and ".join(part + tail for part, tail in zip(parts, tails, strict=True) if part).capitalize()
 
 
 def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence[Path]) -> list[str]:
@@ -212,11 +221,12 @@ def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence
             results, final = done[setting, method], here.get((method, "final"))
             printed = next(cell for (name, _), cell in here.items() if name == method)
             over = () if local in (None, method) else done[setting, str(local)]
+            digits = digits_of(metric, 2)
             row = [
                 method,
-                _mean_std(printed.paper_mean, printed.paper_std),
+                _mean_std(printed.paper_mean, printed.paper_std, digits),
                 _spread(final),
-                "-" if final is None else _signed(final.mean - final.paper_mean),
+                "-" if final is None else _signed(final.mean - final.paper_mean, digits),
                 (final.verdict if final else "") or "-",
                 *(_spread(here.get((method, name))) for name in ("best_val", "best_test", *further)),
                 _gain(study, metric, results, over),
@@ -229,15 +239,16 @@ def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence
 
 
 def _gain(study: Study, metric: str, mine: Sequence[dict[str, Any]], local: Sequence[dict[str, Any]]) -> str:
-    """By how much the last round is better than training alone, over the seeds that both have."""
+    """By how much the last round is better than training alone (errors: less), over the seeds that both have."""
     ours, theirs = (
         {run["seed"]: value_of(run, "final", logged_name(metric), study.mean_key) for run in runs}
         for runs in (mine, local)
     )
     pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
-    gains = [100 * (one - other) for one, other in pairs if one is not None and other is not None]
+    unit = -unit_of(metric) if lower_is_better(metric) else unit_of(metric)
+    gains = [unit * (one - other) for one, other in pairs if one is not None and other is not None]
     known = [gain for gain in gains if math.isfinite(gain)]
-    return _signed(statistics.fmean(known)) if known else "-"
+    return _signed(statistics.fmean(known), digits_of(metric, 2)) if known else "-"
 
 
 def _statistics(cells: Sequence[Cell]) -> list[str]:
@@ -275,16 +286,16 @@ def _megabytes(results: Sequence[dict[str, Any]]) -> str:
     return " / ".join(shown) or "-"
 
 
-def _signed(difference: float) -> str:
-    return "-" if math.isnan(difference) else f"{difference:+z.2f}"
+def _signed(difference: float, digits: int) -> str:
+    return "-" if math.isnan(difference) else f"{difference:+z.{digits}f}"
 
 
 def _spread(cell: Cell | None) -> str:
-    return "-" if cell is None else _mean_std(cell.mean, cell.std)
+    return "-" if cell is None else _mean_std(cell.mean, cell.std, digits_of(cell.metric, 2))
 
 
-def _mean_std(mean: float, std: float) -> str:
-    return "-" if math.isnan(mean) else f"{mean:.2f}" + ("" if math.isnan(std) else f" ± {std:.2f}")
+def _mean_std(mean: float, std: float, digits: int) -> str:
+    return "-" if math.isnan(mean) else f"{mean:.{digits}f}" + ("" if math.isnan(std) else f" ± {std:.{digits}f}")
 
 
 def _rounded(value: Any) -> Any:

@@ -87,6 +87,27 @@ def test_a_leaderboard_by_hand(out: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "80.0" not in texts
 
 
+def test_of_errors_the_least_is_the_best(study: Study, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bold, first, level and darkest is what is least, in a unit of its own."""
+    errors = replace(study, metric="rmse")
+    monkeypatch.setattr(leaderboard, "papers_studies", lambda paper=None: [errors])
+    values = {"Local": (0.5, 0.6), "FedStar": (0.4, 0.54), "FedStar (wide)": (0.9, 0.7)}
+    lines = [
+        record(study, "TINY", name, seed, value).replace("accuracy", "rmse")
+        for name, two in values.items()
+        for seed, value in zip((1, 2), two, strict=True)
+    ]
+    (out / "tiny" / "runs.jsonl").write_text("".join(lines))
+    (out / "tiny" / "table.csv").unlink()
+    leaderboard.write_leaderboard(out)
+    text = (out / "README.md").read_text()
+    assert "Test rmse, less being better, mean over clients unweighted, 1800 rounds." in text
+    assert "| FedStar | **0.470 ± 0.099 (2)** |\n| FedStar (wide) | 0.800 ± 0.141 (2) |\n" in text
+    assert "| TINY | FedStar 0.470 ± 0.099 (2) | Local 0.550 ± 0.071 (2) | Local | 0.550 ± 0.071 | – |\n" in text
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", (out / "leaderboard.svg").read_text())
+    assert {"0.470", "0.550"} <= set(texts)
+
+
 def test_a_study_keeps_a_leaderboard_up_to_date(study: Study, out: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     (out / "README.md").write_text("# Something else\n")
@@ -230,7 +251,7 @@ def test_an_unknown_paper_is_refused(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_every_paper_with_methods_is_in_the_picture() -> None:
     pictured = {study.paper_name for study in papers_studies() if study.leaderboard}
-    assert pictured == {"fclg", "fedego", "fedhgn", "fedstar", "openfgl", "synthetic"}
+    assert pictured == {"fclg", "fedego", "fedhgn", "fedstar", "openfgl", "synthetic", "tasks"}
 
 
 def test_the_leaderboard_that_is_committed_is_what_the_records_give() -> None:

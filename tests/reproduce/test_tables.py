@@ -57,6 +57,26 @@ def test_tables(tiny_study: Callable[..., Study], write_results: Callable[..., N
     assert "| FedStar | - | 90.00 | - | - | 90.00 | 90.00 | +30.00 | 1,250 | 200 | 2 / 5 | 1 |" in text
 
 
+def test_errors_have_a_unit_of_their_own_and_less_is_better(
+    tiny_study: Callable[..., Study], write_results: Callable[..., None], tmp_path: Path
+) -> None:
+    study = replace(tiny_study(rounds=2), metric=["rmse", "accuracy"], seeds=[1], paper={})
+    for run, final, best in zip(study.runs(), (0.6, 0.5123), ([0.7, 0.4], [0.55, 0.5]), strict=True):
+        folder = run_folder(study, run, tmp_path) / "version_0"
+        write_results(folder, 0.5, 0.5, best)
+        for file in ("results.json", "history.jsonl"):
+            text = (folder / file).read_text()
+            text = text.replace('"test/accuracy": 0.5', f'"test/rmse": {final}') if file == "results.json" else text
+            (folder / file).write_text(text.replace("test/accuracy", "test/rmse"))
+    done = finished(study, tmp_path)
+    cells = {(cell.method, cell.protocol): cell.mean for cell in collect(study, done) if cell.metric == "rmse"}
+    assert (cells["FedStar", "final"], cells["FedStar", "best_test"]) == (0.5123, 0.5)
+    assert cells["Local", "best_test"] == 0.4
+    text = write_tables(study, done, collect(study, done), tmp_path / "out", tmp_path)[1].read_text()
+    assert "Test accuracy in percent and test rmse, less being better: unweighted mean over clients" in text
+    assert "| FedStar | - | 0.512 | - | - | 0.512 | 0.500 | +0.088 | - | - | - | 1 |" in text
+
+
 @pytest.mark.parametrize(("mean", "verdict"), [(49.0, "below"), (50.0, "within"), (53.0, "within"), (53.1, "above")])
 def test_verdict(mean: float, verdict: str) -> None:
     assert Cell("t", "s", "m", "accuracy", "final", 51.5, 1.5, mean, 0.0, 2, 3).verdict == verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from flgraph.report.charts.style import INK, MUTED, PAPER, empty_figure, plain_text, shortened
@@ -15,15 +15,19 @@ if TYPE_CHECKING:
 _RANGE = 10.0
 """Points behind the best of a column at which a cell is white."""
 
+_MORE = 0.25
+"""The same of errors, as a share of the least of a column."""
+
 _CELL, _NAMES = 0.82, 2.1
 """Inches of a column, and of the names beside them."""
 
 
-def number_grids(tables: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:
+def number_grids(tables: Mapping[str, Mapping[str, Mapping[str, float]]], errors: Collection[str] = ()) -> Figure:
     """A grid per table: rows and columns with names, shaded by how far a number is behind the best of its column.
 
     Args:
         tables: title to row to column to a number in percent, more being better; what is not there stays empty.
+        errors: titles of tables of errors, less being better, in units of their own.
     """
     from matplotlib import colormaps
 
@@ -38,19 +42,22 @@ def number_grids(tables: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Fig
             names = columns[title]
             for x, name in enumerate(names):
                 known = [row[name] for row in rows.values() if math.isfinite(row.get(name, math.nan))]
+                least = title in errors
+                best = (min if least else max)(known, default=math.nan)
+                width = _MORE * abs(best) if least else _RANGE
                 for y, row in enumerate(rows.values()):
                     value = row.get(name, math.nan)
                     if not math.isfinite(value):
                         continue
-                    shade = max(0.0, 1 - (max(known) - value) / _RANGE)
+                    shade = max(0.0, 1 - abs(best - value) / width) if value != best else 1.0
                     axes.fill_between(
                         [x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=colormaps["Blues"](0.75 * shade), lw=0
                     )
                     look = {
                         "color": PAPER if shade > 0.7 else INK,
-                        "weight": "bold" if value == max(known) else "normal",
+                        "weight": "bold" if value == best else "normal",
                     }
-                    axes.text(x, y, f"{value:.1f}", ha="center", va="center", **look)
+                    axes.text(x, y, f"{value:.{3 if least else 1}f}", ha="center", va="center", **look)
             axes.set(xlim=(-0.5, widest - 0.5), ylim=(len(rows) - 0.5, -0.5), title=plain_text(title))
             axes.set_yticks(range(len(rows)), [shortened(name, 30) for name in rows], color=INK)
             axes.set_xticks(
