@@ -94,6 +94,13 @@ ALGORITHMS: dict[str, tuple[Make, Make, str]] = {
     ),
 }
 
+VARIANTS: dict[str, tuple[Make, Make, dict[str, Any]]] = {
+    "FedYogi": (lambda: callbacks.FedOpt("yogi"), lambda: models.GNN(**SMALL), {}),
+    "FedAdagrad": (lambda: callbacks.FedOpt("adagrad"), lambda: models.GNN(**SMALL), {}),
+    "FedBN": (callbacks.FedAvg, lambda: models.GNN(norm="batch", **SMALL), {"personal": ["*norms*"]}),
+}
+"""Methods that are settings of others."""
+
 CHANGES_NOTHING = {"PublishedFedGCN"}
 """The published code computes its average and never sends it."""
 
@@ -107,6 +114,14 @@ def test_it_keeps_the_promises(name: str) -> None:
 
     monitor = {"monitor": "val/loss", "monitor_mode": "min"} if data == "Views" else {}
     check_algorithm(setup, rounds=3 if name.startswith("GCFL") else 2, local_epochs=2, client_fraction=0.8, **monitor)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_so_do_methods_that_are_settings_of_others(name: str) -> None:
+    aggregator, model, settings = VARIANTS[name]
+    check_algorithm(
+        lambda: (aggregator(), model(), federations.Graphs()), rounds=2, local_epochs=2, client_fraction=0.8, **settings
+    )
 
 
 def test_none_is_missing() -> None:
