@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,13 @@ PAGE, PICTURE = "README.md", "leaderboard.svg"
 
 _HEAD = """# Leaderboard
 
-Every method on every data set that was run here. `flgraph reproduce --leaderboard` writes this page and its picture
-from the recorded runs (`runs.jsonl`) and tables (`*.csv`) beside it; no number in it was typed.
+Every method on every data set that was run here. What follows: [which method for my data?](../docs/choosing.md)
+"""
+
+_READING = """## How to read the tables
+
+`flgraph reproduce --leaderboard` writes this page and its picture from the recorded runs (`runs.jsonl`) and tables
+(`*.csv`) beside it; no number in it was typed.
 
 A number is the metric of the last round in percent: mean over clients, then mean ± standard deviation over seeds, and
 in brackets how many seeds. Errors such as rmse are in the unit of what is predicted, and less is better. The best of
@@ -27,6 +33,9 @@ seeds; a run had one thread, and other runs beside it. A dash: not recorded.
 
 Data sets, partitions and rounds differ from paper to paper: compare within a table.
 """
+
+FEWEST = 5
+"""On fewer data sets than these a method is not counted."""
 
 TOGETHER, ALONE = ("Central",), ("Local", "Local Only")
 """Methods that are no federated ones: all data in one place, and every client for itself."""
@@ -75,16 +84,8 @@ def recorded_studies(out: Path) -> list[tuple[Study, Records]]:
 
 def as_markdown(found: Sequence[tuple[Study, Records]]) -> str:
     """The page as Markdown."""
-    lines = [
-        _HEAD,
-        f"![means over seeds]({PICTURE})",
-        "",
-        "The darker, the nearer to the best of its column; white is ten points behind it, or more",
-        "(of errors: a quarter more than the least).",
-        "",
-        "## Which method for which data?",
-        "",
-    ]
+    compared = [(study, records) for study, records in found if study.leaderboard]
+    lines = [_HEAD, *_verdict(compared), "", "## Which method for which data?", ""]
     lines += [
         "Variants, with brackets behind their names, are left out. Alone: every client for itself. Together: all data",
         "in one place, which is no federation. Level: behind the best by no more than its standard deviation.",
@@ -92,24 +93,54 @@ def as_markdown(found: Sequence[tuple[Study, Records]]) -> str:
         "| data | best | next | level | alone | together |",
         "|---|---|---|---|---|---|",
     ]
-    for study, records in found:
-        if study.leaderboard:
-            lines += [f"| **{study.title}** ||||||", *_choices(study, records)]
+    for study, records in compared:
+        lines += [f"| **{study.title}** ||||||", *_choices(study, records)]
+    lines += [
+        "",
+        _READING,
+        f"![means over seeds]({PICTURE})",
+        "",
+        "The darker, the nearer to the best of its column; white is ten points behind it, or more",
+        "(of errors: a quarter more than the least).",
+    ]
     for study, records in found:
         lines += ["", f"## {study.title}", "", *_table(study, records)]
     return "\n".join(lines) + "\n"
 
 
+def _verdict(compared: Sequence[tuple[Study, Records]]) -> Iterator[str]:
+    """How often each method is first, or level with the first."""
+    ran, leads = Counter[str](), Counter[str]()
+    for study, records in compared:
+        for setting in study.settings:
+            ranked, level, _ = _ranked(study, records, setting)
+            if len(ranked) > 1:
+                ran.update("Local" if name in ALONE else name for name in ranked)
+                leads.update("Local" if name in ALONE else name for name in ranked[: 1 + level])
+    often = sorted((name for name in ran if ran[name] >= FEWEST), key=lambda name: (-leads[name] / ran[name], name))
+    if not often:
+        return
+    yield "How often a method is the best or level with it, of how many data sets. Rivals differ, so it is no ranking:"
+    yield ", ".join(f"{name} {leads[name]} of {ran[name]}" for name in often) + "."
+
+
+def _ranked(study: Study, records: Records, setting: str) -> tuple[list[str], int, dict[str, Record]]:
+    """Methods of a setting, the best first; how many of the others are level with it; what is recorded of all."""
+    sign = _better(study)
+    here = {name: one for (where, name), one in records.items() if where == setting and math.isfinite(one.mean)}
+    ranked = sorted((name for name in here if _is_choice(name)), key=lambda name: -sign * here[name].mean)
+    near = [name for name in ranked[1:] if sign * (here[ranked[0]].mean - here[name].mean) <= here[ranked[0]].std]
+    return ranked, len(near), here
+
+
 def _choices(study: Study, records: Records) -> Iterator[str]:
     """A line per data set."""
-    sign, number = _better(study), partial(_number, digits=digits_of(study.metrics[0], 1))
+    number = partial(_number, digits=digits_of(study.metrics[0], 1))
     for setting in study.settings:
-        here = {name: one for (where, name), one in records.items() if where == setting and math.isfinite(one.mean)}
-        ranked = sorted((name for name in here if _is_choice(name)), key=lambda name: -sign * here[name].mean)
+        ranked, near, here = _ranked(study, records, setting)
         if len(ranked) < 2:
             continue
-        best = here[ranked[0]]
-        level = ", ".join(name for name in ranked[1:] if sign * (best.mean - here[name].mean) <= best.std)
+        level = ", ".join(ranked[1 : 1 + near])
         beside = [next((number(here[name]) for name in names if name in here), "–") for names in (ALONE, TOGETHER)]
         first = [f"{name} {number(here[name])} ({here[name].seeds})" for name in ranked[:2]]
         cells = [setting, *first, level or "–", *beside]

@@ -108,6 +108,14 @@ def test_of_errors_the_least_is_the_best(study: Study, out: Path, monkeypatch: p
     assert {"0.470", "0.550"} <= set(texts)
 
 
+def test_how_often_each_is_first(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaderboard.write_leaderboard(out)
+    assert "no ranking" not in (out / "README.md").read_text()  # of a single data set
+    monkeypatch.setattr(leaderboard, "FEWEST", 1)
+    leaderboard.write_leaderboard(out)
+    assert "so it is no ranking:\nFedStar 1 of 1, Local 0 of 1.\n" in (out / "README.md").read_text()
+
+
 def test_a_study_keeps_a_leaderboard_up_to_date(study: Study, out: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     (out / "README.md").write_text("# Something else\n")
