@@ -75,6 +75,11 @@ class Metric:
         """As runs write it."""
         return f"val/{self.bare}"
 
+    @property
+    def gain(self) -> str:
+        """What a difference from a baseline is called: of errors a good one is below zero."""
+        return "difference from" if self.lower else "gain over"
+
     def better(self, gain: float) -> bool:
         """Whether a difference is an improvement."""
         return gain < 0 if self.lower else gain > 0
