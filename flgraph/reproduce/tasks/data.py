@@ -24,7 +24,7 @@ class MoleculeSizes(GraphFederation):
     Args:
         shards: clients of each set.
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
-        kwargs: see :class:`~flgraph.data.GraphFederation`.
+        **kwargs: see :class:`~flgraph.data.GraphFederation`.
     """
 
     def __init__(self, shards: int = 3, root: str | None = None, **kwargs: Any) -> None:
@@ -54,7 +54,7 @@ class Elements(GraphFederation):
     Args:
         shards: clients.
         root: where data lies; ``FLGRAPH_DATA`` when ``None``.
-        kwargs: see :class:`~flgraph.data.GraphFederation`.
+        **kwargs: see :class:`~flgraph.data.GraphFederation`.
     """
 
     def __init__(self, shards: int = 5, root: str | None = None, **kwargs: Any) -> None:
@@ -80,7 +80,7 @@ class StructureLengths(WholeGraphFederation):
 
     Args:
         dataset: the set.
-        kwargs: see :class:`~flgraph.data.WholeGraphFederation`.
+        **kwargs: see :class:`~flgraph.data.WholeGraphFederation`.
     """
 
     def __init__(self, dataset: str = "ENZYMES", **kwargs: Any) -> None:
@@ -109,7 +109,7 @@ class Words(WholeGraphFederation):
 
     Args:
         dataset: the set.
-        kwargs: see :class:`~flgraph.data.WholeGraphFederation`.
+        **kwargs: see :class:`~flgraph.data.WholeGraphFederation`.
     """
 
     hidden = 10
