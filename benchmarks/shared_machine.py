@@ -1,4 +1,4 @@
-"""Rounds of FedStar on CHEM where another process wants the processors, too: what threads do that wait for work.
+"""Rounds where another process wants the processors, too: threads that wait for work, one thread, several processes.
 
 Every setting is a `flgraph fit` of its own, alone and beside a process that never rests. See README.md beside it.
 """
@@ -6,7 +6,9 @@ Every setting is a `flgraph fit` of its own, alone and beside a process that nev
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -17,40 +19,64 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-SETTINGS: dict[str, dict[str, str]] = {
-    "flgraph's": {},
-    "100 spins": {"GOMP_SPINCOUNT": "100"},
-    "10,000 spins": {"GOMP_SPINCOUNT": "10000"},
-    "passive": {"OMP_WAIT_POLICY": "passive"},
-    "one thread": {"OMP_NUM_THREADS": "1"},
+ENGINE = "--trainer.engine"
+GROUP = (ENGINE, "ProcessGroup", f"{ENGINE}.processes", "2")
+SETTINGS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
+    "flgraph's": ({}, ()),
+    "two threads": ({"OMP_NUM_THREADS": "2"}, ()),
+    "100 spins": ({"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "100"}, ()),
+    "10,000 spins": ({"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "10000"}, ()),
+    "passive": ({"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}, ()),
+    "one thread": ({"OMP_NUM_THREADS": "1"}, ()),
+    "two processes": ({"OMP_NUM_THREADS": "1"}, GROUP),
 }
-RUN = (
-    "fit",
-    "-c",
-    "configs/data/chem.yaml",
-    "-c",
-    "configs/method/fedstar.yaml",
-    "--trainer.enable_progress_bar=false",
-)
+"""Variables and options of each."""
+
+CHEM = ("configs/data/chem.yaml", "-c", "configs/method/fedstar.yaml")
+LOUVAIN = ("WholeGraphFederation", "--data.num_clients", "10", "--data.partition", "louvain")
+RUNS = {
+    "chem": CHEM,
+    "chem-28": (*CHEM, "--data.shards=4"),
+    "cora": ("configs/data/cora.yaml", "-c", "configs/method/gcn_fedavg.yaml", "--data", *LOUVAIN),
+    "quickstart": ("configs/quickstart.yaml",),
+}
 BUSY = "while True: pass"
 
 
-def rounds(setting: dict[str, str], count: int, busy: int, limit: float) -> list[float]:
-    """Wall-clock seconds of each round but the first, of a new process that is ended after ``limit`` seconds."""
+def rounds(setting: str, run: str, count: int, busy: int, limit: float) -> tuple[list[float], float]:
+    """Seconds of each round but the first two, and of what is around rounds, of a new process.
+
+    It is ended after ``limit`` seconds; the second number is then none.
+    """
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))}
+    variables, options = SETTINGS[setting]
     others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(busy)]
+    began = time.perf_counter()
+    around = math.nan
     try:
         with tempfile.TemporaryDirectory() as folder:
-            further = [f"--trainer.rounds={count + 1}", f"--trainer.default_root_dir={folder}"]
-            call, quiet = [sys.executable, "-m", "flgraph", *RUN, *further], subprocess.DEVNULL
+            own = [f"--trainer.rounds={count + 2}", f"--trainer.default_root_dir={folder}", *options]
+            call = [
+                sys.executable,
+                "-m",
+                "flgraph",
+                "fit",
+                "-c",
+                *RUNS[run],
+                "--trainer.enable_progress_bar=false",
+                *own,
+            ]
+            quiet = subprocess.DEVNULL
             with suppress(subprocess.TimeoutExpired):
-                subprocess.run(call, env={**kept, **setting}, stdout=quiet, stderr=quiet, check=True, timeout=limit)
+                subprocess.run(call, env={**kept, **variables}, stdout=quiet, stderr=quiet, check=True, timeout=limit)
+                around = time.perf_counter() - began
             history = next(Path(folder).rglob("history.jsonl")).read_text()
     finally:
         for other in others:
             other.kill()
             other.wait()
-    return [json.loads(line)["seconds"] for line in history.splitlines()[1:] if line.endswith("}")]
+    found = [json.loads(line)["seconds"] for line in history.splitlines() if line.endswith("}")]
+    return found[2:], around - sum(found)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,17 +86,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=8, help="rounds of each measurement")
     parser.add_argument("--limit", type=float, default=30, help="seconds that one may take")
     parser.add_argument("--busy", type=int, nargs="+", default=[0, 1], help="processes beside")
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=["chem"])
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     options = parser.parse_args(arguments)
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at {time.strftime('%H:%M')}; seconds of a round")
-    for busy in options.busy:
+    load = f"load {os.getloadavg()[0]:.1f} at {time.strftime('%H:%M')}"
+    print(f"{os.cpu_count()} cores, {load}; seconds of a round, and around rounds")
+    for run, busy in itertools.product(options.runs, options.busy):
         found: dict[str, list[float]] = {name: [] for name in options.settings}
+        least: dict[str, float] = dict.fromkeys(found, math.inf)
         for _ in range(options.repeats):
             for name, values in found.items():
-                values += rounds(SETTINGS[name], options.count, busy, options.limit)
+                own, around = rounds(name, run, options.count, busy, options.limit)
+                values += own
+                least[name] = min(least[name], around)
         for name, values in found.items():
-            least, middle = min(values), statistics.median(values)
-            print(f"{busy} busy beside, {name:14} median {middle:6.2f} least {least:6.2f} of {len(values)}", flush=True)
+            middle = f"median {statistics.median(values):6.3f} least {min(values):6.3f} of {len(values)}"
+            print(f"{run:10} {busy} busy beside, {name:14} {middle}; around {least[name]:5.1f}", flush=True)
     return 0
 
 

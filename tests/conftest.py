@@ -76,9 +76,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def threads() -> None:
-    """At most two threads for torch, so that timings and parallel tests (pytest -n) stay sane on large machines."""
+def threads() -> Iterator[None]:
+    """At most two threads for torch, so that timings and parallel tests (pytest -n) stay sane on large machines.
+
+    Whoever sets their number has clients in one process, too, where tests can change what these do.
+    """
     torch.set_num_threads(min(2, torch.get_num_threads()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

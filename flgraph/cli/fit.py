@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 import yaml
 from jsonargparse.typing import NonNegativeInt
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
@@ -25,7 +27,9 @@ from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer, ProcessGroup
 from flgraph.federation.display import MetricsTable, ignore_deprecations
 from flgraph.federation.engines.distributed import launcher, transport
+from flgraph.federation.engines.distributed.engine import num_cores
 from flgraph.federation.engines.distributed.environment import ProcessEnvironment
+from flgraph.federation.engines.forked import Forked
 from flgraph.federation.lightning import flushing_denormals
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.runs.files import writing
@@ -93,12 +97,20 @@ class FederatedCLI(LightningCLI):
         """Starts the processes that the engine asks for, if this is not one of them, and ends when they have ended."""
         engine = self._get(self.config, "trainer.engine")
         if engine is None or ProcessEnvironment.here().launched:
+            if self._may_fork():
+                torch.set_num_threads(1)  # until there are processes, see `Forked`
             return
         module, _, name = engine.class_path.rpartition(".")
         cls = getattr(import_module(module), name)
-        if issubclass(cls, ProcessGroup):
+        if issubclass(cls, ProcessGroup) and not issubclass(cls, Forked):
             wanted = cls(**engine.init_args.as_dict()).processes
             raise SystemExit(launcher.launch([sys.executable, *_as_module(), *self._given], wanted))
+
+    def _may_fork(self) -> bool:
+        """Whether clients go to all cores: nobody said where they are to run, or with how many threads."""
+        silent = self._get(self.config, "trainer.engine") is None and "OMP_NUM_THREADS" not in os.environ
+        here = sys.platform == "linux" and num_cores() > 1 and not ProcessEnvironment.here().launched
+        return silent and here and self.subcommand in ("fit", "validate", "test")
 
     def instantiate_classes(self) -> None:
         """Brings out what a class said of its arguments; the parser wraps it into several lines of its own."""
@@ -114,6 +126,8 @@ class FederatedCLI(LightningCLI):
         """Hands the effective configuration to the trainer, which writes it into the run folder."""
         trainer = super().instantiate_trainer(**kwargs)
         assert isinstance(trainer, FederatedTrainer)
+        if self._may_fork() and trainer.world_size == 1 and trainer.strategy.root_device.type == "cpu":
+            trainer.engine = Forked()
         config = self.config[self.subcommand] if self.subcommand else self.config
         trainer.config_text = self._parser(self.subcommand).dump(config, "yaml", False)  # False: with what is null
         trainer.config = yaml.safe_load(trainer.config_text)

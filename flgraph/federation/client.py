@@ -380,8 +380,9 @@ class Client:
     def state(self) -> dict[str, Any]:
         """A Lightning checkpoint: ``type(module).load_from_checkpoint`` reads it with no federation in sight."""
         callbacks = [callback for callback in self.trainer.callbacks if callback is not self._optimizers]  # type: ignore[attr-defined]
+        model = self.module.state_dict()
         state = {
-            "state_dict": self.module.state_dict(),
+            "state_dict": model,
             "hyper_parameters": readable(self.module.hparams),
             "hparams_name": getattr(self.module, "_hparams_name", None) or "kwargs",
             "pytorch-lightning_version": pl.__version__,
@@ -400,7 +401,7 @@ class Client:
                 "snapshot": self._snapshot,
                 **({"origins": [self._origin, self._snapshot_origin]} if self.masked is not None else {}),
                 **({"transforms": self.transforms.state_dict()} if self.transforms else {}),
-                "download": None if self._download is None else self._stored(self.last_download),
+                "download": None if self._download is None else self._stored(self.last_download, model),
             },
         }
         for callback in callbacks:
@@ -408,11 +409,10 @@ class Client:
         self.module.on_save_checkpoint(state)
         return state
 
-    def _stored(self, download: Payload) -> dict[str, Any]:
-        """A download whose tensors are the model's where it has the same: they are written once then."""
-        own = self.module.state_dict()
-        tensors = {name: own[name] if _same(own.get(name), sent) else sent for name, sent in download.tensors.items()}
-        return {"tensors": tensors, "scalars": dict(download.scalars)}
+    def _stored(self, download: Payload, model: Mapping[str, Tensor]) -> dict[str, Any]:
+        """A download without the tensors that are the model's, too, with the same bits."""
+        others = {name: sent for name, sent in download.tensors.items() if not _same(model.get(name), sent)}
+        return {"names": list(download.tensors), "others": others, "scalars": dict(download.scalars)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what :meth:`state` returned."""
@@ -432,8 +432,11 @@ class Client:
         self._snapshot = dict(state["client"]["snapshot"])
         self.transforms.load_state_dict(state["client"].get("transforms", {}))
         self._origin, self._snapshot_origin = state["client"].get("origins", ("", ""))
-        download = state["client"]["download"]
-        self._download = None if download is None else Payload(**download).to_bytes()
+        self._download = None
+        if (download := state["client"]["download"]) is not None:
+            known = {**state["state_dict"], **download["others"]}
+            sent = {name: known[name] for name in download["names"]}
+            self._download = Payload(sent, download["scalars"]).to_bytes()
         self.routing.agree(state["client"]["shared"])
 
 

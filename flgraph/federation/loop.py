@@ -201,7 +201,7 @@ class FederatedLoop(pl.Trainer):
             settings = comparable(manifest["settings"], self._settings)
             check_settings(*settings, flatten(self._defaults), checkpoint)
             self.run_dir = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
-            with reading(checkpoint / SERVER):
+            with reading(str(checkpoint / SERVER)):
                 saved = server.load_state((checkpoint / SERVER).read_bytes())
                 self.current_round = index(saved["round"])
                 self.history.load_state(saved["history"])

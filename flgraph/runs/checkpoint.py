@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,9 +76,11 @@ class CheckpointStore:
 
         def work() -> None:
             with self._only_whole(round, temporary, previous):
-                linked = {} if previous is None else _linked(temporary, previous)
                 names = [str(file.relative_to(temporary)) for file in sorted(temporary.rglob("*.*"))]
-                digests = linked | {f"{CLIENTS}/{name}": own for name, own in known.items()}
+                written = {f"{CLIENTS}/{name}": own for name, own in known.items()}
+                others = [name for name in names if name not in written]
+                linked = {} if previous is None else _linked(temporary, previous, others)
+                digests = written | linked
                 files = {name: digests.get(name) or digest(temporary / name) for name in names}
                 manifest: dict[str, Any] = {"round": round, "settings": settings, "files": files}
                 if self.key is not None:
@@ -298,26 +300,29 @@ def _signed(manifest: Mapping[str, Any], checkpoint: Path) -> bytes:
     return canonical([place, content])
 
 
-def _linked(folder: Path, previous: Path) -> dict[str, Digest]:
-    """Digests of those files of a new checkpoint that are also in the previous one."""
-    known = _content(previous).get("files", {}).items()
-    there = {name: own for name, own in known if (folder / name).exists() and (previous / name).exists()}
-    return {name: own for name, own in there.items() if (folder / name).samefile(previous / name)}
+def _linked(folder: Path, previous: Path, names: Sequence[str]) -> dict[str, Digest]:
+    """Digests of those files of a new checkpoint, among ``names``, that are also in the previous one."""
+    known = _content(previous).get("files", {})
+    there = [name for name in names if name in known and (previous / name).exists()]
+    return {name: known[name] for name in there if (folder / name).samefile(previous / name)}
 
 
 @contextmanager
-def reading(file: Path) -> Iterator[None]:
-    """Makes one sentence of what goes wrong with the content of a file.
+def reading(what: str) -> Iterator[None]:
+    """Makes one sentence of what goes wrong with a state, such as one that another version wrote in another form.
+
+    Args:
+        what: its file, or whose state it is.
 
     Raises:
-        InputError: the file lacks something, or holds something of another kind.
+        InputError: it lacks something, or holds something of another kind.
     """
     try:
         yield
     except InputError as error:
-        raise error.within(str(file)) from error
+        raise error.within(what) from error
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise InputError(str(file), "a state of this run", f"one with {type(error).__name__}: {error}") from error
+        raise InputError(what, "a state of this run", f"one with {type(error).__name__}: {error}") from error
 
 
 # ------------------------------------------------------------------------------------------------------------- files
@@ -369,7 +374,15 @@ def state_bytes(state: Mapping[str, Any]) -> bytes:
 def _save(state: Mapping[str, Any], to: Any) -> None:
     import torch  # takes longer than all that those do who only look at folders
 
-    torch.save(state, to)
+    # Without checksums of the records: manifests and signatures have SHA-256 of the whole, and `torch.load` reads none.
+    checks = getattr(torch.serialization, "get_crc32_options", bool)()  # torch 2.4 and 2.5 cannot leave them out
+    try:
+        if checks:
+            torch.serialization.set_crc32_options(False)
+        torch.save(state, to)
+    finally:
+        if checks:
+            torch.serialization.set_crc32_options(True)
 
 
 def readable(values: Mapping[str, Any]) -> dict[str, Any]:

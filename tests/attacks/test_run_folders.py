@@ -21,7 +21,16 @@ from flgraph.federation.payload import Payload, pack, unpack
 from flgraph.flare.gather import adopt, checkpoint_key
 from flgraph.flare.settings import read_settings
 from flgraph.runs import files
-from flgraph.runs.checkpoint import MANIFEST, SERVER, CheckpointStore, find_checkpoint, read_manifest
+from flgraph.runs.checkpoint import (
+    CLIENTS,
+    MANIFEST,
+    SERVER,
+    CheckpointStore,
+    find_checkpoint,
+    load_file,
+    read_manifest,
+    save_file,
+)
 from flgraph.runs.files import digest, only_writer
 from flgraph.runs.predictions import write_predictions
 
@@ -176,6 +185,27 @@ def test_a_server_state_that_lacks_something_is_one_sentence(fitted: Any, change
     (checkpoint / SERVER).write_bytes(pack(state).to_bytes())
     redigested(checkpoint)
     with pytest.raises(InputError, match=rf"`.*{SERVER}` to be a state of this run but got one with |in .*{SERVER}\.$"):
+        fitted(3, ckpt_path="last")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state["client"].update(download=torch.zeros(9, dtype=torch.uint8)),  # as it was once
+        lambda state: state["client"].update(download={"tensors": {}, "scalars": {}}),
+        lambda state: state["client"]["download"].update(names=["another"]),
+        lambda state: state["state_dict"].clear(),
+        *(drop(name) for name in ("client", "loops", "optimizer_states")),
+    ],
+)
+def test_a_client_state_of_another_form_is_one_sentence(fitted: Any, change: Any) -> None:
+    checkpoint = store_of(fitted(2)).path(2)
+    file = min((checkpoint / CLIENTS).iterdir())
+    state = load_file(file)
+    change(state)
+    save_file(state, file)
+    redigested(checkpoint)
+    with pytest.raises(InputError, match=rf"`.*{file.name}` to be a state of this run but got one with \w+Error: "):
         fitted(3, ckpt_path="last")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from flgraph.cli import fit
+from flgraph.errors import InputError
+from flgraph.federation import FederatedTrainer, Sequential
+from flgraph.federation.engines.forked import Forked
 from flgraph.models import FedStar
 
 Call = Callable[..., Any]  # see conftest.py
@@ -69,6 +74,45 @@ def test_run_folder(done: Call, small: list[str], runs: Path) -> None:
     points = board.Scalars("per_client_val_accuracy/BETA")
     assert [point.step for point in points] == [1, 2]
     assert points[1].value == pytest.approx(history[1]["metrics"]["BETA"]["val/accuracy"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
+@pytest.mark.parametrize(
+    ("command", "further", "cores", "engine"),
+    [
+        ("fit", [], 2, Forked),
+        ("validate", [], 2, Forked),
+        ("predict", [], 2, Sequential),
+        ("fit", [], 1, Sequential),
+        ("fit", ["--trainer.engine", "Sequential"], 2, Sequential),
+    ],
+)
+@pytest.mark.parametrize("given", ["", "1"])
+def test_who_says_nothing_has_clients_on_all_cores(
+    call: Call,
+    small: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    further: list[str],
+    cores: int,
+    engine: type,
+    given: str,
+) -> None:
+    seen, before = [], torch.get_num_threads()
+
+    def session(trainer: FederatedTrainer) -> None:
+        seen.append(type(trainer.engine))
+        raise InputError("enough seen")
+
+    monkeypatch.setattr(FederatedTrainer, "_session", session)
+    monkeypatch.setattr(fit, "num_cores", lambda: cores)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    else:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    assert call(command, *FEDSTAR, *small, *further).sentence == "enough seen"
+    torch.set_num_threads(before)
+    assert seen == [Sequential if given else engine]
 
 
 def test_results(done: Call, small: list[str], runs: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from flgraph.cli.main import main
+from flgraph.federation.engines.distributed.engine import num_cores
 from flgraph.runs import checkpoint
 from flgraph.runs.history import read_records
 
@@ -35,6 +37,10 @@ def fit(options: list[str]) -> list[str]:
 def on_processes(count: int) -> list[str]:
     engine = "--trainer.engine"
     return [engine, "ProcessGroup", f"{engine}.processes", str(count), f"{engine}.timeout", TIMEOUT]
+
+
+FORKED = ["--trainer.engine", "flgraph.federation.engines.forked.Forked"]
+needs_cores = pytest.mark.skipif(num_cores() < 2, reason="nothing is forked for one core")
 
 
 def process(parent: int, rank: int) -> int:
@@ -96,24 +102,56 @@ def test_killed_then_hung_then_finished_in_one_process(
     assert_same(resumed, whole)
 
 
-def test_asked_to_stop(start: Start, fit: list[str], tmp_path: Path) -> None:
+@needs_cores
+def test_a_forked_process_is_killed(
+    start: Start, fit: list[str], tmp_path: Path, assert_same: Callable[..., None]
+) -> None:
+    folder = tmp_path / "runs" / "run" / "version_0"
+    run = start(*fit, *FORKED)
+    begun(run, folder, 2)
+    run.kill(process(run.pid, 0), signal.SIGKILL)
+    assert run.wait() == 1
+    assert re.match(r"Process 1 \(client.*`\) was ended by SIGKILL in round \d+ \((train|evaluate)\); ", told(run))
+    assert len(read_records(folder / "history.jsonl")) < ROUNDS
+
+    run = start(*fit, *FORKED, "--ckpt_path", "last")
+    assert run.wait() == 0, run.stderr.read_text()
+    main([*fit, "--trainer.engine", "Sequential", "--trainer.name", "whole"])
+    folders = [tmp_path / "runs" / name / "version_0" / "checkpoints" / "last" / "clients" for name in ("run", "whole")]
+    resumed, whole = ({f.name: checkpoint.load_file(f) for f in sorted(path.iterdir())} for path in folders)
+    assert_same(resumed, whole)
+
+
+@needs_cores
+def test_forked_processes_end_with_the_one_that_is_killed(start: Start, fit: list[str], tmp_path: Path) -> None:
+    run = start(*fit, *FORKED)
+    begun(run, tmp_path / "runs" / "run" / "version_0", 2)
+    other = process(run.pid, 0)
+    run.signal(signal.SIGKILL)
+    assert run.wait() == -signal.SIGKILL
+    run.wait_for(lambda: not Path(f"/proc/{other}").exists() or stat(other)[0] == "Z")
+
+
+@pytest.mark.parametrize("engine", [on_processes(2), pytest.param(FORKED, marks=needs_cores)], ids=["group", "forked"])
+def test_asked_to_stop(engine: list[str], start: Start, fit: list[str], tmp_path: Path) -> None:
     """All processes end, and say which command line goes on."""
     folder = tmp_path / "runs" / "run" / "version_0"
-    run = start(*fit, *on_processes(2))
+    run = start(*fit, *engine)
     begun(run, folder, 2)
-    other = process(run.pid, 1)
+    other = process(run.pid, -1)
     run.signal(signal.SIGINT)
     assert run.wait() == 130
     how, line = run.stderr.read_text().splitlines()
     assert how == "flgraph: error: interrupted; continue with:"
-    assert line == shlex.join(["flgraph", *fit, *on_processes(2), "--ckpt_path", str(folder)])
+    assert line == shlex.join(["flgraph", *fit, *engine, "--ckpt_path", str(folder)])
     assert not Path(f"/proc/{other}").exists()
     assert not (folder / "results.json").exists()
 
 
-def test_a_client_of_another_process_fails(start: Start, fit: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", [on_processes(3), pytest.param(FORKED, marks=needs_cores)], ids=["group", "forked"])
+def test_a_client_of_another_process_fails(engine: list[str], start: Start, fit: list[str], tmp_path: Path) -> None:
     """The sentence is that of one process: the first of the clients, in their order, that failed."""
-    run = start(*fit, *on_processes(3), "--model", "tests.faults.failing.Failing", "--model.hidden_channels", "8")
+    run = start(*fit, *engine, "--model", "tests.faults.failing.Failing", "--model.hidden_channels", "8")
     assert run.wait() == 1
     folder = tmp_path / "runs" / "run" / "version_0"
     assert told(run) == (

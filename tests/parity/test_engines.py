@@ -12,7 +12,7 @@ import pytest
 import torch
 from methods import CONTINUED, METHODS, cut
 
-WAYS = [(name, "two") for name in METHODS]
+WAYS = [(name, where) for name in METHODS for where in ("two", "forked")]
 WAYS += [(name, where) for name in CONTINUED for where in ("two-then-one", "one-then-two")]
 
 

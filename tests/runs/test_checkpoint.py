@@ -323,6 +323,23 @@ def test_what_follows_a_checkpoint_is_one_sentence_too(
     assert read_manifest(find_checkpoint("last", store.folder.parent.parent))["round"] == 2
 
 
+@pytest.mark.parametrize("checks", [True, False])
+def test_files_have_no_checksums_of_records_and_are_read_all_the_same(tmp_path: Path, checks: bool) -> None:
+    """A changed number is found by the file's digest; who else uses ``torch.save`` finds it as it was set."""
+    given = {"weight": torch.arange(1000.0), "name": "A"}
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(checks)
+    try:
+        known = save_file(given, tmp_path / "A.ckpt")
+        assert torch.serialization.get_crc32_options() == checks
+    finally:
+        torch.serialization.set_crc32_options(before)
+    assert known == checkpoint.digest(tmp_path / "A.ckpt")
+    found = torch.load(tmp_path / "A.ckpt", weights_only=True)
+    assert torch.equal(found["weight"], given["weight"])
+    assert found["name"] == "A"
+
+
 def test_a_thread_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it is done, the checkpoint before is the last; what goes wrong is said when somebody waits."""
     go, real = threading.Event(), checkpoint.flush

@@ -20,7 +20,7 @@ from flgraph.federation.payload import Payload, parsed
 from flgraph.federation.policy import NUM_SAMPLES
 from flgraph.federation.settings import algorithm_digest
 from flgraph.federation.summing import Summing
-from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, save_file, state_bytes, state_name
+from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, reading, save_file, state_bytes, state_name
 from flgraph.runs.files import Digest
 from flgraph.runs.ledger import SUM, Ledger
 from flgraph.runs.ledger_reader import confirmed, read_ledger, spent
@@ -157,7 +157,7 @@ class Host:
             case "take":
                 assert self._build is not None
                 client = self.clients[header["client"]] = self._build(header["client"])
-                client.load_state(load_bytes(request.pieces["state"], f"state of client `{header['client']}`"))
+                client.load_state(load_bytes(request.pieces["state"], f"the state of client `{header['client']}`"))
             case other:
                 raise InputError("do", "run, about, save, load, predict, give or take", other)
         return Message()
@@ -238,7 +238,8 @@ class Host:
             file = folder / state_name(name)
             there = "a checkpoint with the state of every client (`flgraph flare gather` fetches those of sites)"
             expect(file.is_file(), "ckpt_path", there, f"none of `{name}` in {folder}")
-            client.load_state(load_file(file))
+            with reading(str(file)):
+                client.load_state(load_file(file))
             client.changed = False
 
 
@@ -390,7 +391,8 @@ class SiteHost(Host):
         }
         found = {name: load_bytes(state, f"the state of client `{name}`") for name, state in states.items()}
         for name, state in found.items():
-            self.clients[name].load_state(state)
+            with reading(f"the state of client `{name}`"):
+                self.clients[name].load_state(state)
             self.clients[name].door.begun = True
             self._number[name] = 0
             self._before.pop(name, None)

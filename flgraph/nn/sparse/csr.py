@@ -95,8 +95,7 @@ class _SparseProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dense: Tensor, matrix: Tensor) -> Tensor:
         ctx.matrix = matrix
-        with torch.autocast(dense.device.type, enabled=False):
-            return sparse_times(matrix, dense)
+        return sparse_times(matrix, dense)  # whose type autocast does not change: it gives `out`
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

@@ -16,7 +16,7 @@ from flgraph.federation.client import Client
 from flgraph.federation.engines.distributed.environment import ProcessEnvironment, alone, device_of
 from flgraph.federation.engines.distributed.heartbeat import Heartbeat
 from flgraph.federation.engines.distributed.schedule import assign, reassign
-from flgraph.federation.engines.distributed.transport import Transport
+from flgraph.federation.engines.distributed.transport import Pipes, Transport
 from flgraph.federation.engines.host import SUMS, Host, Message, attempt, run_request
 from flgraph.federation.engines.sequential import Sequential
 from flgraph.federation.messages import Predictions, Turn
@@ -67,7 +67,7 @@ class ProcessGroup(Sequential):
         """Client to process; known in process 0."""
         self.seconds: dict[str, float] = {}
         """What a round of each client took when last measured; known in process 0."""
-        self._transport: Transport | None = None
+        self._transport: Transport | Pipes | None = None
         self._clock: dict[str, float] = {}  # the same, of this round so far
         self._round, self._rounds_done, self._exchange = 0, 0, ""
 
@@ -102,8 +102,8 @@ class ProcessGroup(Sequential):
                 with self.alone():
                     yield
                 return
-            self._transport = Transport.here(self.process)
-            with self._transport.session(self.timeout) as heartbeat, self.alone():
+            transport = self._transport = Transport.here(self.process)
+            with transport.session(self.timeout) as heartbeat, self.alone():
                 heartbeat.name, heartbeat.when = self._name, self._when
                 if not self.leads:
                     yield
@@ -116,7 +116,7 @@ class ProcessGroup(Sequential):
                     why = str(error)
                     raise
                 finally:
-                    self._end(why)
+                    self._end(transport, why)
         finally:
             torch.set_num_threads(threads)
 
@@ -127,15 +127,14 @@ class ProcessGroup(Sequential):
             return torch.get_num_threads()
         return max(1, num_cores() // self.process.local_world)
 
-    def _end(self, why: str) -> None:
+    def _end(self, transport: Transport, why: str) -> None:
         """Lets the others go. After a failure they may be busy or gone; they notice when this process ends.
 
         They hear why: one of them may end first, and then it is what that one says that is read.
         """
-        assert self._transport is not None
         with suppress(RuntimeError) if why else nullcontext():
-            self._transport.send({rank: Message({"do": "end", "why": why}) for rank in range(1, self.process.world)})
-            self._transport.flush(seconds=1 if why else None)
+            transport.send({rank: Message({"do": "end", "why": why}) for rank in range(1, self.process.world)})
+            transport.flush(seconds=1 if why else None)
 
     @contextmanager
     def first_here(self) -> Iterator[bool]:

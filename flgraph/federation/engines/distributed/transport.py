@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -167,6 +168,43 @@ class Transport:
                 self.heartbeat.check()
                 raise EngineError(f"{self.heartbeat.name(rank)} is gone{self.heartbeat.when()}") from error
         return done
+
+
+class Pipes:
+    """Messages to processes and from them, as :class:`Transport` has them, between a process and those forked from it.
+
+    Args:
+        ends: of pipes, by the number of the process at the other one.
+        gone: the beginning of a sentence that says that a process is.
+    """
+
+    heartbeat = None
+
+    def __init__(self, ends: Mapping[int, Connection], gone: Callable[[int], str]) -> None:
+        self._ends, self._gone = ends, gone
+
+    def send(self, messages: Mapping[int, Message]) -> None:
+        """Sends messages to processes; raises EngineError if one is gone."""
+        for rank, message in messages.items():
+            with self._expected(rank):
+                self._ends[rank].send_bytes(message.to_bytes())
+
+    def receive(self, ranks: Sequence[int]) -> dict[int, Message]:
+        """One message from each of these processes; raises EngineError if one is gone."""
+        found: dict[int, Message] = {}
+        while missing := {self._ends[rank]: rank for rank in ranks if rank not in found}:
+            for end in wait(list(missing)):
+                rank = missing[end]  # type: ignore[index]
+                with self._expected(rank):
+                    found[rank] = Message.from_bytes(self._ends[rank].recv_bytes())
+        return {rank: found[rank] for rank in ranks}
+
+    @contextmanager
+    def _expected(self, rank: int) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            raise EngineError(f"{self._gone(rank)}.") from error
 
 
 def _meet(process: ProcessEnvironment) -> Store:
