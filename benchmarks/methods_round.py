@@ -37,6 +37,7 @@ METHODS: dict[str, Callable[[], Aggregator]] = {
     "FedGTA": callbacks.FedGTA,
     "FED-PUB": callbacks.FedPUB,
     "FedTAD": callbacks.FedTAD,
+    "FedThin": callbacks.FedThin,
     "FGGP": callbacks.FGGP,
     "AdaFGL": callbacks.AdaFGL,
     "AdaFGL, alone": lambda: callbacks.AdaFGL(federated_rounds=1),
