@@ -15,6 +15,7 @@ from flgraph.callbacks.further_loss import AddsLoss
 from flgraph.callbacks.prototypes import evaluating
 from flgraph.errors import expect
 from flgraph.federation.client import Client
+from flgraph.models.classifier import Classifier
 from flgraph.nn import at_least_float32
 from flgraph.nn.batches import SampledGraph, WholeGraph
 from flgraph.nn.thinning import drop_edges, drop_features
@@ -30,12 +31,15 @@ class FedThin(AddsLoss, FedAvg):
     :math:`G`, without dropout and whether their labels are known or not. The client minimises
 
     .. math::
-        \frac{1}{|B|} \sum_{i \in B} -\log p_w(y_i \mid \tilde G) +
+        \frac{1}{|B|} \sum_{i \in B} -\log \mathrm{softmax}(z_w(\tilde G)_i + \tau \log \pi)_{y_i} +
         \frac{\mu}{|V|} \sum_{i \in V} \sum_c -p_{\bar w}(c \mid G)_i \log p_w(c \mid \tilde G)_i,
 
-    where :math:`B` are the training nodes of the step. The server does what it does in FedAvg, and gets nothing else.
+    where :math:`B` are the training nodes of the step, :math:`z_w` the model's logits, :math:`p_w` their softmax, and
+    :math:`\pi` the shares of the classes among the client's training nodes (a class that it lacks counts one node). The
+    server does what it does in FedAvg, and gets nothing else.
 
-    Thinning is DropEdge (Rong et al., ICLR 2020) and dropout of the input; the second term is distillation from a model
+    Thinning is DropEdge (Rong et al., ICLR 2020) and dropout of the input; the shift by :math:`\pi` is logit adjustment
+    (Menon et al., ICLR 2021), for clients FedLC (Zhang et al., ICML 2022); the second term is distillation from a model
     to itself on a harder input, as in semi-supervised learning by consistency.
 
     Goes with :class:`flgraph.models.NodeGCN` and other models of whole graphs, and data such as
@@ -44,20 +48,25 @@ class FedThin(AddsLoss, FedAvg):
     Args:
         edges: probability of an edge to be left out.
         features: probability of a feature to be set to zero.
-        mu: :math:`\mu`; with 0 for all three it is FedAvg.
+        mu: :math:`\mu`.
+        tau: :math:`\tau`; with 0 for all four it is FedAvg.
         kwargs: see :class:`FedAvg`.
     """
 
     needs_classes = True
 
-    def __init__(self, edges: float = 0.5, features: float = 0.5, mu: float = 1.0, **kwargs: Any) -> None:
+    def __init__(
+        self, edges: float = 0.5, features: float = 0.7, mu: float = 1.0, tau: float = 0.5, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         expect(0 <= edges <= 1, "aggregator.edges", "from 0 to 1", edges)
         expect(0 <= features < 1, "aggregator.features", "0 or more and less than 1", features)
-        expect(0 <= mu < float("inf"), "aggregator.mu", "a finite number, 0 or more", mu)
-        self.edges, self.features, self.mu = edges, features, mu
-        self._model: Any = None  # the client half's in a turn: its model
-        self._taught: Tensor | None = None  # and what the common model says of all its nodes, [N, C]
+        for name, value in (("mu", mu), ("tau", tau)):
+            expect(0 <= value < float("inf"), f"aggregator.{name}", "a finite number, 0 or more", value)
+        self.edges, self.features, self.mu, self.tau = edges, features, mu, tau
+        self._model: Any = None  # the client half's in a turn: its model,
+        self._taught: Tensor | None = None  # what the common model says of all its nodes, [N, C],
+        self._prior: Tensor | None = None  # and how often it has each class, [C]
 
     # ----------------------------------------------------------------------------------------------- client half
     @property
@@ -65,24 +74,30 @@ class FedThin(AddsLoss, FedAvg):
         return self.mu > 0
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
-        """Asks the common model, and trains."""
-        graph: Any = getattr(client.data, "graph", None)
+        """Asks the common model, counts classes, and trains."""
+        data: Any = client.data
+        expect(hasattr(getattr(data, "graph", None), "batch"), "data", "of nodes of a graph", type(data).__name__)
         if self.mu > 0:
-            expect(hasattr(graph, "batch"), "data", "of nodes of a graph", type(client.data).__name__)
             with evaluating(client) as prepared:
-                batch = prepared(graph.batch(torch.arange(graph.num_nodes)))
+                batch = prepared(data.graph.batch(torch.arange(data.graph.num_nodes)))
                 self._taught = at_least_float32(client.module(batch)).softmax(dim=1)
+        if self.tau > 0:
+            counts = torch.bincount(data.graph.y[data.train], minlength=data.graph.num_classes).clamp(min=1)
+            self._prior = self.tau * (counts / data.train.numel()).log()
         super().local_update(client, round, exchange)
-        self._taught = None
+        self._taught = self._prior = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Knows the model for :meth:`further_loss`."""
-        self._model = pl_module
+        """Gives the model its losses."""
         super().on_train_start(trainer, pl_module)
+        expect(isinstance(pl_module, Classifier), "model", "a classifier for FedThin", type(pl_module).__name__)
+        self._model = pl_module
+        self._model.log_prior = self._prior
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leaves the model as it was."""
         super().on_train_end(trainer, pl_module)
+        self._model.log_prior = None
         self._model = None
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, idx: int) -> None:

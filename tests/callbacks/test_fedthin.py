@@ -32,17 +32,17 @@ def whole(**further: Any) -> WholeGraphFederation:
 
 
 @pytest.mark.parametrize("local_epochs", [1, 3])
-def test_without_all_three_it_is_fedavg(local_epochs: int, assert_equal_runs: Callable[..., None]) -> None:
-    nothing = FedThin(edges=0.0, features=0.0, mu=0.0)
+def test_without_all_four_it_is_fedavg(local_epochs: int, assert_equal_runs: Callable[..., None]) -> None:
+    nothing = FedThin(edges=0.0, features=0.0, mu=0.0, tau=0.0)
     model, kept = lambda: NodeGCN(hidden_channels=4), ("state_dict", "optimizer_states")
     assert_equal_runs(FedAvg(), nothing, model, whole, kept, rounds=2, local_epochs=local_epochs)
 
 
 def test_a_step_equals_autograd_s(federate: Federate, recorder: Any) -> None:
     """Of every client and round from what was sent: all edges gone, the teacher sees them."""
-    mu, lr = 2.0, 0.3
+    mu, tau, lr = 2.0, 0.7, 0.3
     template = NodeGCN(hidden_channels=4, dropout=0.0, optimizer="sgd", lr=lr)
-    method = FedThin(edges=1.0, features=0.0, mu=mu)
+    method = FedThin(edges=1.0, features=0.0, mu=mu, tau=tau)
     trainer: Any = federate(method, rounds=3, engine=recorder)
     trainer.fit(template, whole(epoch_fraction=1.0))
     sent = {(name, turn.round): download.group() for name, turn, download in recorder.downloads()}
@@ -66,7 +66,8 @@ def test_a_step_equals_autograd_s(federate: Federate, recorder: Any) -> None:
             with torch.no_grad():
                 taught = logits(dense).softmax(dim=1)
             distance = -(taught * alone.log_softmax(dim=1)).sum(dim=1).mean()
-            loss = F.cross_entropy(alone[train], graph.y[train]) + mu * distance
+            own = torch.tensor([max(1, int((graph.y[train] == label).sum())) for label in range(3)]) / len(train)
+            loss = F.cross_entropy((alone + tau * own.log())[train], graph.y[train]) + mu * distance
             gradients = torch.autograd.grad(loss, list(w.values()))
             for (name, before), gradient in zip(w.items(), gradients, strict=True):
                 torch.testing.assert_close(uploads[client, round][name], before - lr * gradient, rtol=1e-4, atol=1e-6)
@@ -119,6 +120,7 @@ def test_the_client_s_graph_is_left_as_it_is(federate: Federate) -> None:
     for name, held in trainer.engine.clients.items():
         assert held.data.graph.content == fresh.client(name).graph.content
         assert held.module.further_loss is None
+        assert held.module.log_prior is None
         assert held.aggregator._taught is None
         assert held.aggregator._model is None
 
@@ -131,6 +133,7 @@ def test_the_client_s_graph_is_left_as_it_is(federate: Federate) -> None:
         ({"features": 1.0}, "`aggregator.features` to be 0 or more and less than 1"),
         ({"features": -0.1}, "`aggregator.features` to be 0 or more and less than 1"),
         ({"mu": -1.0}, "`aggregator.mu` to be a finite number, 0 or more"),
+        ({"tau": -1.0}, "`aggregator.tau` to be a finite number, 0 or more"),
         ({"mu": float("inf")}, "`aggregator.mu` to be a finite number, 0 or more"),
     ],
 )
