@@ -67,6 +67,7 @@ GROUPS = {
             "FedGTA": callbacks.FedGTA,
             "FED-PUB": (callbacks.FedPUB, partial(models.MaskedGCN, **_GIVEN)),
             "FedTAD": callbacks.FedTAD,
+            "FedThin": callbacks.FedThin,
             "FGGP": (callbacks.FGGP, partial(models.FGGP, **_GIVEN)),
             "AdaFGL": (callbacks.AdaFGL, partial(models.AdaFGL, **_GIVEN)),
             "AdaFGL, alone": (lambda: callbacks.AdaFGL(federated_rounds=1), partial(models.AdaFGL, **_GIVEN)),

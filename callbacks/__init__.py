@@ -26,6 +26,7 @@ from flgraph.callbacks.fedsageplus import FedSagePlus
 from flgraph.callbacks.fedssp import FedSSP
 from flgraph.callbacks.fedstar import FedStar
 from flgraph.callbacks.fedtad import FedTAD
+from flgraph.callbacks.fedthin import FedThin
 from flgraph.callbacks.fggp import FGGP
 from flgraph.callbacks.gcfl import GCFL
 from flgraph.callbacks.gcflplus import GCFLPlus
@@ -70,6 +71,7 @@ __all__ = [
     "FedSagePlus",
     "FedStar",
     "FedTAD",
+    "FedThin",
     "GCFLPlus",
     "GraphFL",
     "Local",

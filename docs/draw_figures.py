@@ -142,6 +142,7 @@ METHODS = {
         server="weighted mean, then learns on made-up graphs",
         down="what came of the mean",
     ),
+    "fedthin": Federation(client="asks the mean, trains on thinned graphs"),
     "fggp": Federation(
         (("model", "shared"), ("prototypes of classes", "shared")),
         up="weights; mean representation of each class",

@@ -59,6 +59,9 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
     further_loss: FurtherLoss | None = None
     """Added to the loss in training, where somebody sets it; no part of the model's state, nor of what is logged. It
     gets the batch and its :meth:`rows`, of float32 at least."""
+    log_prior: Tensor | None = None
+    """Added to the logits ``[C]`` in the loss of training, where somebody sets it (logit adjustment); no part of the
+    model's state."""
 
     def __init__(
         self,
@@ -186,7 +189,8 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
     def _score(self, logits: Tensor, labels: Tensor, stage: str) -> Tensor:
         """The mean loss, and what the epoch's metrics need of it."""
         weights = None if self.class_weights is None else self.class_weights.to(logits)
-        loss = task_loss(self.task, logits, labels, weights)
+        prior = self.log_prior if stage == "train" else None
+        loss = task_loss(self.task, logits if prior is None else logits + prior, labels, weights)
         # An update of the metrics costs as much as a layer of a small model, so there is one per epoch, not per step.
         self.collect(stage, (loss.detach(), logits.detach(), labels))
         return loss

@@ -86,6 +86,7 @@ class Study:
         notes: what a reader should know, a sentence each.
         leaderboard: whether it compares whole methods on whole data sets, so that the leaderboard's picture has it; a
             study that extends it does not by that.
+        base: the method from which tables show every other's difference, over the seeds that both have; none if empty.
         values: name to what stands for ``{name}`` in arguments: text; or setting to text; or setting to seed to text.
             ``other`` stands for settings and seeds that are not named. Values may hold the names of later ones.
         source: the file that it is from, where it is no packaged one; set by :func:`load_study`.
@@ -107,6 +108,7 @@ class Study:
     protocols: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     leaderboard: bool = False
+    base: str = ""
     values: dict[str, Any] = field(default_factory=dict)
     source: str = ""
     cut_short: bool = False
@@ -183,6 +185,7 @@ class Study:
             self,
             settings={name: self.settings[name] for name in settings or self.settings},
             methods={name: self.methods[name] for name in methods or self.methods},
+            base=self.base if self.base in (methods or self.methods) else "",
             seeds=list(seeds or self.seeds),
             rounds=rounds or self.rounds,
             method_rounds={} if rounds else self.method_rounds,
@@ -228,8 +231,8 @@ def list_studies() -> list[str]:
 def load_study(name: str) -> Study:
     """Reads a study by its name, without its paper's where only one is called so, or from a YAML file of the same form.
 
-    A file may begin with ``extends: OTHER``, a study beside it, and give only what differs from that. Of its settings
-    and methods it may name some in a list; ``values`` are added to the other's.
+    A file may begin with ``extends: OTHER``, a study beside it or ``PAPER/TABLE``, and give only what differs from
+    that. Of its settings and methods it may name some in a list; ``values`` are added to the other's.
 
     Raises:
         InputError: there is no such study, or the file lacks or misspells a field.
@@ -259,9 +262,9 @@ def _read(file: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
     base = content.pop("extends", None)
     if base is None:
         return content
-    path = file.with_name(f"{base}.yaml")
-    beside = path.is_file() and path not in (file, *below)
-    expect(beside, f"extends in {file}", "the name of a study beside it that does not extend it", base)
+    path = _HERE / f"{base}.yaml" if "/" in str(base) else file.with_name(f"{base}.yaml")
+    found = path.is_file() and path not in (file, *below)
+    expect(found, f"extends in {file}", "a study beside it, or another paper's, that does not extend it", base)
     other = _read(path, (*below, file))
     for name in ("settings", "methods"):
         if isinstance(content.get(name), list):
@@ -270,7 +273,7 @@ def _read(file: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
             content[name] = {one: other[name][one] for one in content[name]}
     if isinstance(content.get("values"), dict):
         content["values"] = {**other.get("values", {}), **content["values"]}
-    result = {**other, "leaderboard": False, **content}
+    result = {**other, "leaderboard": False, "base": "", **content}
     if "paper" not in content:
         levels = [result[name] for name in ("metric", "settings", "methods")]
         result["paper"] = _part(other.get("paper", {}), *levels[isinstance(levels[0], str) :])
@@ -339,6 +342,7 @@ def _forms(study: Study) -> Iterator[tuple[str, bool, str]]:
     only = isinstance(study.protocols, list) and all(protocol == "best_client" for protocol in study.protocols)
     yield "protocols", only, "best_client, or none, in a list,"
     yield "notes", _texts(study.notes), "a list of sentences"
+    yield "base", study.base in ("", *study.methods), f"one of {', '.join(map(str, study.methods))}"
     yield "leaderboard", isinstance(study.leaderboard, bool), "true or false"
     yield "figure", study.figure in (None, *get_args(FigureKind)), f"one of {', '.join(get_args(FigureKind))}"
 

@@ -14,6 +14,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from scipy.special import stdtrit
+
 from flgraph.reproduce.index import MANY_CLIENTS, RunIndex
 from flgraph.reproduce.protocols import PROTOCOLS, value_of
 from flgraph.reproduce.runner import command, find_results
@@ -190,6 +192,9 @@ def _head(study: Study, cells: Sequence[Cell]) -> list[str]:
     ]
     if {"Local", "Local Only"} & study.methods.keys():
         lines += ["", "The gain over Local is that of the last round, a mean over the seeds that both have."]
+    if study.base:
+        lines += ["", f"`over {study.base}`: the last round's difference, paired by seed; its 95 % confidence interval"]
+        lines += ["(Student's t) in square brackets, the number of seeds that both have in round ones."]
     return [*lines, "", *study.notes] if study.notes else lines
 
 
@@ -208,8 +213,8 @@ def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence
     further = [name for name in ("best_client", "best_cluster") if any(cell.protocol == name for cell in cells)]
     columns = [
         "method", "paper", "final", "difference", "in the paper's spread", "best_val", "best_test (optimistic)",
-        *(f"{name} (optimistic)" for name in further), "gain over Local", "parameters", "of them shared",
-        "MB up / down", "seeds",
+        *(f"{name} (optimistic)" for name in further), "gain over Local",
+        *([f"over {study.base}"] if study.base else []), "parameters", "of them shared", "MB up / down", "seeds",
     ]  # fmt: skip
     for metric, setting in dict.fromkeys((cell.metric, cell.setting) for cell in cells):
         title = setting if study.axis == "setting" else f"{study.axis}: {setting}"
@@ -218,6 +223,7 @@ def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence
         here = {(c.method, c.protocol): c for c in cells if (c.metric, c.setting) == (metric, setting)}
         local = next((name for name in ("Local", "Local Only") if (setting, name) in done), None)
         for method in dict.fromkeys(cell.method for cell in here.values()):
+            base = done.get((setting, study.base), ()) if method != study.base else ()
             results, final = done[setting, method], here.get((method, "final"))
             printed = next(cell for (name, _), cell in here.items() if name == method)
             over = () if local in (None, method) else done[setting, str(local)]
@@ -229,7 +235,8 @@ def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence
                 "-" if final is None else _signed(final.mean - final.paper_mean, digits),
                 (final.verdict if final else "") or "-",
                 *(_spread(here.get((method, name))) for name in ("best_val", "best_test", *further)),
-                _gain(study, metric, results, over),
+                _signed(_mean(_gains(study, metric, results, over)), digits),
+                *([_paired(_gains(study, metric, results, base), digits)] if study.base else []),
                 *_parameters(results),
                 _megabytes(results),
                 str(printed.seeds),
@@ -238,17 +245,28 @@ def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence
     return [*lines, ""]
 
 
-def _gain(study: Study, metric: str, mine: Sequence[dict[str, Any]], local: Sequence[dict[str, Any]]) -> str:
-    """By how much the last round is better than training alone (errors: less), over the seeds that both have."""
+def _gains(study: Study, metric: str, mine: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> list[float]:
+    """By how much the last round is better than another method's (errors: less), for every seed that both have."""
     ours, theirs = (
         {run["seed"]: value_of(run, "final", logged_name(metric), study.mean_key) for run in runs}
-        for runs in (mine, local)
+        for runs in (mine, other)
     )
     pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     unit = -unit_of(metric) if lower_is_better(metric) else unit_of(metric)
-    gains = [unit * (one - other) for one, other in pairs if one is not None and other is not None]
-    known = [gain for gain in gains if math.isfinite(gain)]
-    return _signed(statistics.fmean(known), digits_of(metric, 2)) if known else "-"
+    gains = [unit * (one - two) for one, two in pairs if one is not None and two is not None]
+    return [gain for gain in gains if math.isfinite(gain)]
+
+
+def _mean(gains: Sequence[float]) -> float:
+    return statistics.fmean(gains) if gains else math.nan
+
+
+def _paired(gains: Sequence[float], digits: int) -> str:
+    """Mean difference, and of two seeds or more the 95 % confidence interval of Student's t and their number."""
+    if len(gains) < 2:
+        return _signed(_mean(gains), digits)
+    mean, half = _mean(gains), float(stdtrit(len(gains) - 1, 0.975)) * statistics.stdev(gains) / math.sqrt(len(gains))
+    return f"{_signed(mean, digits)} [{_signed(mean - half, digits)}, {_signed(mean + half, digits)}] ({len(gains)})"
 
 
 def _statistics(cells: Sequence[Cell]) -> list[str]:

@@ -18,7 +18,7 @@ NAMES = [
     *("FedAvg", "FedAvg-uniform", "FedProx", "FedProxAdaptive", "FedPer", "FedSage", "FedStar", "FedSSP", "GCFL"),
     *("GCFLPlus", "FCLG", "FedEgo", "DFedGNN", "GraphFL", "FedGCN", "FedGTA", "FedPUB", "FedSagePlus", "FedHGN"),
     *("SchemaFedAvg", "SCAFFOLD", "FedOpt", "FedNova", "Ditto", "MOON", "FedProto", "FedRep", "APFL", "AdaFGL", "FGGP"),
-    *("FedTAD", "Local", "PublishedFedAvg", "PublishedFedProx", "PublishedDFedGNN", "GraphFLFromMean"),
+    *("FedTAD", "FedThin", "Local", "PublishedFedAvg", "PublishedFedProx", "PublishedDFedGNN", "GraphFLFromMean"),
     *("PublishedGraphFL", "PublishedFedEgo", "PublishedSchemaFedAvg"),
 ]
 

@@ -52,6 +52,7 @@ ALGORITHMS: dict[str, tuple[Make, Make, str]] = {
         lambda: models.NodeGCN(hidden_channels=4),
         "Whole",
     ),
+    "FedThin": (callbacks.FedThin, lambda: models.NodeGCN(hidden_channels=4), "Whole"),
     "FGGP": (callbacks.FGGP, lambda: models.FGGP(hidden_channels=4), "Whole"),
     "AdaFGL": (lambda: callbacks.AdaFGL(federated_rounds=1), lambda: models.AdaFGL(hidden_channels=4), "Whole"),
     "FedSagePlus": (

@@ -80,7 +80,7 @@ ALGORITHMS = [
     *("FedEgo", "DFedGNN", "GraphFL", "FedGCN", "FedSagePlus", "FedHGN", "SchemaFedAvg", "PublishedFedAvg"),
     *("PublishedFedProx", "PublishedGraphFL", "GraphFLFromMean", "PublishedFedEgo", "PublishedSchemaFedAvg"),
     *("FGGP", "FedSSP", "FedGTA", "FedPUB", "SCAFFOLD", "FedOpt", "Ditto"),
-    *("APFL", "AdaFGL", "FedNova", "FedProto", "FedRep", "FedTAD", "MOON"),
+    *("APFL", "AdaFGL", "FedNova", "FedProto", "FedRep", "FedTAD", "FedThin", "MOON"),
 ]
 
 

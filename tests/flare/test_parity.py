@@ -23,7 +23,7 @@ from flgraph.runs.history import read_records
 METHODS = (
     *("fedstar", "fedego", "fedhgn", "fclg"),  # FedAvg does nothing that FedStar does not
     *("scaffold", "fedopt", "fednova", "ditto", "moon", "fedproto", "fedrep", "apfl"),
-    *("fedgta", "fedpub", "fedtad", "adafgl", "fggp", "fedssp"),
+    *("fedgta", "fedpub", "fedtad", "fedthin", "adafgl", "fggp", "fedssp"),
     "fedstar@32-true+secure",
 )
 

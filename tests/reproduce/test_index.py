@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -172,6 +173,23 @@ def test_gains_are_over_common_seeds(runs: Path, tmp_path: Path) -> None:
     rows = write_study(STUDY, runs, tmp_path / "b")[1].read_text().splitlines()
     assert f"| {61 + 100 * 2 / 30 - 60:+.2f} |" in next(row for row in rows if row.startswith("| GCFL"))
     assert write_study(STUDY.cut(seeds=[1]), runs, tmp_path / "c")[1].read_text().count("| - | 20 | 4 |") == 1
+
+
+def test_differences_from_a_method_are_paired(runs: Path, tmp_path: Path) -> None:
+    """Of two seeds the quantile of Student's t is that of a Cauchy variable."""
+    for run, test in zip([run for run in STUDY.runs() if run.method == "Local"], (0.5, 0.6), strict=True):
+        folder = run_folder(STUDY, run, runs) / "version_0"
+        shutil.rmtree(folder)
+        write_run(folder, run.seed, [test] * 3)
+    rows = write_study(replace(STUDY, base="Local"), runs, tmp_path / "a")[1].read_text().splitlines()
+    one, two = 61 + 100 / 30 - 50, 61 + 200 / 30 - 60
+    mean, half = (one + two) / 2, math.tan(0.475 * math.pi) * abs(one - two) / 2
+    row = next(row for row in rows if row.startswith("| GCFL"))
+    assert f"| {mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}] (2) |" in row
+    assert "| over Local |" in next(row for row in rows if row.startswith("| method"))
+    rows = write_study(replace(STUDY, base="Local").cut(seeds=[2]), runs, tmp_path / "b")[1].read_text().splitlines()
+    assert f"| {two:+.2f} | {two:+.2f} |" in next(row for row in rows if row.startswith("| GCFL"))
+    assert replace(STUDY, base="Local").cut(methods=["GCFL"]).base == ""
 
 
 def test_runs_that_stopped_early_stand_for_longer_ones(tmp_path: Path) -> None:

@@ -98,8 +98,14 @@ def test_a_study_may_extend_another(tmp_path: Path) -> None:
     study = load_study(str(tmp_path / "part.yaml"))
     assert study.run("X", "N", 1).args == ("a", "13")
     assert study.paper == {"X": {"N": [2.0]}}
+    (tmp_path / "far.yaml").write_text("extends: fedego/table2\nsettings: [Cora]\nmethods: [FedEgo]\nbase: FedEgo")
+    far = load_study(str(tmp_path / "far.yaml"))
+    own = load_study("fedego/table2").run("Cora", "FedEgo", 5)
+    assert (far.run("Cora", "FedEgo", 5).args, far.base) == (own.args, "FedEgo")
     for content, sentence in (
         ({"extends": "three"}, "a study beside it"),
+        ({"extends": "nobody/table2"}, "a study beside it, or another paper's"),
+        ({"extends": "one", "base": "O"}, "`base` to be one of M, N but got 'O'"),
         ({"extends": "one", "figure": "pie"}, "one of convergence, settings"),
         ({"extends": "one", "methods": ["O"]}, "`methods` to be among those of one: M, N but got 'O'"),
         ({**base, "methods": {"a, b": "m"}}, "without a comma"),
@@ -162,7 +168,7 @@ def test_studies_that_cannot_be_read(tmp_path: Path) -> None:
         load_study(str(tmp_path / "broken.yaml"))
     for one, other in (("a", "b"), ("b", "a")):
         (tmp_path / f"{one}.yaml").write_text(f"extends: {other}")
-    with pytest.raises(InputError, match="a study beside it that does not extend it but got 'a'"):
+    with pytest.raises(InputError, match="that does not extend it but got 'a'"):
         load_study(str(tmp_path / "a.yaml"))
 
 
