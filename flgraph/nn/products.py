@@ -41,7 +41,7 @@ def with_room(like: Tensor, shape: Sequence[int] | None = None, dtype: torch.dty
     shape = like.shape if shape is None else shape
     if len(shape) != 2 or like.device.type != "cpu":
         return like.new_empty(shape, dtype=dtype)
-    return like.new_empty(_room(shape[0]), shape[1], dtype=dtype).resize_(*shape)
+    return like.new_empty(room_for(shape[0]), shape[1], dtype=dtype).resize_(*shape)
 
 
 def rows_linear(x: Tensor, extra: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -69,7 +69,7 @@ class _RowsLinear(torch.autograd.Function):
     ) -> Tensor:
         ctx.types = [None if given is None else given.dtype for given in (x, extra, weight, bias)]
         inputs = [_as(given, dtype) for given in (x, extra) if given is not None]
-        weights = _columns(weight.to(dtype), *inputs)
+        weights = columns_for(weight.to(dtype), *inputs)
         ctx.save_for_backward(*inputs, *weights)
         bias = None if bias is None else bias.to(dtype)
         if extra is None:
@@ -99,7 +99,7 @@ def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.dtype == dtype else with_room(x, dtype=dtype).copy_(x)
 
 
-def _columns(weight: Tensor, *inputs: Tensor) -> list[Tensor]:
+def columns_for(weight: Tensor, *inputs: Tensor) -> list[Tensor]:
     """The weight's columns for each input."""
     return [part.contiguous() for part in weight.split([rows.size(1) for rows in inputs], dim=1)]
 
@@ -109,9 +109,9 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, to: Tensor |
     rows = x.size(0)
     linear = torch.ops.mkldnn._linear_pointwise
     if to is None:
-        y: Tensor = linear(_padded(x), weight, bias, "none", [], "")
+        y: Tensor = linear(padded(x), weight, bias, "none", [], "")
     else:
-        y = linear(_padded(x), _padded(to), weight, bias, "add")
+        y = linear(padded(x), padded(to), weight, bias, "add")
     return y.resize_(rows, weight.size(0))
 
 
@@ -131,8 +131,8 @@ def _sum_of_outer(grad: Tensor, x: Tensor) -> Tensor:
 def _by_strips(grad: Tensor, x: Tensor) -> Tensor:
     """``grad.t() @ x`` as a convolution's gradient, each :data:`LONGEST` rows an image of one line.
 
-    MKL, too, adds up that many rows and then these sums. A dilation of a 1 x 1 kernel changes nothing, but PyTorch takes
-    oneDNN's kernels for any number of images then.
+    MKL, too, adds up that many rows and then these sums. A dilation of a 1 x 1 kernel changes nothing, but with one
+    PyTorch takes oneDNN's kernels for any number of images.
     """
     images = [rows.view(-1, 1, LONGEST, rows.size(1)).permute(0, 3, 1, 2) for rows in (grad, x)]
     like = grad.new_empty(grad.size(1), x.size(1), 1, 1)
@@ -142,10 +142,10 @@ def _by_strips(grad: Tensor, x: Tensor) -> Tensor:
     return found.view(grad.size(1), x.size(1))
 
 
-def _padded(x: Tensor) -> Tensor:
+def padded(x: Tensor) -> Tensor:
     """``x`` with further rows of any content, without a copy where its memory has them."""
     rows, columns = x.size(0), x.size(1)
-    room = _room(rows)
+    room = room_for(rows)
     if room == rows and x.is_contiguous():
         return x
     end = (x.storage_offset() + room * columns) * x.element_size()
@@ -156,7 +156,8 @@ def _padded(x: Tensor) -> Tensor:
     return copy
 
 
-def _room(rows: int) -> int:
+def room_for(rows: int) -> int:
+    """The multiple of :data:`STEP` that holds as many rows."""
     return -(-rows // STEP) * STEP
 
 
