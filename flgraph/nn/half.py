@@ -1,8 +1,8 @@
 """Linear maps with what follows them in one step, in bfloat16 on a CPU.
 
 There a product takes as long as one or two further steps over all rows, such as a bias or an activation. So products
-bring bias and hyperbolic tangent along, and what is a matter of signs and zeros is done on the numbers' bits, as integers, in
-a fifth of the time.
+bring bias and hyperbolic tangent along, and what is a matter of signs and zeros is done on the numbers' bits, as
+integers, in a fifth of the time.
 """
 
 from __future__ import annotations
