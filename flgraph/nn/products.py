@@ -143,7 +143,7 @@ def _by_strips(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def padded(x: Tensor) -> Tensor:
-    """``x`` with further rows of any content, without a copy where its memory has them."""
+    """``x`` with further rows: of whatever its memory has there, or of zeros in a copy."""
     rows, columns = x.size(0), x.size(1)
     room = room_for(rows)
     if room == rows and x.is_contiguous():
@@ -153,6 +153,7 @@ def padded(x: Tensor) -> Tensor:
         return x.as_strided((room, columns), (columns, 1))
     copy = x.new_empty(room, columns)
     copy[:rows].copy_(x)
+    copy[rows:].zero_()
     return copy
 
 
