@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -110,6 +112,19 @@ def _half_mask(x: Tensor) -> Tensor:
     return (words << shifts).bitwise_and_(two).view(x.dtype).view(-1)[: x.numel()].view(x.shape)
 
 
+def sign_bits(shape: Sequence[int]) -> Tensor:
+    """All bits or none, equally likely, as int16: a mask of bfloat16 numbers.
+
+    Example:
+        >>> sorted(set(sign_bits([8, 64]).flatten().tolist()))
+        [-1, 0]
+    """
+    count = math.prod(shape)
+    words = _random_bits(-(-count // 16), torch.int16)
+    shifts = torch.arange(16, dtype=torch.int16).unsqueeze(1)
+    return (words << shifts).bitwise_right_shift_(15).view(-1)[:count].view(*shape)
+
+
 def _random_bits(count: int, integer: torch.dtype) -> Tensor:
     """At least ``count`` integers of uniformly random bits."""
     words = -(-count * torch.iinfo(integer).bits // 64)
@@ -131,6 +146,13 @@ class Dropout(torch.nn.Module):
     def forward(self, x: Tensor, rectify: bool = False) -> Tensor:
         """``x``, or ``relu(x)`` if ``rectify``, with some elements set to zero."""
         return (relu_dropout if rectify else dropout)(x, self.p, self.training)
+
+    @property
+    def activation(self) -> Literal["none", "relu", "relu_dropout"]:
+        """What a layer may do in its stead, with ``rectify``; ``none`` where it cannot."""
+        if not self.training or self.p == 0:
+            return "relu"
+        return "relu_dropout" if self.p == 0.5 else "none"
 
     def extra_repr(self) -> str:
         """Shown between the brackets of ``repr``."""

@@ -6,7 +6,8 @@ takes longer than most products, so tensors here have room for a multiple of :da
 kernels go over all of it. What follows the last row is never looked at.
 
 A row's sums are added up in the same order either way, so that results have the same bits, as long as a row has at most
-:data:`LONGEST` columns; longer ones MKL adds up in parts.
+:data:`LONGEST` columns; longer ones MKL adds up in parts. A weight's gradient, a sum over all rows, is made in the same
+parts.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from flgraph.nn.precision import product_type
 
 STEP = 256
 LONGEST = 192
+FEWEST = 4 * LONGEST
+"""Rows from which on a weight's gradient is quicker as a convolution's."""
 NARROWEST = 16
 """Columns of an output from which on MKL, too, adds up a row's products one after another."""
 
@@ -38,7 +41,7 @@ def with_room(like: Tensor, shape: Sequence[int] | None = None, dtype: torch.dty
     shape = like.shape if shape is None else shape
     if len(shape) != 2 or like.device.type != "cpu":
         return like.new_empty(shape, dtype=dtype)
-    return like.new_empty(_room(shape[0]), shape[1], dtype=dtype).resize_(*shape)
+    return like.new_empty(room_for(shape[0]), shape[1], dtype=dtype).resize_(*shape)
 
 
 def rows_linear(x: Tensor, extra: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -66,7 +69,7 @@ class _RowsLinear(torch.autograd.Function):
     ) -> Tensor:
         ctx.types = [None if given is None else given.dtype for given in (x, extra, weight, bias)]
         inputs = [_as(given, dtype) for given in (x, extra) if given is not None]
-        weights = _columns(weight.to(dtype), *inputs)
+        weights = columns_for(weight.to(dtype), *inputs)
         ctx.save_for_backward(*inputs, *weights)
         bias = None if bias is None else bias.to(dtype)
         if extra is None:
@@ -96,7 +99,7 @@ def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.dtype == dtype else with_room(x, dtype=dtype).copy_(x)
 
 
-def _columns(weight: Tensor, *inputs: Tensor) -> list[Tensor]:
+def columns_for(weight: Tensor, *inputs: Tensor) -> list[Tensor]:
     """The weight's columns for each input."""
     return [part.contiguous() for part in weight.split([rows.size(1) for rows in inputs], dim=1)]
 
@@ -106,26 +109,43 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, to: Tensor |
     rows = x.size(0)
     linear = torch.ops.mkldnn._linear_pointwise
     if to is None:
-        y: Tensor = linear(_padded(x), weight, bias, "none", [], "")
+        y: Tensor = linear(padded(x), weight, bias, "none", [], "")
     else:
-        y = linear(_padded(x), _padded(to), weight, bias, "add")
+        y = linear(padded(x), padded(to), weight, bias, "add")
     return y.resize_(rows, weight.size(0))
 
 
 def _sum_of_outer(grad: Tensor, x: Tensor) -> Tensor:
     """``grad.t() @ x``."""
-    if x.dtype != torch.bfloat16:
+    half = x.dtype == torch.bfloat16
+    strip = STEP if half else LONGEST
+    whole = x.size(0) // strip * strip
+    # With several threads the convolution would share rows out among them, and so add up in another order.
+    if not half and (whole < FEWEST or torch.get_num_threads() > 1):
         return grad.t() @ x
-    # Of these products, too, kernels are compiled for each number of rows.
-    whole = x.size(0) // STEP * STEP
-    rest = grad[whole:].t().float() @ x[whole:].float()
-    return rest.add_(grad[:whole].t() @ x[:whole])
+    # Of bfloat16 products, too, kernels are compiled for each number of rows.
+    many = grad[:whole].t() @ x[:whole] if half else _by_strips(grad[:whole], x[:whole])
+    return (grad[whole:].t().float() @ x[whole:].float()).add_(many)
 
 
-def _padded(x: Tensor) -> Tensor:
-    """``x`` with further rows of any content, without a copy where its memory has them."""
+def _by_strips(grad: Tensor, x: Tensor) -> Tensor:
+    """``grad.t() @ x`` as a convolution's gradient, each :data:`LONGEST` rows an image of one line.
+
+    MKL, too, adds up that many rows and then these sums. A dilation of a 1 x 1 kernel changes nothing, but with one
+    PyTorch takes oneDNN's kernels for any number of images.
+    """
+    images = [rows.view(-1, 1, LONGEST, rows.size(1)).permute(0, 3, 1, 2) for rows in (grad, x)]
+    like = grad.new_empty(grad.size(1), x.size(1), 1, 1)
+    x.sum()  # reads all rows in order, so that they are in the cache: the kernel jumps, and would wait for each
+    settings = None, [1, 1], [0, 0], [2, 2], False, [0, 0], 1, [False, True, False]
+    found: Tensor = torch.ops.aten.convolution_backward(*images, like, *settings)[1]
+    return found.view(grad.size(1), x.size(1))
+
+
+def padded(x: Tensor) -> Tensor:
+    """``x`` with further rows: of whatever its memory has there, or of zeros in a copy."""
     rows, columns = x.size(0), x.size(1)
-    room = _room(rows)
+    room = room_for(rows)
     if room == rows and x.is_contiguous():
         return x
     end = (x.storage_offset() + room * columns) * x.element_size()
@@ -133,10 +153,12 @@ def _padded(x: Tensor) -> Tensor:
         return x.as_strided((room, columns), (columns, 1))
     copy = x.new_empty(room, columns)
     copy[:rows].copy_(x)
+    copy[rows:].zero_()
     return copy
 
 
-def _room(rows: int) -> int:
+def room_for(rows: int) -> int:
+    """The multiple of :data:`STEP` that holds as many rows."""
     return -(-rows // STEP) * STEP
 
 

@@ -47,3 +47,18 @@ def test_a_mean_fits_where_its_sum_does_not() -> None:
 @pytest.mark.parametrize("name", ["sum", "mean", "max"])
 def test_no_nodes(name: PoolName) -> None:
     assert graph_pool(torch.empty(0, 3), torch.empty(0, dtype=torch.long), 2, name).tolist() == [[0.0] * 3] * 2
+
+
+@pytest.mark.parametrize("name", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", [torch.double, torch.bfloat16])
+def test_gradients(name: PoolName, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    batch = torch.tensor([2, 0, 2, 3, 0, 0])
+    x, weights = torch.randn(6, 3, dtype=dtype, requires_grad=True), torch.randn(4, 3, dtype=dtype)
+    graph_pool(x, batch, 4, name).mul(weights).sum().backward()
+    matrix = (torch.arange(4).unsqueeze(1) == batch).double()
+    matrix = matrix / matrix.sum(1, keepdim=True).clamp(min=1) if name == "mean" else matrix
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, (matrix.t() @ weights.double()).to(dtype))
+    if dtype == torch.double:
+        assert torch.autograd.gradgradcheck(lambda x: graph_pool(x, batch, 4, name).square(), x)

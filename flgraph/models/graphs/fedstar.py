@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 from flgraph.models.base import expect_sizes
 from flgraph.models.graphs.classifier import GraphClassifier
-from flgraph.nn import ConcatLinear, ConvName, OneHot, check_conv, concat_linear, make_conv, tanh
+from flgraph.nn import ConcatLinear, ConvName, OneHot, check_conv, concat_linear, make_conv
 
 
 class Channel(torch.nn.Module):
@@ -96,13 +96,15 @@ class FedStar(GraphClassifier):
         x: Tensor | OneHot = self.features(batch)
         s = self.node_input(batch, "s", self.structure_channels)
         adj = self.neighbours(batch)
+        after = self.dropout.activation
         # The first layer's convolutions take the linear maps before them along.
         feature_pre: tuple[torch.nn.Linear, ...] = (self.feature.pre, self.structure.pre)
         structure_pre: tuple[torch.nn.Linear, ...] = (self.structure.pre,)
         for feature_conv, structure_conv in zip(self.feature.convs, self.structure.convs, strict=True):
             # Both read the structure channel of the layer before.
-            h = self.dropout(feature_conv(x, adj, s, before=feature_pre), rectify=True)
-            x, s = h, tanh(structure_conv(s, adj, before=structure_pre))
+            h = feature_conv(x, adj, s, before=feature_pre, activation=after)
+            h = h if after != "none" else self.dropout(h, rectify=True)
+            x, s = h, structure_conv(s, adj, before=structure_pre, activation="tanh")
             feature_pre = structure_pre = ()
         if self.pool == "max":
             return self.pool_nodes(batch, self.mix(h, s))[0]

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from flgraph.nn.half import Activation, activate, is_half
 from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear, fold
 from flgraph.nn.products import with_room
 from flgraph.nn.sparse.adjacency import Adjacency, add_neighbours
+from flgraph.nn.sparse.closed import closed_linear, halves
 from flgraph.nn.sparse.csr import rows_times, sparse_matmul
 from flgraph.nn.sparse.norm import gcn_norm
 from flgraph.nn.sparse.twins import merge_inputs
@@ -56,17 +58,22 @@ class GCNConv(torch.nn.Module):
         adj: Adjacency,
         extra: Tensor | None = None,
         before: Sequence[torch.nn.Linear] = (),
+        activation: Activation = "none",
     ) -> Tensor:
-        """Node representations after one step; ``extra`` stands to the right of ``x``.
+        """Node representations after one step and ``activation``; ``extra`` stands to the right of ``x``.
 
         ``before`` are linear maps that come first, of ``x`` and of ``extra``, see :func:`~flgraph.nn.fold`.
         """
+        if is_half(self.lin.weight):
+            inside, after = halves(activation, adj)
+            rows = closed_linear(x, extra, adj, before, self.lin.weight, self.bias, inside, normalised=True)
+            return activate(adj.spread(rows), after)
         x, extra, merged = merge_inputs(x, extra, adj, before)
         z = concat_linear(x, extra, *fold(self.lin.weight, before))
         summed = z if merged else adj.merge(z)
         scale, loops = gcn_norm(adj.quotient, summed.dtype)
         out: Tensor = _NormalisedSum.apply(summed, self.bias, adj.quotient, scale, loops.to(summed.dtype))
-        return adj.spread(out.to(z.dtype))
+        return activate(adj.spread(out.to(z.dtype)), activation)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"

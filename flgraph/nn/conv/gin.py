@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from flgraph.nn.half import Activation, activate, half_linear, is_half
 from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear, fold
 from flgraph.nn.products import with_room
 from flgraph.nn.sparse.adjacency import Adjacency, add_neighbours
+from flgraph.nn.sparse.closed import closed_linear, halves
 from flgraph.nn.sparse.twins import merge_inputs
 
 
@@ -55,17 +57,22 @@ class GINConv(torch.nn.Module):
         adj: Adjacency,
         extra: Tensor | None = None,
         before: Sequence[torch.nn.Linear] = (),
+        activation: Activation = "none",
     ) -> Tensor:
-        """Node representations after one step; ``extra`` stands to the right of ``x``.
+        """Node representations after one step and ``activation``; ``extra`` stands to the right of ``x``.
 
         ``before`` are linear maps that come first, of ``x`` and of ``extra``, see :func:`~flgraph.nn.fold`.
         """
+        if is_half(self.lin1.weight):
+            h = closed_linear(x, extra, adj, before, self.lin1.weight, self.lin1.bias, "relu")
+            inside, after = halves(activation, adj)
+            return activate(adj.spread(half_linear(h, None, self.lin2.weight, self.lin2.bias, inside)), after)
         x, extra, merged = merge_inputs(x, extra, adj, before)
         z = concat_linear(x, extra, *fold(self.lin1.weight, before))
         summed = z if merged else adj.merge(z)
-        h: Tensor = _SumBiasReLU.apply(summed, self.lin1.bias, adj.quotient)
+        h = _SumBiasReLU.apply(summed, self.lin1.bias, adj.quotient)
         # Twins have equal results, so a row for each of their classes goes through the second map, too.
-        return adj.spread(self.lin2(h.to(z.dtype)))
+        return activate(adj.spread(self.lin2(h.to(z.dtype))), activation)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, hidden_channels={self.hidden_channels})"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flgraph.nn.half import Activation, activate
 from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear
 from flgraph.nn.sparse.adjacency import Adjacency
 from flgraph.nn.sparse.csr import rows_times
@@ -49,8 +50,9 @@ class SAGEConv(torch.nn.Module):
         adj: Adjacency,
         extra: Tensor | None = None,
         before: Sequence[torch.nn.Linear] = (),
+        activation: Activation = "none",
     ) -> Tensor:
-        """Node representations after one step; ``extra`` stands to the right of ``x``.
+        """Node representations after one step and ``activation``; ``extra`` stands to the right of ``x``.
 
         ``before`` are linear maps that come first, of ``x`` and of ``extra``. They are applied as they are: this layer
         has two maps, and to fold both would not save a product.
@@ -58,7 +60,7 @@ class SAGEConv(torch.nn.Module):
         if before:
             x = concat_linear(x, None, before[0].weight, before[0].bias)
             extra = None if extra is None else before[1](extra)
-        return _plus_mean(self.lin_r(x, extra), self.lin_l(x, extra), adj)
+        return activate(_plus_mean(self.lin_r(x, extra), self.lin_l(x, extra), adj), activation)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels})"
