@@ -14,7 +14,7 @@ from flgraph.runs.history import lower_is_better
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
-CITED = re.findall(r"\[([\w/]+)\]\(\.\./reproduction/\1\.md\) ([^|:]+): ([^|]+) \|", TEXT)
+CITED = re.findall(r"\[([\w/]+)\]\(\.\./reproduction/\1\.md\) ([^|:]+): ([^|;]+)(?:;| \|)", TEXT)
 
 
 @pytest.mark.parametrize(("name", "setting", "cells"), CITED, ids=lambda part: part if "/" in part else "")
