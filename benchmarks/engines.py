@@ -49,10 +49,12 @@ from flgraph.runs.ledger_reader import read_ledger
 WARM = 6
 """Rounds before the first that counts: clients have moved by then."""
 
+ENGINE = "--trainer.engine"
 WAYS = {
     "sequential, 2 threads": ("2", ()),
-    "1 process, 1 thread": ("1", (1, 1)),
-    "2 processes, 1 thread": ("1", (2, 1)),
+    "1 process, 1 thread": ("1", (ENGINE, "ProcessGroup", f"{ENGINE}.processes", "1")),
+    "2 processes, 1 thread": ("1", (ENGINE, "ProcessGroup", f"{ENGINE}.processes", "2")),
+    "forked, 1 thread": ("1", (ENGINE, "flgraph.federation.engines.forked.Forked")),
 }
 
 
@@ -72,13 +74,7 @@ def real(shards: int, rounds: int, repeats: int) -> list[str]:
 
 
 def _fit(way: str, shards: int, rounds: int) -> list[float]:
-    threads, group = WAYS[way]
-    engine = "--trainer.engine"
-    options = (
-        [engine, "ProcessGroup", f"{engine}.processes", str(group[0]), f"{engine}.threads", str(group[1])]
-        if group
-        else []
-    )
+    threads, options = WAYS[way]
     with tempfile.TemporaryDirectory() as folder:
         given = {"rounds": WARM + rounds, "default_root_dir": folder, "name": "run", **QUIET}
         settings = [

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 import yaml
 from jsonargparse.typing import NonNegativeInt
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
@@ -97,8 +96,6 @@ class FederatedCLI(LightningCLI):
         """Starts the processes that the engine asks for, if this is not one of them, and ends when they have ended."""
         engine = self._get(self.config, "trainer.engine")
         if engine is None or ProcessEnvironment.here().launched:
-            if self._may_fork():
-                torch.set_num_threads(1)  # until there are processes, see `Forked`
             return
         module, _, name = engine.class_path.rpartition(".")
         cls = getattr(import_module(module), name)

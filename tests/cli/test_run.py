@@ -98,7 +98,7 @@ def test_who_says_nothing_has_clients_on_all_cores(
     engine: type,
     given: str,
 ) -> None:
-    seen, before = [], torch.get_num_threads()
+    seen = []
 
     def session(trainer: FederatedTrainer) -> None:
         seen.append(type(trainer.engine))
@@ -111,7 +111,6 @@ def test_who_says_nothing_has_clients_on_all_cores(
     else:
         monkeypatch.delenv("OMP_NUM_THREADS")
     assert call(command, *FEDSTAR, *small, *further).sentence == "enough seen"
-    torch.set_num_threads(before)
     assert seen == [Sequential if given else engine]
 
 

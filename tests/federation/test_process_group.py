@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from flgraph.callbacks import FedAvg
 from flgraph.errors import ClientError, EngineError, InputError, encode_error
 from flgraph.federation import FederatedTrainer, ProcessGroup
+from flgraph.federation.engines import forked
 from flgraph.federation.engines.distributed.environment import ProcessEnvironment, alone, device_of
 from flgraph.federation.engines.distributed.schedule import assign, makespan, reassign
 from flgraph.federation.engines.host import Message, run_request, turns_of
@@ -231,3 +233,31 @@ def test_errors_of_other_processes(error: Exception, kind: type[Exception], text
     with pytest.raises(kind, match=text):
         raise arrived
     assert arrived.__notes__ == ["a note"]
+
+
+# ------------------------------------------------------------------------------------------------------------- forked
+@pytest.mark.parametrize(
+    ("clients", "cores", "others", "processes"), [(1, 8, 0, 1), (4, 8, 0, 4), (3, 8, 0, 1), (6, 2, 0, 2), (6, 2, 1, 1)]
+)
+def test_when_a_process_forks(
+    clients: int, cores: int, others: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for one client, not for more than two cores each, and not beside other threads."""
+    begun: list[tuple[int, ...]] = []
+
+    class Context:
+        Pipe = staticmethod(lambda: (SimpleNamespace(), SimpleNamespace(close=lambda: None)))
+
+        def Process(self, target: Any, args: tuple[Any, ...]) -> Any:  # noqa: N802
+            return SimpleNamespace(start=lambda: begun.append(args[:2]), kill=lambda: None, join=lambda: None)
+
+    monkeypatch.setattr(forked, "get_context", lambda method: Context())
+    monkeypatch.setattr(forked, "num_cores", lambda: cores)
+    monkeypatch.setattr(forked.threading, "active_count", lambda: 1 + others)
+    monkeypatch.setattr(forked.ProcessGroup, "setup", lambda *args: threads.append(torch.get_num_threads()))
+    engine, threads, before = forked.Forked(), list[int](), torch.get_num_threads()
+    with engine.session():
+        engine.setup(lambda name: pytest.fail(name), [str(number) for number in range(clients)])
+    assert begun == [(rank, processes) for rank in range(1, processes)]
+    assert threads == [before if processes == 1 else 1]
+    assert torch.get_num_threads() == before

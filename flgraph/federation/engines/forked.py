@@ -28,7 +28,7 @@ class Forked(ProcessGroup):
     They are forked when the data is there and the clients are not: it is in memory once, nothing is imported again, and
     there is no thread yet that a copy would lack. Results are the same bits as those of :class:`Sequential` with one
     thread, on any number of cores. Where there are more than two cores per client, and where other threads of Python
-    run, clients stay in this process, which has a thread per core.
+    run, clients stay in this process, with its threads.
 
     It serves one session: whatever holds the clients ends with it.
     """
@@ -36,14 +36,15 @@ class Forked(ProcessGroup):
     def __init__(self) -> None:
         super().__init__()
         self._processes: list[ForkProcess] = []
+        self._threads = 1  # of this process, where it has all clients
 
     def lightning(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return dict(arguments)
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # copies of a process with threads of OpenMP would wait for these forever
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # a copy of a process with threads of OpenMP that used some would wait forever
         try:
             yield
         finally:
@@ -51,7 +52,7 @@ class Forked(ProcessGroup):
                 process.kill()  # it has nothing that is still needed
                 process.join()
             self._processes, self._transport = [], None
-            torch.set_num_threads(threads)
+            torch.set_num_threads(self._threads)
 
     def setup(
         self, build: Callable[[str], Client], names: Sequence[str], release: Callable[[str], None] | None = None
@@ -75,7 +76,7 @@ class Forked(ProcessGroup):
             self._processes.append(process)
         self.process = ProcessEnvironment(0, count, 0, count)
         self._transport = Pipes(ends, self._gone) if ends else None
-        torch.set_num_threads(cores if alone else 1)
+        torch.set_num_threads(self._threads if alone else 1)
         super().setup(build, names, release)
 
     def _serve(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from joblib import cpu_count
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
 from flgraph.errors import EngineError, decode_error, expect
@@ -305,5 +306,5 @@ def _checked(answers: dict[int, Message]) -> dict[int, Message]:
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use, as its container and its affinity say."""
+    return int(cpu_count())
