@@ -116,7 +116,7 @@ def test_structure_channel_never_sees_features() -> None:
 
 def test_dropout_acts_on_features_and_post_only() -> None:
     torch.manual_seed(0)
-    model, batch = FedStar(5, 3, 3, hidden_channels=8), batch_of_graphs(dtype=torch.float32)
+    model, batch = FedStar(5, 3, 3, hidden_channels=8, dropout=0.3), batch_of_graphs(dtype=torch.float32)
     seen: list[tuple[int, ...]] = []
     model.dropout.register_forward_hook(lambda _, inputs, __: seen.append(tuple(inputs[0].shape)))
     assert not torch.equal(model(batch), model(batch))
