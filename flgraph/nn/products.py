@@ -6,8 +6,7 @@ takes longer than most products, so tensors here have room for a multiple of :da
 kernels go over all of it. What follows the last row is never looked at.
 
 A row's sums are added up in the same order either way, so that results have the same bits, as long as a row has at most
-:data:`LONGEST` columns; longer ones MKL adds up in parts. A weight's gradient, a sum over all rows, is made in the same
-parts.
+:data:`LONGEST` columns; longer ones MKL adds up in parts.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from flgraph.nn.precision import product_type
 
 STEP = 256
 LONGEST = 192
-FEWEST = 4 * LONGEST
-"""Rows from which on a weight's gradient is quicker as a convolution's."""
 NARROWEST = 16
 """Columns of an output from which on MKL, too, adds up a row's products one after another."""
 
@@ -117,29 +114,12 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, to: Tensor |
 
 def _sum_of_outer(grad: Tensor, x: Tensor) -> Tensor:
     """``grad.t() @ x``."""
-    half = x.dtype == torch.bfloat16
-    strip = STEP if half else LONGEST
-    whole = x.size(0) // strip * strip
-    # With several threads the convolution would share rows out among them, and so add up in another order.
-    if not half and (whole < FEWEST or torch.get_num_threads() > 1):
+    if x.dtype != torch.bfloat16:
         return grad.t() @ x
-    # Of bfloat16 products, too, kernels are compiled for each number of rows.
-    many = grad[:whole].t() @ x[:whole] if half else _by_strips(grad[:whole], x[:whole])
-    return (grad[whole:].t().float() @ x[whole:].float()).add_(many)
-
-
-def _by_strips(grad: Tensor, x: Tensor) -> Tensor:
-    """``grad.t() @ x`` as a convolution's gradient, each :data:`LONGEST` rows an image of one line.
-
-    MKL, too, adds up that many rows and then these sums. A dilation of a 1 x 1 kernel changes nothing, but with one
-    PyTorch takes oneDNN's kernels for any number of images.
-    """
-    images = [rows.view(-1, 1, LONGEST, rows.size(1)).permute(0, 3, 1, 2) for rows in (grad, x)]
-    like = grad.new_empty(grad.size(1), x.size(1), 1, 1)
-    x.sum()  # reads all rows in order, so that they are in the cache: the kernel jumps, and would wait for each
-    settings = None, [1, 1], [0, 0], [2, 2], False, [0, 0], 1, [False, True, False]
-    found: Tensor = torch.ops.aten.convolution_backward(*images, like, *settings)[1]
-    return found.view(grad.size(1), x.size(1))
+    # Of these products, too, kernels are compiled for each number of rows.
+    whole = x.size(0) // STEP * STEP
+    rest = grad[whole:].t().float() @ x[whole:].float()
+    return rest.add_(grad[:whole].t() @ x[:whole])
 
 
 def padded(x: Tensor) -> Tensor:
