@@ -20,6 +20,7 @@ from flgraph.reproduce import Study, leaderboard, missing
 from flgraph.reproduce.index import index_file, read_index
 from flgraph.reproduce.missing import Gap, dearest_first, find_gaps, told
 from flgraph.reproduce.records import papers_studies, read_records
+from flgraph.reproduce.study import digits_of
 
 RECORDED = Path(__file__).parents[2] / "reproduction"
 
@@ -272,5 +273,6 @@ def test_the_leaderboard_that_is_committed_is_what_the_records_give() -> None:
     for study, records in found:
         if study.leaderboard:
             means = leaderboard.means_by_method(study, records).values()
-            shown = {f"{mean:.1f}" for row in means for mean in row.values() if math.isfinite(mean)}
+            digits = digits_of(study.metrics[0], 1)
+            shown = {f"{mean:.{digits}f}" for row in means for mean in row.values() if math.isfinite(mean)}
             assert shown <= set(texts), study.name

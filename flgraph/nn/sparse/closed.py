@@ -115,7 +115,9 @@ def _values(
 ) -> Tensor | None:
     if not (normalised or adj.weighted):
         return None
-    scale, loops = gcn_norm(adj, torch.float32) if normalised else (None, torch.ones(adj.num_nodes, 1, dtype=torch.float32))
+    scale, loops = (
+        gcn_norm(adj, torch.float32) if normalised else (None, torch.ones(adj.num_nodes, 1, dtype=torch.float32))
+    )
     matrix = adj.matrix(torch.float32, transpose, None if scale is None else scale.squeeze(1))
     return _joined(matrix.values(), loops.squeeze(1), *pattern[2:]).to(dtype)
 
