@@ -23,7 +23,7 @@ from flgraph.cli.arguments import with_default_data, with_packaged_configs
 from flgraph.cli.exits import ENDINGS, FAILED, ending_of, stopped
 from flgraph.cli.parser import Refusing, translated
 from flgraph.errors import InputError
-from flgraph.federation import FederatedTrainer, ProcessGroup
+from flgraph.federation import FederatedTrainer
 from flgraph.federation.display import MetricsTable, ignore_deprecations
 from flgraph.federation.engines.distributed import launcher, transport
 from flgraph.federation.engines.distributed.engine import num_cores
@@ -99,15 +99,16 @@ class FederatedCLI(LightningCLI):
             return
         module, _, name = engine.class_path.rpartition(".")
         cls = getattr(import_module(module), name)
-        if issubclass(cls, ProcessGroup) and not issubclass(cls, Forked):
+        if cls.launched:
             wanted = cls(**engine.init_args.as_dict()).processes
             raise SystemExit(launcher.launch([sys.executable, *_as_module(), *self._given], wanted))
 
-    def _may_fork(self) -> bool:
+    def _forks(self, trainer: FederatedTrainer) -> bool:
         """Whether clients go to all cores: nobody said where they are to run, or with how many threads."""
         silent = self._get(self.config, "trainer.engine") is None and "OMP_NUM_THREADS" not in os.environ
-        here = sys.platform == "linux" and num_cores() > 1 and not ProcessEnvironment.here().launched
-        return silent and here and self.subcommand in ("fit", "validate", "test")
+        able = sys.platform == "linux" and num_cores() > 1 and trainer.strategy.root_device.type == "cpu"
+        alone = trainer.world_size == 1 and not ProcessEnvironment.here().launched
+        return silent and able and alone and self.subcommand != "predict"
 
     def instantiate_classes(self) -> None:
         """Brings out what a class said of its arguments; the parser wraps it into several lines of its own."""
@@ -123,7 +124,7 @@ class FederatedCLI(LightningCLI):
         """Hands the effective configuration to the trainer, which writes it into the run folder."""
         trainer = super().instantiate_trainer(**kwargs)
         assert isinstance(trainer, FederatedTrainer)
-        if self._may_fork() and trainer.world_size == 1 and trainer.strategy.root_device.type == "cpu":
+        if self._forks(trainer):
             trainer.engine = Forked()
         config = self.config[self.subcommand] if self.subcommand else self.config
         trainer.config_text = self._parser(self.subcommand).dump(config, "yaml", False)  # False: with what is null

@@ -7,34 +7,19 @@ integers, in a fifth of the time.
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flgraph.nn.dropout import relu_dropout, sign_bits
+from flgraph.nn.activations import Activation
+from flgraph.nn.dropout import sign_bits
 from flgraph.nn.precision import product_type
 from flgraph.nn.products import columns_for, padded, room_for
-from flgraph.nn.tanh import tanh
-
-Activation = Literal["none", "relu", "tanh", "relu_dropout"]
 
 LEAST_NAN = -127
 """As int16, all numbers below zero lie below it; what is no number, and not above zero, does not."""
-
-
-def activate(x: Tensor, activation: Activation) -> Tensor:
-    """``x``, its positive part, its hyperbolic tangent, or its positive part after dropout of one half.
-
-    Example:
-        >>> activate(torch.tensor([-1.0, 2.0]), "relu")
-        tensor([0., 2.])
-    """
-    assert activation in get_args(Activation)
-    if activation == "none":
-        return x
-    return {"relu": torch.relu, "tanh": tanh, "relu_dropout": relu_dropout}[activation](x)
 
 
 def is_half(weight: Tensor) -> bool:

@@ -76,7 +76,7 @@ class Metric:
         return f"val/{self.bare}"
 
     @property
-    def gain(self) -> str:
+    def difference(self) -> str:
         """What a difference from a baseline is called: of errors a good one is below zero."""
         return "difference from" if self.lower else "gain over"
 

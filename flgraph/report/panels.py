@@ -167,9 +167,9 @@ class Panels:
         sign = -1 if self.metric.lower else 1
         order = sorted(range(len(typical)), key=lambda n: (math.isnan(typical[n]), -sign * typical[n], n))
         ordered = {label: [spreads[place] for place in order] for label, spreads in gained.items()}
-        ylabel = f"{self.metric.gain} {baseline.label}" + (" (points)" if self.metric.scale == 100 else "")
+        ylabel = f"{self.metric.difference} {baseline.label}" + (" (points)" if self.metric.scale == 100 else "")
         caption = "Clients by their mean over all methods. Error bars: standard deviation over pairs of runs."
-        title = f"{self.metric.gain.capitalize()} {baseline.label} of every client"
+        title = f"{self.metric.difference.capitalize()} {baseline.label} of every client"
         names = [part.clients[place] for place in order]
         return [*panels, self._by_client(title, ylabel, names, ordered, caption, zero=True)]
 

@@ -54,7 +54,8 @@ def result_columns(part: Comparison) -> list[Column]:
     if baseline is not None and part.compared:
         values = [m.gain(baseline) if m in part.compared else _NONE for m in methods]
         why = "of the final metric, runs of the same seed paired"
-        columns.append(add("gain", f"{part.metric.gain} {baseline.label}", why, values, partial(write, sign="+"), sign))
+        title = f"{part.metric.difference} {baseline.label}"
+        columns.append(add("gain", title, why, values, partial(write, sign="+"), sign))
     why = "in the round with the best validation metric"
     columns.append(add("best_val", "best val", why, [m.best_val() for m in methods], write, sign))
     why = "optimistic: the round is chosen by the test data"

@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flgraph.nn import Dropout
-from flgraph.nn.half import Activation, activate, half_linear, is_half
+from flgraph.nn.activations import Activation, activate
+from flgraph.nn.half import half_linear, is_half
 
 ROWS = [5, 255, 256, 700]
 

@@ -299,7 +299,7 @@ def test_less_is_better_for_losses(study: Path) -> None:
     (part,) = compare(find_runs([study])[0], "loss")
     assert part.metric.lower
     assert part.metric.scale == 1
-    assert part.metric.gain == "difference from"  # which is good below zero
+    assert part.metric.difference == "difference from"  # which is good below zero
     assert part.methods[0].final()[0] == pytest.approx(1 / 3)
     assert part.methods[0].best_test()[0] == pytest.approx(1 / 3)
 

@@ -25,6 +25,9 @@ class Engine(ABC):
     trusted: ClassVar[bool] = True
     """Whether all clients are of one owner."""
 
+    launched: ClassVar[bool] = False
+    """Whether several processes run the program, which the command line starts, or torchrun."""
+
     keep_going: bool = False
     """Whether the other clients work on when one has failed; set by the server."""
 

@@ -33,6 +33,8 @@ class Forked(ProcessGroup):
     It serves one session: whatever holds the clients ends with it.
     """
 
+    launched = False
+
     def __init__(self) -> None:
         super().__init__()
         self._processes: list[ForkProcess] = []

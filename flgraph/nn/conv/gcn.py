@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flgraph.nn.half import Activation, activate, is_half
+from flgraph.nn.activations import Activation, activate
+from flgraph.nn.half import is_half
 from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear, fold
 from flgraph.nn.products import with_room
 from flgraph.nn.sparse.adjacency import Adjacency, add_neighbours

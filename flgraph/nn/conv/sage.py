@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flgraph.nn.half import Activation, activate
+from flgraph.nn.activations import Activation, activate
 from flgraph.nn.linear import ConcatLinear, OneHot, concat_linear
 from flgraph.nn.sparse.adjacency import Adjacency
 from flgraph.nn.sparse.csr import rows_times

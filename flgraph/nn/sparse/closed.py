@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from flgraph.nn.half import Activation, half_linear
+from flgraph.nn.activations import Activation
+from flgraph.nn.half import half_linear
 from flgraph.nn.linear import OneHot, fold
 from flgraph.nn.products import room_for
 from flgraph.nn.sparse.adjacency import Adjacency, lasting

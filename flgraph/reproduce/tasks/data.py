@@ -13,6 +13,8 @@ from flgraph.data import FlatGraphs, GraphFederation, NodeGraph, WholeGraphFeder
 from flgraph.data.graphs.partition import shards as make_shards
 from flgraph.data.graphs.partition import sorted_shards
 from flgraph.data.graphs.readers import read_tu
+from flgraph.data.nodes.readers import read_nodes
+from flgraph.nn import graph_pool
 
 
 class MoleculeSizes(GraphFederation):
@@ -120,9 +122,7 @@ class Words(WholeGraphFederation):
 
     def read(self) -> NodeGraph:
         """Cora with words for labels."""
-        self.task = "multiclass"  # as the set is read
-        graph = super().read()
-        self.task = "multilabel"
+        graph = read_nodes("Cora", self.root, self.cache_dir)
         words = (graph.x.to_dense() if graph.x.layout != torch.strided else graph.x) > 0
         order = words.sum(0).argsort(descending=True, stable=True)
         frequent, others = order[: self.hidden], order[self.hidden :].sort().values
@@ -138,8 +138,7 @@ def _owner(node_ptr: Tensor) -> Tensor:
 
 def _mean(rows: Tensor, node_ptr: Tensor) -> Tensor:
     """Means over each graph's nodes ``[G, F]``."""
-    sums = rows.new_zeros(node_ptr.numel() - 1, rows.size(1)).index_add_(0, _owner(node_ptr), rows)
-    return sums / node_ptr.diff().unsqueeze(1)
+    return graph_pool(rows, _owner(node_ptr), node_ptr.numel() - 1, "mean")
 
 
 def _with(graphs: FlatGraphs, x: Tensor, y: Tensor, task: Any) -> FlatGraphs:

@@ -51,6 +51,7 @@ class ProcessGroup(Sequential):
         InputError: a number is out of range, or contradicts torchrun.
     """
 
+    launched = True
     batch = None
 
     def __init__(self, processes: int | None = None, threads: int | None = None, timeout: float = 20.0) -> None:
