@@ -19,6 +19,10 @@ _FUNCTIONS = {"none": lambda x: x, "relu": torch.relu, "tanh": tanh, "relu_dropo
 def activate(x: Tensor, activation: Activation) -> Tensor:
     """The activation of each element.
 
+    Shapes:
+        - **input:** any
+        - **output:** as the input
+
     Example:
         >>> activate(torch.tensor([-1.0, 2.0]), "relu")
         tensor([0., 2.])

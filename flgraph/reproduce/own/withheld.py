@@ -13,10 +13,10 @@ from flgraph.data.nodes.partition import NodePartition
 from flgraph.reproduce.fedego.published import PublishedNodeFederation, PublishedWholeGraphFederation
 
 SHARE = 0.6
-"""Of the clients' validation nodes."""
+"""Of the nodes that one client or several validate on."""
 
 
-def withheld(partition: NodePartition, seed: int, share: float = SHARE) -> NodePartition:
+def withheld(partition: NodePartition, seed: int) -> NodePartition:
     """The same clients without some of their validation nodes, which are the global test graph.
 
     Clients share nodes: what one validates on, others train on, so that its own validation rewards what was learnt by
@@ -26,11 +26,10 @@ def withheld(partition: NodePartition, seed: int, share: float = SHARE) -> NodeP
     Args:
         partition: of clients with validation nodes.
         seed: of the draw.
-        share: of the nodes that one client or several validate on.
     """
     nodes = torch.cat([client.val for client in partition.clients]).unique()
     order = torch.randperm(nodes.numel(), generator=torch.Generator().manual_seed(seed))
-    gone = nodes[order[: round(share * nodes.numel())]].sort().values
+    gone = nodes[order[: round(SHARE * nodes.numel())]].sort().values
 
     def rest(index: Tensor) -> Tensor:
         return index[~torch.isin(index, gone)]
