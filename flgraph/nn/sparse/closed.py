@@ -1,12 +1,12 @@
 """Linear maps of sums over closed neighbourhoods, a node and its neighbours, in bfloat16 on a CPU.
 
-Rows are summed first, loops included, by one kernel; what follows is a part of the product (:mod:`flgraph.nn.half`). In
-float32 layers project first, where that leaves fewer columns to sum.
+Rows are summed first; what follows is a part of the product (:mod:`flgraph.nn.half`). In float32 layers project first,
+where that leaves fewer columns to sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from flgraph.nn.activations import Activation
 from flgraph.nn.half import half_linear
 from flgraph.nn.linear import OneHot, fold
-from flgraph.nn.products import room_for
-from flgraph.nn.sparse.adjacency import Adjacency, lasting
+from flgraph.nn.products import padded, with_room
+from flgraph.nn.sparse.adjacency import Adjacency, add_neighbours
 from flgraph.nn.sparse.norm import gcn_norm
 
 WIDTH = 32
@@ -73,57 +73,19 @@ class _ClosedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, adj: Adjacency, normalised: bool) -> Tensor:
         ctx.adj, ctx.normalised = adj, normalised
-        return _times(adj, x.detach(), normalised, transpose=False)
+        return _sum(adj, x.detach(), normalised, transpose=False)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _times(ctx.adj, grad.contiguous(), ctx.normalised, transpose=True), None, None
+        return _sum(ctx.adj, grad.contiguous(), ctx.normalised, transpose=True), None, None
 
 
-def _times(adj: Adjacency, x: Tensor, normalised: bool, transpose: bool) -> Tensor:
-    transpose = transpose and (adj.weighted or adj.transposed is not None)
-    with lasting():
-        pattern = _cached(adj, ("closed", transpose), lambda: _pattern(adj, transpose))
-        key = ("closed", transpose, normalised, x.dtype)
-        values = _cached(adj, key, lambda: _values(adj, pattern, normalised, transpose, x.dtype))
-    rowptr, col = pattern[:2]
-    # Sums are added up in float32. Further rows of nothing are the room that a product wants.
-    sums = F.embedding_bag(col, x, rowptr, mode="sum", per_sample_weights=values, include_last_offset=True)
-    return sums[: x.size(0)]
-
-
-def _cached(adj: Adjacency, key: Hashable, make: Callable[[], Any]) -> Any:
-    if key not in adj.derived:
-        adj.derived[key] = make()
-    return adj.derived[key]
-
-
-def _pattern(adj: Adjacency, transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``rowptr`` and ``col`` with each row's loop behind its entries, and then empty rows; and places."""
-    rowptr, col = adj.transposed if transpose and adj.transposed is not None else (adj.rowptr, adj.col)
-    count, edges = adj.num_nodes, col.numel()
-    number = torch.arange(max(count + 1, edges), dtype=torch.int32)
-    rowptr = rowptr.int()
-    entries = torch.repeat_interleave(rowptr.diff(), output_size=edges).add_(number[:edges])
-    closed = F.pad(rowptr + number[: count + 1], (0, room_for(count) - count), value=edges + count)
-    loops = closed[1 : count + 1] - 1
-    return closed, _joined(col.int(), number[:count], entries, loops), entries, loops
-
-
-def _values(
-    adj: Adjacency, pattern: tuple[Tensor, ...], normalised: bool, transpose: bool, dtype: torch.dtype
-) -> Tensor | None:
-    if not (normalised or adj.weighted):
-        return None
-    scale, loops = (
-        gcn_norm(adj, torch.float32) if normalised else (None, torch.ones(adj.num_nodes, 1, dtype=torch.float32))
-    )
-    matrix = adj.matrix(torch.float32, transpose, None if scale is None else scale.squeeze(1))
-    return _joined(matrix.values(), loops.squeeze(1), *pattern[2:]).to(dtype)
-
-
-def _joined(values: Tensor, own: Tensor, entries: Tensor, loops: Tensor) -> Tensor:
-    both = values.new_empty(values.numel() + own.numel())
-    both[entries], both[loops] = values, own
-    return both
+def _sum(adj: Adjacency, x: Tensor, normalised: bool, transpose: bool) -> Tensor:
+    out = with_room(x)
+    padded(out)[x.size(0) :].zero_()  # what a product reads there must be finite
+    if not normalised:
+        return add_neighbours(x, x, adj, out=out, transpose=transpose)
+    scale, loops = gcn_norm(adj, x.dtype)
+    torch.mul(x, loops.to(x.dtype), out=out)
+    return add_neighbours(out, x, adj, out=out, transpose=transpose, scale=scale.squeeze(1))
