@@ -9,6 +9,7 @@ from flgraph.models.graphs.gnn import GNN
 from flgraph.models.hetero.gat import HeteroGAT
 from flgraph.models.hetero.links import LinkPredictor
 from flgraph.models.hetero.rgcn import RGCN
+from flgraph.models.hetero.spread import SpreadRGCN
 from flgraph.models.nodes.adafgl import AdaFGL, Knowledge
 from flgraph.models.nodes.dgi import DGI
 from flgraph.models.nodes.fedego import EgoHead, FedEgo, MashedEgoGraphs
@@ -52,4 +53,5 @@ __all__ = [
     "NodeLinks",
     "NodeSAGE",
     "OptimizerName",
+    "SpreadRGCN",
 ]

@@ -98,6 +98,7 @@ class HeteroBatch(TensorBatch):
         last: the edges into ``index``, for a last layer that needs no others.
         index: the nodes to classify ``[n]``.
         y: their classes ``[n]``, -1 where unknown.
+        known: class of each training node, -1 for all other nodes, ``[N]``.
     """
 
     x: tuple[Tensor | None, ...]
@@ -105,6 +106,7 @@ class HeteroBatch(TensorBatch):
     last: Relations
     index: Tensor
     y: Tensor
+    known: Tensor
 
 
 @dataclass

@@ -7,10 +7,16 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch_geometric.nn.models import LabelPropagation
+from torch_geometric.utils import to_undirected
 
 from flgraph.nn.sparse.csr import sparse_matmul
 
 MomentKind = Literal["raw", "central", "hybrid"]
+
+_AT_A_TIME = 256
+"""Nodes whose labels spread in one tensor of as many columns."""
 
 
 def spread_labels(matrix: Tensor, soft: Tensor, known: Tensor, steps: int, alpha: float) -> Tensor:
@@ -35,6 +41,40 @@ def spread_labels(matrix: Tensor, soft: Tensor, known: Tensor, steps: int, alpha
     for _ in range(steps):
         spread = alpha * sparse_matmul(matrix, spread) + source
     return spread
+
+
+def votes_of_others(edge_index: Tensor, known: Tensor, num_classes: int, alpha: float = 0.9, steps: int = 10) -> Tensor:
+    r"""Label spreading in which no node hears of its own label.
+
+    Zhou et al., "Learning with Local and Global Consistency", NIPS 2003. Let :math:`\mathbf{S} = \mathbf{D}^{-1/2}
+    \mathbf{A} \mathbf{D}^{-1/2}`, each pair of neighbours counting once, and :math:`\mathbf{M} = (1 - \alpha)
+    \sum_{k<T} \alpha^k \mathbf{S}^k + \alpha^T \mathbf{S}^T`. Node :math:`i` hears of node :math:`j`'s label as
+    much as :math:`\mathbf{M}_{ij}`; of its own not at all, so that what a training node hears is like what others do.
+
+    Args:
+        edge_index: ``[2, E]``, in one direction or in both.
+        known: class of each node, -1 where it is not known, ``[N]``.
+        num_classes: C.
+        alpha: share of the neighbours.
+        steps: T.
+
+    Returns:
+        ``[N, C]``, float32; rows do not sum to 1.
+
+    Example:
+        >>> votes_of_others(torch.tensor([[0], [1]]), torch.tensor([1, -1]), 2, alpha=0.5, steps=1)
+        tensor([[0.0000, 0.0000],
+                [0.0000, 0.5000]])
+    """
+    edges = to_undirected(edge_index, num_nodes=known.numel())
+    spread = LabelPropagation(steps, alpha)
+    votes = torch.zeros(known.numel(), num_classes, device=known.device)
+    for voters in (known >= 0).nonzero()[:, 0].split(_AT_A_TIME):
+        own = torch.arange(len(voters), device=known.device)
+        heard = spread(votes.new_zeros(len(known), len(voters)).index_put_((voters, own), votes.new_ones(())), edges)
+        heard[voters, own] = 0.0
+        votes += heard @ F.one_hot(known[voters], num_classes).to(heard.dtype)
+    return votes
 
 
 def column_moments(x: Tensor, count: int, kind: MomentKind = "hybrid") -> Tensor:

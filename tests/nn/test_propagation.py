@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from flgraph.nn import Adjacency, gcn_matrix
-from flgraph.nn.propagation import column_moments, smoothing_confidence, spread_labels
+from flgraph.nn import Adjacency, gcn_matrix, propagation
+from flgraph.nn.propagation import column_moments, smoothing_confidence, spread_labels, votes_of_others
 
 
 def test_labels_spread_as_dense_products_say() -> None:
@@ -51,3 +51,24 @@ def test_confidence() -> None:
     expected = 3 * 2 / math.e + 2 * (2 / math.e - math.log(2))
     assert smoothing_confidence(soft, torch.tensor([3, 2])) == pytest.approx(expected)
     assert smoothing_confidence(soft, torch.tensor([0, 0])) == 0.0
+
+
+def test_nobody_hears_of_its_own_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dense sum, edges in one direction, some of them twice, and a node without any; all voters at once or not."""
+    generator = torch.Generator().manual_seed(1)
+    edges = torch.randint(8, (2, 14), generator=generator)
+    edges = torch.cat([edges, edges[:, :3], edges[:, 4:6].flip(0)], dim=1)
+    known = torch.tensor([0, -1, 2, 2, -1, 1, 0, -1, 1])
+    dense = torch.zeros(9, 9, dtype=torch.float64)
+    dense[edges[0], edges[1]] = dense[edges[1], edges[0]] = 1.0
+    scale = dense.sum(1).clamp(min=1).rsqrt()
+    s = scale.unsqueeze(1) * dense * scale
+    m = 0.4 * sum(torch.matrix_power(0.6 * s, k) for k in range(4)) + torch.matrix_power(0.6 * s, 4)
+    m.fill_diagonal_(0.0)
+    labels = torch.zeros(9, 3, dtype=torch.float64)
+    labels[known >= 0, known[known >= 0]] = 1.0
+    expected = (m @ labels).float()
+    torch.testing.assert_close(votes_of_others(edges, known, 3, alpha=0.6, steps=4), expected)
+    monkeypatch.setattr(propagation, "_AT_A_TIME", 2)
+    torch.testing.assert_close(votes_of_others(edges, known, 3, alpha=0.6, steps=4), expected)
+    assert not votes_of_others(edges, torch.full((9,), -1), 3).any()

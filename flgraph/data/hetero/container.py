@@ -307,7 +307,9 @@ class HeteroGraph:
         """The whole graph with the nodes ``index [n]`` of the target type to classify."""
         x, relations = tuple(self.x.get(kind) for kind in self.node_types), self.relations(tie_names)
         nodes = index + self.target_start
-        return HeteroBatch(x, relations, relations.into(nodes), nodes, self.y[index])
+        known = self.y.new_full((self.num_nodes,), -1)
+        known[self.train + self.target_start] = self.y[self.train]
+        return HeteroBatch(x, relations, relations.into(nodes), nodes, self.y[index], known)
 
     # ------------------------------------------------------------------------------------------------ other graphs
     def replace(self, validate: bool = False, **changed: Any) -> HeteroGraph:

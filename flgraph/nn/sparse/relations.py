@@ -80,6 +80,7 @@ class Relations:
         self.source, self.target, self.row, self.count = source, target, row, count
         self.num_sources, self.num_targets, self.num_rows = num_sources, num_targets, num_rows
         self.pattern = SparseMap(target, source, (num_targets, num_sources))
+        self.derived: dict[Any, Any] = {}  # what models compute from these edges, once for all steps
         self._shares: dict[torch.dtype, Tensor] = {}
         self._by_row: SparseMap | None = None
         self._row_order: Tensor | None = None

@@ -10,7 +10,9 @@ from torch.nn import functional as F
 from flgraph.data import HeteroBatch, HeteroDataModule, HeteroGraph
 from flgraph.data.hetero.schema import reordered, with_reverse
 from flgraph.errors import InputError
-from flgraph.models import RGCN
+from flgraph.models import RGCN, SpreadRGCN
+from flgraph.models.hetero.spread import DOUBT
+from flgraph.nn.propagation import votes_of_others
 
 
 def graph(features: bool = False) -> HeteroGraph:
@@ -151,3 +153,45 @@ def test_templates_and_errors() -> None:
     for name, value in (*bad.items(), ("hidden_channels", 0)):
         with pytest.raises(InputError, match=f"`model.{name}`"):
             RGCN(**{**args, name: value})
+
+
+def test_adds_the_votes_to_an_rgcn() -> None:
+    """An RGCN with label spreading beside it, by the formula; and ``trust`` is trained."""
+    torch.manual_seed(0)
+    made = graph()
+    module = HeteroDataModule(made)
+    net = SpreadRGCN(trust=1.5, alpha=0.7, **module.model_args, hidden_channels=6)
+    plain = RGCN(**module.model_args, hidden_channels=6)
+    plain.load_state_dict({name: own for name, own in net.state_dict().items() if name != "trust"})
+    known = torch.full((made.num_nodes,), -1)
+    known[made.target_start :][made.train] = made.y[made.train]
+    votes = votes_of_others(made.edge_index, known, 3, alpha=0.7)
+    share = torch.bincount(made.y[made.train]) / len(made.train)
+    for loader in (module.train_dataloader(), module.test_dataloader()):
+        (batch,) = loader
+        assert torch.equal(batch.known, known)
+        v = votes[batch.index]
+        expected = ((v + DOUBT * share) / ((v.sum(1, keepdim=True) + DOUBT) * share)).log()
+        torch.testing.assert_close(net(batch), plain(batch) + 1.5 * expected)
+    net.training_step(batch_of(made), 0).backward()
+    assert net.trust.grad is not None
+    assert bool(net.trust.grad.any())
+
+
+def test_nothing_is_added_where_nothing_is_known() -> None:
+    torch.manual_seed(0)
+    made = graph()
+    empty = made.replace(train=made.train[:0])
+    one_class = made.replace(train=made.train[made.y[made.train] == 1])
+    net = SpreadRGCN(**HeteroDataModule(made).model_args, hidden_channels=6)
+    plain = RGCN(**HeteroDataModule(made).model_args, hidden_channels=6)
+    plain.load_state_dict({name: own for name, own in net.state_dict().items() if name != "trust"})
+    for other in (empty, one_class):
+        batch = other.batch(made.test)
+        torch.testing.assert_close(net(batch), plain(batch))
+
+
+@pytest.mark.parametrize(("setting", "named"), [({"trust": -1.0}, "model.trust"), ({"alpha": 1.0}, "model.alpha")])
+def test_settings_of_label_spreading(setting: dict[str, float], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        SpreadRGCN(**setting)  # type: ignore[arg-type]
