@@ -169,6 +169,13 @@ METHODS = {
         down="mean; the others' coefficients",
         client="trains, drawn to the nearest other",
     ),
+    "fedspread": Federation(
+        (("node embeddings, labels", "own"), ("bases, trust in labels", "shared"), ("coefficients of types", "own")),
+        up="bases, trust; coefficients without names",
+        server="mean of these; pools coefficients",
+        down="mean; the others' coefficients",
+        client="spreads its labels, trains",
+    ),
     "schemafedavg": Federation(
         (("node embeddings", "own"), ("weights of relations, by name", "shared")),
         up="each relation's weights, its name",

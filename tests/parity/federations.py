@@ -112,6 +112,7 @@ KINDS = {
     "NeighGenSAGE": Whole,
     "NodeGCN": Whole,
     "RGCN": Relations,
+    "SpreadRGCN": Relations,
     "HeteroGAT": Relations,
 }
 """Which data a model takes; graphs, where it is not named here."""

@@ -25,8 +25,8 @@ class SpreadRGCN(RGCN):
     .. math::
         s \log \frac{v_{ic} + \epsilon \pi_c}{(\sum_{c^{\prime}} v_{ic^{\prime}} + \epsilon) \, \pi_c},
 
-    where :math:`v_{ic}` are the votes for class :math:`c` (:func:`~flgraph.nn.propagation.votes_of_others`), among which
-    a node's own is not, :math:`\pi_c` is the share of the class among training nodes, and :math:`\epsilon` is
+    where :math:`v_{ic}` are the votes for class :math:`c` (:func:`~flgraph.nn.propagation.votes_of_others`), a node's
+    own not among them, :math:`\pi_c` is the share of the class among training nodes, and :math:`\epsilon` is
     :data:`DOUBT`. Where no votes arrive nothing is added. Names and numbers of types play no part in it, so that the
     one parameter more, ``trust`` (:math:`s`), is of no schema.
 
