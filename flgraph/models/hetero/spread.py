@@ -57,7 +57,7 @@ class SpreadRGCN(RGCN):
         """The logits of label spreading ``[N, C]``, found once for a graph."""
         derived, key = batch.relations.derived, ("label spreading", self.alpha)
         if key not in derived:
-            with lasting(), torch.no_grad():
+            with lasting(), torch.no_grad(), torch.autocast(batch.known.device.type, enabled=False):
                 derived[key] = self._spread(batch)
         found: Tensor = derived[key]
         return found
