@@ -30,7 +30,7 @@ OF_NODES = [name for name in METHODS if MODELS[name] == "flgraph.models.FedEgo" 
 OF_EMBEDDINGS = [
     name for name in METHODS if issubclass(getattr(flgraph.models, MODELS[name].rpartition(".")[2]), GraphEmbedding)
 ]
-HETERO = ("flgraph.models.RGCN", "flgraph.models.HeteroGAT", "flgraph.models.LinkPredictor")
+HETERO = tuple(f"flgraph.models.{name}" for name in ("RGCN", "SpreadRGCN", "HeteroGAT", "LinkPredictor"))
 OF_HETERO = [name for name in METHODS if MODELS[name] in HETERO]
 
 
