@@ -43,7 +43,9 @@ def spread_labels(matrix: Tensor, soft: Tensor, known: Tensor, steps: int, alpha
     return spread
 
 
-def votes_of_others(edge_index: Tensor, known: Tensor, num_classes: int, alpha: float = 0.9, steps: int = 10) -> Tensor:
+def leave_one_out_spreading(
+    edge_index: Tensor, known: Tensor, num_classes: int, alpha: float = 0.9, steps: int = 10
+) -> Tensor:
     r"""Label spreading in which no node hears of its own label.
 
     Zhou et al., "Learning with Local and Global Consistency", NIPS 2003. Let :math:`\mathbf{S} = \mathbf{D}^{-1/2}
@@ -62,7 +64,7 @@ def votes_of_others(edge_index: Tensor, known: Tensor, num_classes: int, alpha: 
         ``[N, C]``, float32; rows do not sum to 1.
 
     Example:
-        >>> votes_of_others(torch.tensor([[0], [1]]), torch.tensor([1, -1]), 2, alpha=0.5, steps=1)
+        >>> leave_one_out_spreading(torch.tensor([[0], [1]]), torch.tensor([1, -1]), 2, alpha=0.5, steps=1)
         tensor([[0.0000, 0.0000],
                 [0.0000, 0.5000]])
     """

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flgraph.nn import Adjacency, gcn_matrix, propagation
-from flgraph.nn.propagation import column_moments, smoothing_confidence, spread_labels, votes_of_others
+from flgraph.nn.propagation import column_moments, leave_one_out_spreading, smoothing_confidence, spread_labels
 
 
 def test_labels_spread_as_dense_products_say() -> None:
@@ -68,7 +68,7 @@ def test_nobody_hears_of_its_own_label(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = torch.zeros(9, 3, dtype=torch.float64)
     labels[known >= 0, known[known >= 0]] = 1.0
     expected = (m @ labels).float()
-    torch.testing.assert_close(votes_of_others(edges, known, 3, alpha=0.6, steps=4), expected)
+    torch.testing.assert_close(leave_one_out_spreading(edges, known, 3, alpha=0.6, steps=4), expected)
     monkeypatch.setattr(propagation, "_AT_A_TIME", 2)
-    torch.testing.assert_close(votes_of_others(edges, known, 3, alpha=0.6, steps=4), expected)
-    assert not votes_of_others(edges, torch.full((9,), -1), 3).any()
+    torch.testing.assert_close(leave_one_out_spreading(edges, known, 3, alpha=0.6, steps=4), expected)
+    assert not leave_one_out_spreading(edges, torch.full((9,), -1), 3).any()

@@ -10,11 +10,11 @@ from torch import Tensor
 from flgraph.errors import expect
 from flgraph.models.hetero.rgcn import RGCN
 from flgraph.nn.batches import HeteroBatch
-from flgraph.nn.propagation import votes_of_others
+from flgraph.nn.propagation import leave_one_out_spreading
 from flgraph.nn.sparse.adjacency import lasting
 
-DOUBT = 0.01
-"""As much of the classes' shares each node hears beside the votes."""
+SMOOTHING = 0.01
+"""How much of the classes' shares is added to a node's votes; one voter's is 1 at most."""
 
 
 class SpreadRGCN(RGCN):
@@ -25,10 +25,10 @@ class SpreadRGCN(RGCN):
     .. math::
         s \log \frac{v_{ic} + \epsilon \pi_c}{(\sum_{c^{\prime}} v_{ic^{\prime}} + \epsilon) \, \pi_c},
 
-    where :math:`v_{ic}` are the votes for class :math:`c` (:func:`~flgraph.nn.propagation.votes_of_others`), a node's
-    own not among them, :math:`\pi_c` is the share of the class among training nodes, and :math:`\epsilon` is
-    :data:`DOUBT`. Where no votes arrive nothing is added. Names and numbers of types play no part in it, so that the
-    one parameter more, ``trust`` (:math:`s`), is of no schema.
+    where :math:`v_{ic}` are the votes for class :math:`c`, a node's own not among them
+    (:func:`~flgraph.nn.propagation.leave_one_out_spreading`), :math:`\pi_c` is the share of the class among training
+    nodes, and :math:`\epsilon` is :data:`SMOOTHING`. Where no votes arrive nothing is added. Names and numbers of types
+    play no part in it, so that the one parameter more, ``trust`` (:math:`s`), is of no schema.
 
     Args:
         trust: the first :math:`s`; then it is trained.
@@ -38,6 +38,9 @@ class SpreadRGCN(RGCN):
     Shapes:
         - **input:** a :class:`~flgraph.nn.batches.HeteroBatch`
         - **output:** logits of the nodes ``index``, ``[n, num_classes]``
+
+    Raises:
+        InputError: a hyper-parameter or a batch cannot be used.
     """
 
     def __init__(self, trust: float = 2.0, alpha: float = 0.9, **kwargs: Any) -> None:
@@ -54,18 +57,19 @@ class SpreadRGCN(RGCN):
         return super().head(encoded, batch) + self.trust * heard.to(encoded.dtype)
 
     def _heard(self, batch: HeteroBatch) -> Tensor:
-        """The logits of label spreading ``[N, C]``, found once for a graph."""
+        """The logits of label spreading ``[N, C]``, found once for a graph and its known labels."""
         derived, key = batch.relations.derived, ("label spreading", self.alpha)
-        if key not in derived:
+        known, heard = derived.get(key, (None, batch.known))
+        if known is None or not torch.equal(known, batch.known):
             with lasting(), torch.no_grad(), torch.autocast(batch.known.device.type, enabled=False):
-                derived[key] = self._spread(batch)
-        found: Tensor = derived[key]
-        return found
+                heard = self._spread(batch)
+            derived[key] = batch.known, heard
+        return heard
 
     def _spread(self, batch: HeteroBatch) -> Tensor:
         edges = torch.stack([batch.relations.source, batch.relations.target])
-        votes = votes_of_others(edges, batch.known, self.num_classes, self.alpha)
+        votes = leave_one_out_spreading(edges, batch.known, self.num_classes, self.alpha)
         counts = torch.bincount(batch.known[batch.known >= 0], minlength=self.num_classes)
         share = counts / counts.sum().clamp(min=1)
-        heard = (votes + DOUBT * share) / ((votes.sum(1, keepdim=True) + DOUBT) * share)
+        heard = (votes + SMOOTHING * share) / ((votes.sum(1, keepdim=True) + SMOOTHING) * share)
         return heard.log().where(share > 0, 0.0)  # of classes that no training node is of nothing can be said

@@ -11,8 +11,8 @@ from flgraph.data import HeteroBatch, HeteroDataModule, HeteroGraph
 from flgraph.data.hetero.schema import reordered, with_reverse
 from flgraph.errors import InputError
 from flgraph.models import RGCN, SpreadRGCN
-from flgraph.models.hetero.spread import DOUBT
-from flgraph.nn.propagation import votes_of_others
+from flgraph.models.hetero.spread import SMOOTHING
+from flgraph.nn.propagation import leave_one_out_spreading
 
 
 def graph(features: bool = False) -> HeteroGraph:
@@ -165,13 +165,13 @@ def test_adds_the_votes_to_an_rgcn() -> None:
     plain.load_state_dict({name: own for name, own in net.state_dict().items() if name != "trust"})
     known = torch.full((made.num_nodes,), -1)
     known[made.target_start :][made.train] = made.y[made.train]
-    votes = votes_of_others(made.edge_index, known, 3, alpha=0.7)
+    votes = leave_one_out_spreading(made.edge_index, known, 3, alpha=0.7)
     share = torch.bincount(made.y[made.train]) / len(made.train)
     for loader in (module.train_dataloader(), module.test_dataloader()):
         (batch,) = loader
         assert torch.equal(batch.known, known)
         v = votes[batch.index]
-        expected = ((v + DOUBT * share) / ((v.sum(1, keepdim=True) + DOUBT) * share)).log()
+        expected = ((v + SMOOTHING * share) / ((v.sum(1, keepdim=True) + SMOOTHING) * share)).log()
         torch.testing.assert_close(net(batch), plain(batch) + 1.5 * expected)
     net.training_step(batch_of(made), 0).backward()
     assert net.trust.grad is not None
@@ -189,6 +189,19 @@ def test_nothing_is_added_where_nothing_is_known() -> None:
     for other in (empty, one_class):
         batch = other.batch(made.test)
         torch.testing.assert_close(net(batch), plain(batch))
+
+
+def test_other_labels_are_spread_anew() -> None:
+    """Also where a batch has the relations of another one, on which its votes were kept."""
+    torch.manual_seed(0)
+    made = graph()
+    fewer = made.replace(train=made.train[:3])
+    net = SpreadRGCN(**HeteroDataModule(made).model_args, hidden_channels=6)
+    expected = net(fewer.batch(made.test))
+    batch = made.batch(made.test)
+    assert not torch.equal(net(batch), expected)
+    batch.known = fewer.batch(made.test).known
+    torch.testing.assert_close(net(batch), expected)
 
 
 @pytest.mark.parametrize(("setting", "named"), [({"trust": -1.0}, "model.trust"), ({"alpha": 1.0}, "model.alpha")])

@@ -196,8 +196,8 @@ def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ["gin", "gcn", "sage"])
 def test_autocast(name: str) -> None:
     torch.manual_seed(0)
-    twins, plain = adjacencies(cliques(30, 4, 1))
-    conv, x = make_conv(name, 6, 4), torch.randn(30, 6)
+    twins, plain = adjacencies(cliques(100, 4, 1))
+    conv, x = make_conv(name, 6, 4), torch.randn(100, 6)
     results = []
     for adj, half in ((twins, True), (plain, True), (plain, False)):
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
@@ -205,8 +205,8 @@ def test_autocast(name: str) -> None:
         results.append([out, *torch.autograd.grad(out.float().square().sum(), conv.parameters())])
     for mine, theirs, exact in zip(*results, strict=True):
         assert mine.dtype == theirs.dtype
-        for one in (mine, theirs):
-            assert float((one - exact).detach().norm()) <= 0.1 * float(exact.detach().norm())
+        for one, other in ((mine, theirs), (mine, exact), (theirs, exact)):
+            assert float((one - other).detach().float().norm()) <= 0.05 * float(other.detach().float().norm())
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(twins.sum(x), twins.sum(x.clone()))
         torch.testing.assert_close(twins.sum(x), plain.sum(x))
