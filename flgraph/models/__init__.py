@@ -5,6 +5,7 @@ from flgraph.models.classifier import Classifier
 from flgraph.models.graphs.classifier import GraphClassifier
 from flgraph.models.graphs.fedssp import FedSSP
 from flgraph.models.graphs.fedstar import FedStar
+from flgraph.models.graphs.fedstar_wl import FedStarWL
 from flgraph.models.graphs.gnn import GNN
 from flgraph.models.hetero.gat import HeteroGAT
 from flgraph.models.hetero.links import LinkPredictor
@@ -38,6 +39,7 @@ __all__ = [
     "FedEgo",
     "FedSSP",
     "FedStar",
+    "FedStarWL",
     "GraphClassifier",
     "GraphEmbedding",
     "HeteroGAT",

@@ -9,6 +9,7 @@ from flgraph.nn.conv.sage import SAGEConv, SparseSAGEConv
 from flgraph.nn.conv.typed import BasisWeights, TypedAttentionConv, typed_linear
 from flgraph.nn.dropout import Dropout, dropout, relu_dropout
 from flgraph.nn.encoders import GCNEncoder, GINEncoder, NormName, Projection
+from flgraph.nn.kernels import leave_one_out_ridge, wl_kernel
 from flgraph.nn.linear import ConcatLinear, OneHot, SparseLinear, concat_linear, fold
 from flgraph.nn.losses import (
     Similarity,
@@ -75,6 +76,7 @@ __all__ = [
     "instance_contrast",
     "inverse_sqrt",
     "jsd_contrast",
+    "leave_one_out_ridge",
     "make_conv",
     "model_contrast",
     "random_walk_return",
@@ -86,4 +88,5 @@ __all__ = [
     "tanh",
     "transpose_csr",
     "typed_linear",
+    "wl_kernel",
 ]

@@ -63,6 +63,7 @@ class FlatGraphs:
         name: what error messages call this data.
         node_tensors: further tensors with one row per node, for example ``{"s": structure embedding [N, K]}``; they
             appear under these names in every batch.
+        graph_tensors: the same with one row per graph ``[G, K]``.
         undirected: whether every edge is present in both directions; worked out when ``None``.
         views: further, weighted edges of all graphs by name, for example ``{"diffused": ...}``; a batch holds their
             :class:`~flgraph.nn.WeightedAdjacency` under this name.
@@ -84,6 +85,7 @@ class FlatGraphs:
         *,
         name: str = "graphs",
         node_tensors: Mapping[str, Tensor] | None = None,
+        graph_tensors: Mapping[str, Tensor] | None = None,
         undirected: bool | None = None,
         views: Mapping[str, WeightedEdges] | None = None,
         task: Task = "multiclass",
@@ -97,7 +99,7 @@ class FlatGraphs:
         self.node_ptr = node_ptr
         self.edge_ptr = edge_ptr
         self.name = name
-        self.node_tensors = dict(node_tensors or {})
+        self.node_tensors, self.graph_tensors = dict(node_tensors or {}), dict(graph_tensors or {})
         self.views = dict(views or {})
         if validate:
             self._validate()
@@ -181,8 +183,9 @@ class FlatGraphs:
         if self.edge_attr is not None:
             expect_tensor(self.edge_attr, f"{name}.edge_attr", [self.edge_index.size(1), "D"], torch.float32)
             expect_finite(self.edge_attr, f"{name}.edge_attr")
-        for key, tensor in self.node_tensors.items():
-            expect(tensor.size(0) == self.num_nodes, f"{name}.{key}", f"of {self.num_nodes} rows", tensor.size(0))
+        for tensors, rows in ((self.node_tensors, self.num_nodes), (self.graph_tensors, count)):
+            for key, tensor in tensors.items():
+                expect(tensor.size(0) == rows, f"{name}.{key}", f"of {rows} rows", tensor.size(0))
 
     def _is_undirected(self) -> bool:
         edges = self._global_edges()
@@ -220,7 +223,8 @@ class FlatGraphs:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors held."""
-        tensors = [*(getattr(self, field) for field in _TENSORS), *self.node_tensors.values()]
+        tensors = [getattr(self, field) for field in _TENSORS]
+        tensors += [*self.node_tensors.values(), *self.graph_tensors.values()]
         tensors += [] if self.edge_attr is None else [self.edge_attr]
         further = sum(view.nbytes for view in self.views.values())
         further += 0 if self._twins is None else self._twins.nbytes
@@ -265,26 +269,30 @@ class FlatGraphs:
             node_ptr=node_ptr,
             edge_ptr=edge_ptr,
             node_tensors={key: tensor.index_select(0, nodes) for key, tensor in self.node_tensors.items()},
+            graph_tensors={key: tensor.index_select(0, index) for key, tensor in self.graph_tensors.items()},
             views={key: view.select(index, nodes) for key, view in self.views.items()},
             edge_attr=None if self.edge_attr is None else self.edge_attr.index_select(0, edges),
         )
 
-    def with_tensors(self, node_tensors: Mapping[str, Tensor]) -> FlatGraphs:
-        """The same graphs, sharing their memory, with further tensors of one row per node."""
-        return self._with({**self.node_tensors, **node_tensors}, self.views)
+    def with_tensors(
+        self, node_tensors: Mapping[str, Tensor] | None = None, graph_tensors: Mapping[str, Tensor] | None = None
+    ) -> FlatGraphs:
+        """The same graphs, sharing their memory, with further tensors of one row per node or per graph."""
+        nodes, graphs = {**self.node_tensors, **(node_tensors or {})}, {**self.graph_tensors, **(graph_tensors or {})}
+        return self._with(node_tensors=nodes, graph_tensors=graphs)
 
     def with_views(self, views: Mapping[str, WeightedEdges]) -> FlatGraphs:
         """The same graphs, sharing their memory, with further weighted edges."""
-        return self._with(self.node_tensors, {**self.views, **views})
+        return self._with(views={**self.views, **views})
 
-    def _with(self, node_tensors: Mapping[str, Tensor], views: Mapping[str, WeightedEdges]) -> FlatGraphs:
-        same = self._like(node_tensors=node_tensors, views=views)
+    def _with(self, **changed: Any) -> FlatGraphs:
+        same = self._like(**changed)
         same._twins, same._looked_for_twins = self._twins, self._looked_for_twins
         same._one_hot, same._looked_for_one_hots = self._one_hot, self._looked_for_one_hots
         return same
 
     def _like(self, **changed: Any) -> FlatGraphs:
-        fields = (*_TENSORS, "name", "node_tensors", "undirected", "views", "task", "edge_attr")
+        fields = (*_TENSORS, "name", "node_tensors", "graph_tensors", "undirected", "views", "task", "edge_attr")
         return FlatGraphs(**{field: getattr(self, field) for field in fields} | changed, validate=False)
 
     def to(self, device: torch.device | str) -> FlatGraphs:
@@ -294,6 +302,7 @@ class FlatGraphs:
         moved = self._like(
             **{field: getattr(self, field).to(device) for field in _TENSORS},
             node_tensors={key: tensor.to(device) for key, tensor in self.node_tensors.items()},
+            graph_tensors={key: tensor.to(device) for key, tensor in self.graph_tensors.items()},
             views={key: view.to(device) for key, view in self.views.items()},
             edge_attr=None if self.edge_attr is None else self.edge_attr.to(device),
         )
@@ -308,6 +317,7 @@ class FlatGraphs:
         nodes = slice(int(self.node_ptr[number]), int(self.node_ptr[number + 1]))
         edges = slice(int(self.edge_ptr[number]), int(self.edge_ptr[number + 1]))
         further = {key: _as_float(tensor[nodes]) for key, tensor in self.node_tensors.items()}
+        further |= {key: tensor[number : number + 1] for key, tensor in self.graph_tensors.items()}
         if self.edge_attr is not None:
             further["edge_attr"] = self.edge_attr[edges]
         return Data(
@@ -326,8 +336,8 @@ class FlatGraphs:
 
         Returns:
             A :class:`~torch_geometric.data.Batch` with ``x [n, F]`` float32, ``edge_index [2, e]`` sorted by source,
-            ``y [B]``, ``batch [n]``, ``ptr [B + 1]``, every node tensor, ``adj``, the :class:`~flgraph.nn.Adjacency` of
-            ``edge_index``, ``graph_index``, which is ``index``, and every view.
+            ``y [B]``, ``batch [n]``, ``ptr [B + 1]``, every tensor of nodes and graphs, ``adj``, the
+            :class:`~flgraph.nn.Adjacency` of ``edge_index``, ``graph_index``, which is ``index``, and every view.
         """
         if index is None:
             index = torch.arange(len(self), device=self.x.device)
@@ -362,6 +372,9 @@ class FlatGraphs:
         if self.edge_attr is not None:
             slices["edge_attr"] = edge_ptr
         slices["y"] = torch.arange(num_graphs + 1, device=index.device)
+        for key, tensor in self.graph_tensors.items():
+            batch[key] = tensor.index_select(0, index)
+            slices[key] = slices["y"]
         for key, tensor in self.node_tensors.items():
             batch[key] = _rows(tensor, nodes)
             slices[key] = node_ptr

@@ -21,6 +21,7 @@ from flgraph.data.graphs.container import FlatGraphs
 from flgraph.data.graphs.partition import dirichlet_shards, sorted_shards
 from flgraph.data.graphs.partition import shards as make_shards
 from flgraph.data.graphs.readers import Features, read_tu
+from flgraph.data.graphs.scores import wl_scores
 from flgraph.data.partition_file import SavedPartition, is_partition_file, read_partition
 from flgraph.data.splits import check_splits, fewest_for, split_client, split_of, stratified_split
 from flgraph.errors import InputError, expect
@@ -43,10 +44,13 @@ class GraphDataModule(pl.LightningDataModule):
         batch_size: graphs per training batch.
         eval_batch_size: graphs per batch otherwise.
         settings: plain values that describe how the data was made; a stopped run can only be continued with the same.
+        wl_scores: whether batches have ``wl_scores``, what graphs that look alike say of each graph's class, see
+            :func:`~flgraph.data.graphs.scores.wl_scores`.
+        cache_dir: where these are kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
 
     Raises:
         InputError: the data is empty or malformed, a label is not below ``num_classes``, or there is nothing to train
-            on.
+            on; ``wl_scores`` of graphs that do not have one class each.
     """
 
     def __init__(
@@ -57,6 +61,8 @@ class GraphDataModule(pl.LightningDataModule):
         batch_size: int = 128,
         eval_batch_size: int = 512,
         settings: Mapping[str, Any] | None = None,
+        wl_scores: bool = False,
+        cache_dir: str | Path | None = None,
     ) -> None:
         super().__init__()
         self.graphs = graphs if isinstance(graphs, FlatGraphs) else FlatGraphs.from_pyg(graphs)
@@ -68,11 +74,15 @@ class GraphDataModule(pl.LightningDataModule):
         check_splits(len(self.graphs), "graph", self.graphs.name, **named)
         require(self.train.numel() > 0, "data", f"at least one training graph in `{self.graphs.name}`", "none")
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
+        classes = not wl_scores or self.graphs.task == "multiclass"
+        expect(classes, "data.wl_scores", "false, or graphs of one class each", self.graphs.task)
+        self.wl_scores, self.cache_dir = wl_scores, cache_dir
         further = [] if self.graphs.edge_attr is None else [self.graphs.edge_attr]
         tensors = (self.graphs.x, self.graphs.edge_index, self.graphs.y, self.train, self.val, self.test)
         content = content_key(*tensors, *further)
         self.settings = {
-            "num_graphs": len(self.graphs), "batch_size": batch_size, "content": content[:16], **(settings or {})
+            "num_graphs": len(self.graphs), "batch_size": batch_size, "content": content[:16],
+            **({"wl_scores": True} if wl_scores else {}), **(settings or {})
         }  # fmt: skip
 
     @property
@@ -100,20 +110,27 @@ class GraphDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> GraphLoader:
         """Shuffled batches of the training graphs."""
-        return GraphLoader(self.graphs, self.train, self.batch_size, shuffle=True)
+        return GraphLoader(self._scored(), self.train, self.batch_size, shuffle=True)
 
     def val_dataloader(self) -> GraphLoader:
         """Batches of the validation graphs."""
-        return GraphLoader(self.graphs, self.val, self.eval_batch_size)
+        return GraphLoader(self._scored(), self.val, self.eval_batch_size)
 
     def test_dataloader(self) -> GraphLoader:
         """Batches of the test graphs."""
-        return GraphLoader(self.graphs, self.test, self.eval_batch_size)
+        return GraphLoader(self._scored(), self.test, self.eval_batch_size)
 
     def predict_dataloader(self) -> GraphLoader:
         """Batches of all graphs, in their order in the data."""
         index = torch.arange(len(self.graphs), device=self.graphs.x.device)
-        return GraphLoader(self.graphs, index, self.eval_batch_size)
+        return GraphLoader(self._scored(), index, self.eval_batch_size)
+
+    def _scored(self) -> FlatGraphs:
+        """The graphs, with ``wl_scores`` where these are wanted: found once, from labels and edges as they are then."""
+        if self.wl_scores and "wl_scores" not in self.graphs.graph_tensors:
+            scores = wl_scores(self.graphs, self.train, self.num_classes, self.cache_dir)
+            self.graphs = self.graphs.with_tensors(graph_tensors={"wl_scores": scores})
+        return self.graphs
 
     @property
     def prediction_rows(self) -> dict[str, list[Any]]:
@@ -144,6 +161,7 @@ class GraphFederation(Federation[GraphDataModule]):
         cache_dir: where computed embeddings are kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
         task: what the ``y`` of PyG graphs is: ``multiclass``, one class; ``multilabel``, 0 or 1 for each of several
             labels; ``regression``, numbers; NaN where one is not known. A flat set brings its own.
+        wl_scores: see :class:`GraphDataModule`.
 
     Raises:
         InputError: data or a setting cannot be used.
@@ -164,6 +182,7 @@ class GraphFederation(Federation[GraphDataModule]):
         partition: str | None = None,
         cache_dir: str | Path | None = None,
         task: Task = "multiclass",
+        wl_scores: bool = False,
     ) -> None:
         super().__init__(name)
         check_task(task, "data.task")
@@ -178,6 +197,7 @@ class GraphFederation(Federation[GraphDataModule]):
         self.structure, self.dse_dim, self.rwse_dim = structure, dse_dim, rwse_dim
         self.fractions, self.split_seed = tuple(fractions), split_seed
         self.batch_size, self.eval_batch_size, self.cache_dir = batch_size, eval_batch_size, cache_dir
+        self.wl_scores = wl_scores
         self._given, self._num_classes = graphs, num_classes
         self._names: list[str] = []
         self._saved = None if partition is None else read_partition(partition, "graphs")
@@ -253,7 +273,7 @@ class GraphFederation(Federation[GraphDataModule]):
     def _make(self, name: str, graphs: FlatGraphs, num_classes: int) -> GraphDataModule:
         graphs, splits = self._split(name, graphs)
         sizes = (self.batch_size, self.eval_batch_size)
-        return GraphDataModule(graphs, splits, num_classes, *sizes, self.settings)
+        return GraphDataModule(graphs, splits, num_classes, *sizes, self.settings, self.wl_scores, self.cache_dir)
 
     @property
     def settings(self) -> dict[str, Any]:
