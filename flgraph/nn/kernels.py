@@ -48,11 +48,11 @@ def wl_kernel(x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int, ste
 def leave_one_out_ridge(kernel: Tensor, known: Tensor, num_classes: int, ridge: float = 0.1) -> Tensor:
     r"""Kernel ridge regression of classes, in which no label has a part in its own prediction.
 
-    With :math:`\mathbf{R} = (\mathbf{K} + \lambda \mathbf{I})^{-1}` of the rows whose class is known, and
-    :math:`\mathbf{Y}` their classes as one-hots less the mean, :math:`\boldsymbol{\alpha} = \mathbf{R} \mathbf{Y}`. A
-    row of unknown class gets :math:`\mathbf{k}^{\top} \boldsymbol{\alpha}`; one of known class what a regression
-    without it would give it, :math:`\mathbf{y}_i - \boldsymbol{\alpha}_i / \mathbf{R}_{ii}` (Rifkin & Lippert, "Notes
-    on Regularized Least Squares", 2007), so that both are alike.
+    Let :math:`\mathbf{R} = (\mathbf{K} + \lambda \mathbf{I})^{-1}` of the rows whose class is known, :math:`\mathbf{Y}`
+    their classes as one-hots less :math:`1 / C`, and :math:`\boldsymbol{\alpha} = \mathbf{R} \mathbf{Y}`. A row of
+    unknown class gets :math:`\mathbf{k}^{\top} \boldsymbol{\alpha}`; one of known class what a regression without it
+    would give it, :math:`\mathbf{y}_i - \boldsymbol{\alpha}_i / \mathbf{R}_{ii}` (Rifkin & Lippert, "Notes on
+    Regularized Least Squares", 2007), so that both are alike.
 
     Args:
         kernel: :math:`\mathbf{K}` of all rows, ``[G, G]``.
@@ -64,8 +64,7 @@ def leave_one_out_ridge(kernel: Tensor, known: Tensor, num_classes: int, ridge: 
         ``[G, C]``, float32; 0 where nothing is known.
     """
     own, others = (known >= 0).nonzero()[:, 0], (known < 0).nonzero()[:, 0]
-    labels = F.one_hot(known[own], num_classes).to(kernel)
-    labels = labels - labels.mean(dim=0)
+    labels = F.one_hot(known[own], num_classes).to(kernel) - 1 / num_classes
     shifted = kernel[own][:, own] + ridge * torch.eye(len(own)).to(kernel)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(shifted))
     alpha = inverse @ labels

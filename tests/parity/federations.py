@@ -29,6 +29,14 @@ class Graphs(GraphFederation):
         super().__init__(given, batch_size=8, dse_dim=3, rwse_dim=3)
 
 
+class ScoredGraphs(GraphFederation):
+    """The same, with what a kernel says of each graph's class."""
+
+    def __init__(self) -> None:
+        given = {name: toy_graphs(12 + 4 * n, 4, n) for n, name in enumerate("ABCD")}
+        super().__init__(given, batch_size=8, dse_dim=3, rwse_dim=3, wl_scores=True)
+
+
 class Views(PartitionedGraphFederation):
     """Four clients' shares of graphs with their diffusion as a second view."""
 
@@ -102,6 +110,7 @@ def _relations() -> HeteroGraph:
 
 
 KINDS = {
+    "FedStarWL": ScoredGraphs,
     "FCLG": Views,
     "InfoGraph": Views,
     "MVGRL": Views,

@@ -22,7 +22,7 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "method"
 METHODS = [
     *("fedavg", "fedstar", "fedego", "fedhgn", "gcflplus", "graphfl", "fedgcn", "fedsageplus", "fclg"),
     *("scaffold", "fedopt", "fednova", "ditto", "moon", "fedproto", "fedbn", "fedrep", "apfl"),
-    *("fedgta", "fedpub", "fedtad", "fedthin", "adafgl", "fggp", "fedssp", "fedspread"),
+    *("fedgta", "fedpub", "fedtad", "fedthin", "adafgl", "fggp", "fedssp", "fedspread", "fedstar_wl"),
     *("fedstar@bf16-mixed", "fedego@bf16-mixed", "fedhgn@bf16-true"),
     *("fedavg@32-true+transforms", "fedstar@32-true+secure"),
 ]

@@ -27,7 +27,7 @@ def make_dataset(undirected: bool, shuffle: bool = False) -> list[Data]:
                 :, torch.randperm(edge_index.size(1), generator=torch.Generator().manual_seed(number))
             ]
         x, s = torch.randn(n, 3, generator=generator), torch.randn(n, 2, generator=generator)
-        dataset.append(Data(x=x, edge_index=edge_index, y=torch.tensor([number % 3]), s=s))
+        dataset.append(Data(x=x, edge_index=edge_index, y=torch.tensor([number % 3]), s=s, g=x.sum().view(1, 1)))
     return dataset
 
 
@@ -41,17 +41,18 @@ def flatten(dataset: list[Data], int32: bool = False) -> FlatGraphs:
         flat.edge_ptr,
         name="toy",
         node_tensors={"s": torch.cat([data.s for data in dataset])},
+        graph_tensors={"g": torch.cat([data.g for data in dataset])},
     )
 
 
 def assert_same_batch(ours: Batch, theirs: Batch) -> None:
-    for key in ("x", "edge_index", "y", "batch", "ptr", "s"):
+    for key in ("x", "edge_index", "y", "batch", "ptr", "s", "g"):
         assert ours[key].dtype == theirs[key].dtype, key
         assert torch.equal(ours[key], theirs[key]), key
     assert ours.num_graphs == theirs.num_graphs
     assert ours.num_nodes == theirs.num_nodes
     for one, two in zip(ours.to_data_list(), theirs.to_data_list(), strict=True):
-        for key in ("x", "edge_index", "y", "s"):
+        for key in ("x", "edge_index", "y", "s", "g"):
             assert torch.equal(one[key], two[key]), key
 
 
@@ -105,14 +106,15 @@ def test_items_and_properties() -> None:
     dataset = make_dataset(False)
     flat = flatten(dataset, int32=True)
     for number in (0, 3, -1):
-        for key in ("x", "edge_index", "y", "s"):
+        for key in ("x", "edge_index", "y", "s", "g"):
             assert torch.equal(flat[number][key], dataset[number][key])
     with pytest.raises(IndexError):
         flat[6]
     assert (len(flat), flat.num_nodes, flat.num_features, flat.num_classes) == (6, 34, 3, 3)
     degrees = [torch.bincount(data.edge_index[0], minlength=data.num_nodes) for data in dataset]
     assert torch.equal(flat.degrees(), torch.cat(degrees))
-    tensors: list[Tensor] = [flat.x, flat.edge_index, flat.y, flat.node_ptr, flat.edge_ptr, flat.node_tensors["s"]]
+    tensors: list[Tensor] = [flat.x, flat.edge_index, flat.y, flat.node_ptr, flat.edge_ptr]
+    tensors += [flat.node_tensors["s"], flat.graph_tensors["g"]]
     assert flat.nbytes == sum(tensor.nbytes for tensor in tensors)
     assert str(flat).startswith("FlatGraphs(toy: 6 graphs, 34 nodes, ")
 

@@ -10,7 +10,7 @@ from torch_geometric.data import Batch, Data
 
 from flgraph.data.graphs.container import FlatGraphs
 from flgraph.errors import InputError
-from flgraph.models import FedStar
+from flgraph.models import FedStar, FedStarWL
 
 
 def batch_of_graphs(features: int = 5, structure: int = 3, dtype: torch.dtype = torch.double) -> Batch:
@@ -168,3 +168,29 @@ def test_template_until_structure_is_known() -> None:
     assert not template.state_dict()
     with pytest.raises(InputError, match=r"Expected `model.structure_channels` to be given"):
         template(batch_of_graphs())
+
+
+def test_scores_are_added_to_the_logits() -> None:
+    batch = batch_of_graphs()
+    model = FedStarWL(trust=2.0, in_channels=5, num_classes=3, structure_channels=3, hidden_channels=8).double().eval()
+    plain = FedStar(5, 3, 3, hidden_channels=8).double().eval()
+    plain.load_state_dict({name: tensor for name, tensor in model.state_dict().items() if name != "trust"})
+    batch.wl_scores = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+    out = model(batch)
+    assert torch.allclose(out, plain(batch) + 2.0 * batch.wl_scores)
+    out.square().sum().backward()
+    assert model.trust.grad is not None
+    assert model.trust.grad.item() == pytest.approx((2 * out * batch.wl_scores).sum().item())
+
+
+def test_scores_that_do_not_come_are_named() -> None:
+    batch, model = batch_of_graphs(), FedStarWL(in_channels=5, num_classes=3, structure_channels=3).double()
+    with pytest.raises(
+        InputError, match=r"`batch\.wl_scores` to be of shape \[12, 3\], as data with `wl_scores: true`"
+    ):
+        model(batch)
+    batch.wl_scores = torch.zeros(12, 2)
+    with pytest.raises(InputError, match=r"but got \[12, 2\]"):
+        model(batch)
+    with pytest.raises(InputError, match=r"`model\.trust` to be a finite number, 0 or more but got -1"):
+        FedStarWL(trust=-1)
