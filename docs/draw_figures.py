@@ -92,6 +92,15 @@ METHODS = {
         (("feature encoder", "own"), ("structure encoder", "shared"), ("classifier", "own")),
         up="structure encoder, number of samples",
     ),
+    "fedstar_wl": Federation(
+        (
+            ("feature encoder", "own"),
+            ("structure encoder", "shared"),
+            ("classifier, kernel, trust", "own"),
+        ),
+        up="structure encoder, number of samples",
+        client="scores its graphs by a kernel, trains",
+    ),
     "fedssp": Federation(
         (("features, messages", "own"), ("filters of eigenvalues", "shared"), ("classifier, preference", "own")),
         up="filters; mean representation",

@@ -38,14 +38,16 @@ def with_default_data(args: Sequence[str]) -> list[str]:
         arg in ("--data", "--data.class_path") or arg.startswith(("--data=", "--data.class_path=")) for arg in args
     )
     wanted = any(arg.startswith("--data.") for arg in args)
-    if named or not wanted or any(_names_data(config) for config in configs):
+    if named or not wanted or any(_chooses_data(config) for config in configs):
         return list(args)
     return [args[0], "--data=flgraph.data.TUFederation", *args[1:]]
 
 
-def _names_data(config: str) -> bool:
+def _chooses_data(config: str) -> bool:
+    """Whether a file names a class of data; one may also have fields alone, of whatever class there is."""
     try:
         content = yaml.safe_load(Path(config).read_text() if Path(config).is_file() else config)
     except (OSError, ValueError, yaml.YAMLError):
         return False  # the parser will say what is wrong with it
-    return isinstance(content, dict) and "data" in content
+    data = content.get("data") if isinstance(content, dict) else None
+    return isinstance(data, str) or (isinstance(data, dict) and "class_path" in data)
