@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.nn import WLConv
 
+from flgraph.nn.structure import one_thread
+
 
 def wl_kernel(x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int, steps: int = 3) -> Tensor:
     r"""The Weisfeiler-Lehman subtree kernel of graphs, of logarithms of counts, normalised.
@@ -45,6 +47,7 @@ def wl_kernel(x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int, ste
     return torch.from_numpy(products / np.outer(length, length))
 
 
+@one_thread()
 def leave_one_out_ridge(kernel: Tensor, known: Tensor, num_classes: int, ridge: float = 0.1) -> Tensor:
     r"""Kernel ridge regression of classes, in which no label has a part in its own prediction.
 

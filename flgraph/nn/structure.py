@@ -135,7 +135,7 @@ def random_walk_return(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor, d
     with_edges = counts > 0
     # Dense costs size^3, sparse size * edges * steps, in operations that are slower; steps are halved in both.
     dense = (sizes * sizes <= _DENSE_GAIN * counts) & (sizes * sizes <= _LARGEST)
-    with _one_thread():
+    with one_thread():
         for chosen, returns in ((with_edges & dense, _dense_returns), (with_edges & ~dense, _sparse_returns)):
             numbers = chosen.nonzero().view(-1)
             for index in _buckets(numbers, sizes[numbers]):
@@ -150,7 +150,7 @@ def random_walk_return(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor, d
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Limits torch to one CPU thread, for many small operations.
 
     Threads that wait for each other after each of them gain little, and cost 20 times the time where another process

@@ -69,3 +69,18 @@ def test_nothing_known() -> None:
     assert torch.equal(leave_one_out_ridge(kernel, torch.full((3,), -1), 2), torch.zeros(3, 2))
     alone = leave_one_out_ridge(kernel, torch.tensor([1, -1, -1]), 2)  # its own label says nothing, and looks like none
     assert torch.equal(alone, torch.zeros(3, 2))
+
+
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    generator, before = torch.Generator().manual_seed(0), torch.get_num_threads()
+    rows = torch.rand(900, 50, generator=generator).double()
+    known = torch.randint(-1, 3, (900,), generator=generator)
+    kernel = rows @ rows.t()
+    try:
+        torch.set_num_threads(1)
+        one = leave_one_out_ridge(kernel, known, 3)
+        torch.set_num_threads(2)
+        two = leave_one_out_ridge(kernel, known, 3)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(one, two)
