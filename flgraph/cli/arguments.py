@@ -28,26 +28,39 @@ def with_packaged_configs(args: Sequence[str]) -> list[str]:
     return result
 
 
-def with_default_data(args: Sequence[str]) -> list[str]:
-    """Lets ``--data.datasets`` stand alone: without a data class, it is that of the TU collection.
+def with_data_first(args: Sequence[str]) -> list[str]:
+    """Puts the choice of a data class before all that has fields of it, which the parser wants.
 
-    (A default in the parser would hand its arguments' defaults on to whatever class is chosen instead.)
+    Files of some methods have such fields and no class. ``--data.datasets`` may stand alone, too: without a data class,
+    it is that of the TU collection. (A default in the parser would hand its arguments' defaults on to whatever class is
+    chosen instead.)
     """
-    configs = [value for flag, value in pairwise(args) if flag in ("-c", "--config")]
-    named = any(
-        arg in ("--data", "--data.class_path") or arg.startswith(("--data=", "--data.class_path=")) for arg in args
-    )
-    wanted = any(arg.startswith("--data.") for arg in args)
-    if named or not wanted or any(_chooses_data(config) for config in configs):
+    kinds = [_on_data(*pair) for pair in pairwise([*args, ""])]
+    first = next((position for position, kind in enumerate(kinds) if kind), None)
+    chosen = next((position for position, kind in enumerate(kinds) if kind in ("class", "whole")), None)
+    if chosen is None:
+        alone = "field" in kinds
+        return [args[0], "--data=flgraph.data.TUFederation", *args[1:]] if alone else list(args)
+    if first == chosen or kinds[chosen] == "whole":  # its model must not come before that of an earlier file
         return list(args)
-    return [args[0], "--data=flgraph.data.TUFederation", *args[1:]]
+    end = chosen + (1 if "=" in args[chosen] else 2)
+    return [*args[:first], *args[chosen:end], *args[first:chosen], *args[end:]]
 
 
-def _chooses_data(config: str) -> bool:
-    """Whether a file names a class of data; one may also have fields alone, of whatever class there is."""
+def _on_data(arg: str, following: str) -> str:
+    """What an argument says of data: a ``class``, or a ``field``; or a file: ``whole`` runs, or ``fields`` alone."""
+    name = arg.partition("=")[0]
+    if name in ("--data", "--data.class_path"):
+        return "class"
+    if name.startswith("--data."):
+        return "field"
+    if arg not in ("-c", "--config"):
+        return ""
     try:
-        content = yaml.safe_load(Path(config).read_text() if Path(config).is_file() else config)
+        content = yaml.safe_load(Path(following).read_text() if Path(following).is_file() else following)
     except (OSError, ValueError, yaml.YAMLError):
-        return False  # the parser will say what is wrong with it
+        return ""  # the parser will say what is wrong with it
     data = content.get("data") if isinstance(content, dict) else None
-    return isinstance(data, str) or (isinstance(data, dict) and "class_path" in data)
+    if isinstance(data, str) or (isinstance(data, dict) and "class_path" in data):
+        return "whole" if len(content) > 1 else "class"
+    return "fields" if data else ""

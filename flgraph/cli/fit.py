@@ -19,7 +19,7 @@ from rich.console import Console
 import flgraph.callbacks
 import flgraph.data
 import flgraph.models  # noqa: F401
-from flgraph.cli.arguments import with_default_data, with_packaged_configs
+from flgraph.cli.arguments import with_data_first, with_packaged_configs
 from flgraph.cli.exits import ENDINGS, FAILED, ending_of, stopped
 from flgraph.cli.parser import Refusing, translated
 from flgraph.errors import InputError
@@ -194,7 +194,7 @@ def main(args: Sequence[str]) -> None:
     ignore_deprecations()
     try:
         with flushing_denormals():  # before there are further threads, which take it over
-            FederatedCLI(with_default_data(with_packaged_configs(args)), given=args)
+            FederatedCLI(with_data_first(with_packaged_configs(args)), given=args)
     except SystemExit as error:
         transport.exit_code = error.code if isinstance(error.code, int) else FAILED
         if hasattr(error, "__notes__"):

@@ -94,13 +94,13 @@ def _run(given: list[str]) -> None:
 
 
 def _train(command: str, args: list[str]) -> None:
-    from flgraph.cli.arguments import with_default_data, with_packaged_configs
+    from flgraph.cli.arguments import with_data_first, with_packaged_configs
     from flgraph.cli.help import help_of
     from flgraph.cli.typos import check
 
     if (text := help_of(command, args)) is not None:
         _show(text)
-    check(command, with_default_data(with_packaged_configs([command, *args]))[1:])
+    check(command, with_data_first(with_packaged_configs([command, *args]))[1:])
     with _no_garbage():
         fit = import_module("flgraph.cli.fit")
     fit.main([command, *args])

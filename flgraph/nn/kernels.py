@@ -44,6 +44,7 @@ def wl_kernel(x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int, ste
             counts = csr_array((ones, (batch.numpy(), colours.numpy())), shape=(num_graphs, int(colours.max()) + 1))
             products += (counts.log1p() @ counts.log1p().T).toarray()
     length = np.sqrt(products.diagonal())
+    length[length == 0] = 1  # of a graph without nodes
     return torch.from_numpy(products / np.outer(length, length))
 
 
@@ -65,6 +66,13 @@ def leave_one_out_ridge(kernel: Tensor, known: Tensor, num_classes: int, ridge: 
 
     Returns:
         ``[G, C]``, float32; 0 where nothing is known.
+
+    Example:
+        >>> alike = torch.tensor([[1.0, 1, 0], [1, 1, 0], [0, 0, 1]])
+        >>> leave_one_out_ridge(alike, torch.tensor([1, -1, 0]), 2, ridge=1.0)  # the first two are, the third is not
+        tensor([[ 0.0000,  0.0000],
+                [-0.2500,  0.2500],
+                [ 0.0000,  0.0000]])
     """
     own, others = (known >= 0).nonzero()[:, 0], (known < 0).nonzero()[:, 0]
     labels = F.one_hot(known[own], num_classes).to(kernel) - 1 / num_classes

@@ -48,6 +48,17 @@ def test_every_method_runs(done: Call, small: list[str], tmp_path: Path, method:
     assert (run / "results.json").is_file()
 
 
+def test_fields_of_data_may_come_before_its_class(done: Call, tmp_path: Path) -> None:
+    method, data = ("-c", "configs/method/fedstar_wl.yaml"), ("-c", "configs/data/chem.yaml")
+    expected = done("fit", *data, *method, "--print_config").out
+    assert "wl_scores: true" in expected
+    assert done("fit", *method, *data, "--print_config").out == expected
+    small = ("--data.datasets", "[ALPHA]", "--data=TUFederation")
+    out = done("fit", *method, *small, "--print_config").out
+    assert "- ALPHA" in out
+    assert "wl_scores: true" in out
+
+
 @pytest.mark.parametrize("method", OF_EMBEDDINGS)
 def test_every_method_for_embeddings_runs(done: Call, tu_root: Path, tmp_path: Path, method: str) -> None:
     data = ("--data", "flgraph.data.PartitionedGraphFederation", "--data.dataset", "ALPHA", "--data.root", str(tu_root))

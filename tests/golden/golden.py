@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.nn import functional as F
 
-from flgraph.cli.arguments import with_default_data, with_packaged_configs
+from flgraph.cli.arguments import with_data_first, with_packaged_configs
 from flgraph.cli.fit import FederatedCLI
 from flgraph.federation.lightning import flushing_denormals
 
@@ -61,7 +61,7 @@ class Outcome:
 
 def run(arguments: Sequence[str], folder: Path) -> Outcome:
     """Runs a pair in this process, on one thread."""
-    line = with_default_data(with_packaged_configs(["fit", *arguments, f"--trainer.default_root_dir={folder}"]))
+    line = with_data_first(with_packaged_configs(["fit", *arguments, f"--trainer.default_root_dir={folder}"]))
     # Lightning warns of a process that has arguments of its own.
     with one_thread(), flushing_denormals(), patch.object(sys, "argv", sys.argv[:1]):
         cli = FederatedCLI(line[1:], run=False)

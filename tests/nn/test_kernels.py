@@ -49,6 +49,12 @@ def test_kernel_is_that_of_nested_colours() -> None:
     assert torch.allclose(wl_kernel(x, edges, batch, len(sizes)), unit @ unit.t(), atol=1e-6)
 
 
+def test_graphs_without_edges_or_nodes() -> None:
+    found = wl_kernel(torch.ones(3, 1), torch.empty(2, 0, dtype=torch.long), torch.tensor([0, 0, 2]), 3)
+    assert torch.allclose(found, torch.tensor([[1.0, 0, 1], [0, 0, 0], [1, 0, 1]]).double())
+    assert bool(leave_one_out_ridge(found, torch.tensor([0, 1, -1]), 2).isfinite().all())
+
+
 def test_ridge_is_that_without_the_row() -> None:
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(9, 4, generator=generator).double()

@@ -24,17 +24,9 @@ from flgraph.data import (
 class Graphs(GraphFederation):
     """Four clients with graphs of 4 to 6 nodes, of different numbers and widths."""
 
-    def __init__(self) -> None:
+    def __init__(self, wl_scores: bool = False) -> None:
         given = {name: toy_graphs(12 + 4 * n, 4, n) for n, name in enumerate("ABCD")}
-        super().__init__(given, batch_size=8, dse_dim=3, rwse_dim=3)
-
-
-class ScoredGraphs(GraphFederation):
-    """The same, with what a kernel says of each graph's class."""
-
-    def __init__(self) -> None:
-        given = {name: toy_graphs(12 + 4 * n, 4, n) for n, name in enumerate("ABCD")}
-        super().__init__(given, batch_size=8, dse_dim=3, rwse_dim=3, wl_scores=True)
+        super().__init__(given, batch_size=8, dse_dim=3, rwse_dim=3, wl_scores=wl_scores)
 
 
 class Views(PartitionedGraphFederation):
@@ -110,7 +102,6 @@ def _relations() -> HeteroGraph:
 
 
 KINDS = {
-    "FedStarWL": ScoredGraphs,
     "FCLG": Views,
     "InfoGraph": Views,
     "MVGRL": Views,

@@ -12,6 +12,7 @@ from typing import Any
 import federations
 import yaml
 
+from flgraph.cli.arguments import with_data_first
 from flgraph.cli.fit import FederatedCLI
 from flgraph.federation import loop
 from flgraph.federation.callback import defaults
@@ -87,7 +88,8 @@ def cut(runs: Path) -> str:
 def run(method: str, folder: Path, rounds: int, *further: str, ckpt_path: str | None = None) -> None:
     """Runs it in this process; what ``flgraph fit`` does, whose parser of four subcommands takes longer than a run."""
     with flushing_denormals():
-        cli = FederatedCLI(arguments(method, folder, rounds, *further), run=False)
+        line = with_data_first(["fit", *arguments(method, folder, rounds, *further)])
+        cli = FederatedCLI(line[1:], run=False)
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=ckpt_path)
 
 
