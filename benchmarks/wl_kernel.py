@@ -1,8 +1,8 @@
 """A Weisfeiler-Lehman kernel without any network, on FedStar's data sets: each client alone, nothing is trained.
 
-Prints accuracy in percent of kernel ridge regression for several numbers of steps and ridges: of training
-graphs, each left out once, and of validation graphs. With ``--test``, for those of the library instead, of test graphs,
-too, and means over the clients of FedStar's settings.
+Prints accuracy in percent of kernel ridge regression for several numbers of steps and ridges: of training graphs, each
+left out once, and of validation graphs. ``--test`` takes the library's steps and ridge alone, and adds test graphs and
+means over the clients of FedStar's settings.
 """
 
 from __future__ import annotations

@@ -183,7 +183,6 @@ def _changed(graphs: FlatGraphs, changed: dict[str, Any]) -> FlatGraphs:
     found = copy.copy(graphs)
     for name, value in changed.items():
         setattr(found, name, value)
-    found.graph_tensors = {}
     found._one_hot, found._looked_for_one_hots = None, False
     found._twins, found._looked_for_twins = None, False
     return found

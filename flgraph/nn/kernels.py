@@ -11,6 +11,9 @@ from torch_geometric.nn import WLConv
 
 from flgraph.nn.structure import one_thread
 
+_AT_A_TIME = 256
+"""Rows of a kernel that are multiplied at once."""
+
 
 def wl_kernel(x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int, steps: int = 3) -> Tensor:
     r"""The Weisfeiler-Lehman subtree kernel of graphs, of logarithms of counts, normalised.
@@ -36,16 +39,21 @@ def wl_kernel(x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int, ste
         tensor([[1., 1.],
                 [1., 1.]], dtype=torch.float64)
     """
-    products = np.zeros((num_graphs, num_graphs))
+    phi = []
     for colours in (x.unique(dim=0, return_inverse=True)[1], torch.zeros_like(batch)):
         for step in range(steps + 1):
             colours = WLConv()(colours, edge_index) if step else colours
-            ones = np.ones(len(batch))
-            counts = csr_array((ones, (batch.numpy(), colours.numpy())), shape=(num_graphs, int(colours.max()) + 1))
-            products += (counts.log1p() @ counts.log1p().T).toarray()
-    length = np.sqrt(products.diagonal())
+            entries = np.ones(len(batch)), (batch.numpy(), colours.numpy())
+            phi.append(csr_array(entries, shape=(num_graphs, int(colours.max()) + 1)).log1p())
+    kernel = np.empty((num_graphs, num_graphs))
+    blocks = [slice(first, first + _AT_A_TIME) for first in range(0, num_graphs, _AT_A_TIME)]
+    for rows in blocks:  # a sparse product of all rows would take three times the memory
+        kernel[rows] = sum((part[rows] @ part.T).toarray() for part in phi)
+    length = np.sqrt(kernel.diagonal())
     length[length == 0] = 1  # of a graph without nodes
-    return torch.from_numpy(products / np.outer(length, length))
+    for rows in blocks:
+        kernel[rows] /= np.outer(length[rows], length)
+    return torch.from_numpy(kernel)
 
 
 @one_thread()
@@ -69,7 +77,7 @@ def leave_one_out_ridge(kernel: Tensor, known: Tensor, num_classes: int, ridge: 
 
     Example:
         >>> alike = torch.tensor([[1.0, 1, 0], [1, 1, 0], [0, 0, 1]])
-        >>> leave_one_out_ridge(alike, torch.tensor([1, -1, 0]), 2, ridge=1.0)  # the first two are, the third is not
+        >>> leave_one_out_ridge(alike, torch.tensor([1, -1, 0]), 2, ridge=1.0)  # the second is like the first
         tensor([[ 0.0000,  0.0000],
                 [-0.2500,  0.2500],
                 [ 0.0000,  0.0000]])

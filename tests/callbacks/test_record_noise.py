@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,8 +144,8 @@ def test_what_it_does_not_go_with(run: Any, change: dict[str, Any], sentence: st
         run(RecordNoise(1.0, 1.0), **change)
 
 
-def test_scores_tell_of_other_graphs(tmp_path: Path) -> None:
-    data = GraphDataModule(toy_graphs(12), wl_scores=True, cache_dir=tmp_path)
+def test_scores_tell_of_other_graphs() -> None:
+    data = GraphDataModule(toy_graphs(12), wl_scores=True)
     with pytest.raises(InputError, match=r"`data\.wl_scores` to be false with RecordNoise"):
         PoissonLoader(data.train_dataloader(), 0.5)
 

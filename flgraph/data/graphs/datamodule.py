@@ -44,9 +44,8 @@ class GraphDataModule(pl.LightningDataModule):
         batch_size: graphs per training batch.
         eval_batch_size: graphs per batch otherwise.
         settings: plain values that describe how the data was made; a stopped run can only be continued with the same.
-        wl_scores: whether batches have ``wl_scores``, what graphs that look alike say of each graph's class, see
-            :func:`~flgraph.data.graphs.scores.wl_scores`.
-        cache_dir: where these are kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
+        wl_scores: whether batches have ``wl_scores``, what training graphs that look alike say of each graph's class,
+            see :func:`~flgraph.data.graphs.scores.wl_scores`.
 
     Raises:
         InputError: the data is empty or malformed, a label is not below ``num_classes``, or there is nothing to train
@@ -62,7 +61,6 @@ class GraphDataModule(pl.LightningDataModule):
         eval_batch_size: int = 512,
         settings: Mapping[str, Any] | None = None,
         wl_scores: bool = False,
-        cache_dir: str | Path | None = None,
     ) -> None:
         super().__init__()
         self.graphs = graphs if isinstance(graphs, FlatGraphs) else FlatGraphs.from_pyg(graphs)
@@ -76,7 +74,8 @@ class GraphDataModule(pl.LightningDataModule):
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         classes = not wl_scores or self.graphs.task == "multiclass"
         expect(classes, "data.wl_scores", "false, or graphs of one class each", self.graphs.task)
-        self.wl_scores, self.cache_dir = wl_scores, cache_dir
+        self.wl_scores = wl_scores
+        self._scores: tuple[FlatGraphs, Tensor, Tensor] | None = None  # and what they were found from
         further = [] if self.graphs.edge_attr is None else [self.graphs.edge_attr]
         tensors = (self.graphs.x, self.graphs.edge_index, self.graphs.y, self.train, self.val, self.test)
         content = content_key(*tensors, *further)
@@ -126,11 +125,12 @@ class GraphDataModule(pl.LightningDataModule):
         return GraphLoader(self._scored(), index, self.eval_batch_size)
 
     def _scored(self) -> FlatGraphs:
-        """The graphs, with ``wl_scores`` where these are wanted: found once, from labels and edges as they are then."""
-        if self.wl_scores and "wl_scores" not in self.graphs.graph_tensors:
-            scores = wl_scores(self.graphs, self.train, self.num_classes, self.cache_dir)
-            self.graphs = self.graphs.with_tensors(graph_tensors={"wl_scores": scores})
-        return self.graphs
+        """The graphs, with ``wl_scores`` where these are wanted: found once for what graphs and splits there are."""
+        if not self.wl_scores:
+            return self.graphs
+        if self._scores is None or self._scores[0] is not self.graphs or self._scores[1] is not self.train:
+            self._scores = self.graphs, self.train, wl_scores(self.graphs, self.train, self.num_classes)
+        return self.graphs.with_tensors(graph_tensors={"wl_scores": self._scores[2]})
 
     @property
     def prediction_rows(self) -> dict[str, list[Any]]:
@@ -273,7 +273,7 @@ class GraphFederation(Federation[GraphDataModule]):
     def _make(self, name: str, graphs: FlatGraphs, num_classes: int) -> GraphDataModule:
         graphs, splits = self._split(name, graphs)
         sizes = (self.batch_size, self.eval_batch_size)
-        return GraphDataModule(graphs, splits, num_classes, *sizes, self.settings, self.wl_scores, self.cache_dir)
+        return GraphDataModule(graphs, splits, num_classes, *sizes, self.settings, self.wl_scores)
 
     @property
     def settings(self) -> dict[str, Any]:

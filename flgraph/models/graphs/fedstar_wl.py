@@ -13,15 +13,14 @@ from flgraph.models.graphs.fedstar import FedStar
 
 
 class FedStarWL(FedStar):
-    r"""A :class:`FedStar` that also hears what class the training graphs are of that a graph looks like.
+    r"""A :class:`FedStar` whose logits also get the scores of a graph kernel.
 
-    To its logits are added :math:`s` times the scores of kernel ridge regression with a Weisfeiler-Lehman kernel, which
+    To the logits are added :math:`s` times the scores of kernel ridge regression with a Weisfeiler-Lehman kernel, which
     the data brings along (``wl_scores``, see :func:`~flgraph.data.graphs.scores.wl_scores`). A training graph's own
-    label has no part in its scores, so that they are worth as much in training as later (stacking: Wolpert, "Stacked
-    Generalization", Neural Networks 1992).
+    label has no part in its scores (stacking: Wolpert, "Stacked Generalization", Neural Networks 1992).
 
     Args:
-        trust: the first :math:`s`; then it is trained.
+        trust: the first :math:`s`; then it is trained, by the optimizer's steps.
         kwargs: see :class:`FedStar`.
 
     Shapes:
