@@ -64,7 +64,7 @@ def leave_one_out_ridge(kernel: Tensor, known: Tensor, num_classes: int, ridge: 
     their classes as one-hots less :math:`1 / C`, and :math:`\boldsymbol{\alpha} = \mathbf{R} \mathbf{Y}`. A row of
     unknown class gets :math:`\mathbf{k}^{\top} \boldsymbol{\alpha}`; one of known class what a regression without it
     would give it, :math:`\mathbf{y}_i - \boldsymbol{\alpha}_i / \mathbf{R}_{ii}` (Rifkin & Lippert, "Notes on
-    Regularized Least Squares", 2007), so that both are alike.
+    Regularized Least Squares", 2007).
 
     Args:
         kernel: :math:`\mathbf{K}` of all rows, ``[G, G]``.
