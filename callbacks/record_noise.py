@@ -206,15 +206,13 @@ class PoissonLoader:
         sample_rate: the chance.
 
     Raises:
-        InputError: the client's records are no graphs, or know of each other.
+        InputError: the client's records are no graphs.
     """
 
     def __init__(self, loader: Any, sample_rate: float) -> None:
         if not isinstance(loader, GraphLoader):
             wanted = "of graphs with RecordNoise (nodes of one graph see each other; GaussianNoise hides a client),"
             raise InputError("data", wanted, f"batches of {type(loader).__name__}")
-        alone = "wl_scores" not in loader.graphs.graph_tensors
-        expect(alone, "data.wl_scores", "false with RecordNoise: labels have a part in other graphs' scores", True)
         self.graphs, self.index, self.sample_rate = loader.graphs, loader.index, sample_rate
         self.draw: Draw | None = None
         """Of the training that goes on."""

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from federations import toy_graphs
 from torch import Tensor
 from torch.nn import functional as F
 
 from flgraph.callbacks import FedAvg, FedProto, FedProx, FedProxAdaptive, Local, RecordNoise, record_noise
-from flgraph.callbacks.record_noise import PoissonLoader
-from flgraph.data import GraphDataModule, SyntheticFederation
+from flgraph.data import SyntheticFederation
 from flgraph.errors import InputError, PolicyError
 from flgraph.federation import Client, FederatedTrainer, Policy
 from flgraph.federation.accountant import spent_on_records
@@ -142,12 +140,6 @@ def test_against_a_published_number() -> None:
 def test_what_it_does_not_go_with(run: Any, change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         run(RecordNoise(1.0, 1.0), **change)
-
-
-def test_scores_tell_of_other_graphs() -> None:
-    data = GraphDataModule(toy_graphs(12), wl_scores=True)
-    with pytest.raises(InputError, match=r"`data\.wl_scores` to be false with RecordNoise"):
-        PoissonLoader(data.train_dataloader(), 0.5)
 
 
 def test_nodes_of_one_graph_are_no_records(federate: Any, toy_federation: Any, toy_module: Any) -> None:

@@ -1,10 +1,9 @@
-"""FedStar's network beside a graph kernel."""
+"""FedStar's network, asked together with a graph kernel."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -13,14 +12,14 @@ from flgraph.models.graphs.fedstar import FedStar
 
 
 class FedStarWL(FedStar):
-    r"""A :class:`FedStar` whose logits also get the scores of a graph kernel.
+    r"""A :class:`FedStar` that is asked together with a graph kernel.
 
-    To the logits are added :math:`s` times the scores of kernel ridge regression with a Weisfeiler-Lehman kernel, which
-    the data brings along (``wl_scores``, see :func:`~flgraph.data.graphs.scores.wl_scores`). A training graph's own
-    label has no part in its scores (stacking: Wolpert, "Stacked Generalization", Neural Networks 1992).
+    It is trained as :class:`FedStar`. In evaluation and prediction the scores of kernel ridge regression with a
+    Weisfeiler-Lehman kernel, times ``trust``, are added to its logits: the product of two experts. The data brings the
+    scores along (``wl_scores``, see :func:`~flgraph.data.graphs.scores.wl_scores`).
 
     Args:
-        trust: the first :math:`s`; then it is trained, by the optimizer's steps.
+        trust: weight of the scores.
         kwargs: see :class:`FedStar`.
 
     Shapes:
@@ -31,16 +30,17 @@ class FedStarWL(FedStar):
         InputError: a hyper-parameter or a batch cannot be used.
     """
 
-    def __init__(self, trust: float = 3.0, **kwargs: Any) -> None:
+    def __init__(self, trust: float = 8.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         expect(0 <= trust < float("inf"), "model.trust", "a finite number, 0 or more", trust)
-        if not self.is_template:
-            self.trust = torch.nn.Parameter(torch.tensor([float(trust)]))
+        self.trust = trust
 
     def head(self, encoded: Tensor, batch: Data) -> Tensor:
         """Logits ``[B, num_classes]``."""
-        scores, shape = batch.get("wl_scores"), [len(encoded), self.num_classes]
-        if scores is None or list(scores.shape) != shape:
+        logits = super().head(encoded, batch)
+        scores = batch.get("wl_scores")
+        if scores is None or scores.shape != logits.shape:
             got = "none" if scores is None else list(scores.shape)
-            raise InputError("batch.wl_scores", f"of shape {shape}, as data with `wl_scores: true` has them,", got)
-        return super().head(encoded, batch) + self.trust * scores.to(encoded.dtype)
+            wanted = f"of shape {list(logits.shape)}, as data with `wl_scores: true` has them,"
+            raise InputError("batch.wl_scores", wanted, got)
+        return logits if self.training else logits + self.trust * scores.to(logits.dtype)
