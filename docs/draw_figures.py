@@ -96,10 +96,9 @@ METHODS = {
         (
             ("feature encoder", "own"),
             ("structure encoder", "shared"),
-            ("classifier, kernel, trust", "own"),
+            ("classifier, and a kernel", "own"),
         ),
         up="structure encoder, number of samples",
-        client="scores its graphs by a kernel, trains",
     ),
     "fedssp": Federation(
         (("features, messages", "own"), ("filters of eigenvalues", "shared"), ("classifier, preference", "own")),
