@@ -75,7 +75,7 @@ class GraphDataModule(pl.LightningDataModule):
         classes = not wl_scores or self.graphs.task == "multiclass"
         expect(classes, "data.wl_scores", "false, or graphs of one class each", self.graphs.task)
         self.wl_scores = wl_scores
-        self._scores: tuple[FlatGraphs, Tensor, Tensor] | None = None  # and what they were found from
+        self._scores: tuple[FlatGraphs, Tensor, FlatGraphs] | None = None  # what they are of, and the graphs with them
         further = [] if self.graphs.edge_attr is None else [self.graphs.edge_attr]
         tensors = (self.graphs.x, self.graphs.edge_index, self.graphs.y, self.train, self.val, self.test)
         content = content_key(*tensors, *further)
@@ -129,8 +129,9 @@ class GraphDataModule(pl.LightningDataModule):
         if not self.wl_scores:
             return self.graphs
         if self._scores is None or self._scores[0] is not self.graphs or self._scores[1] is not self.train:
-            self._scores = self.graphs, self.train, wl_scores(self.graphs, self.train, self.num_classes)
-        return self.graphs.with_tensors(graph_tensors={"wl_scores": self._scores[2]})
+            scores = {"wl_scores": wl_scores(self.graphs, self.train, self.num_classes)}
+            self._scores = self.graphs, self.train, self.graphs.with_tensors(graph_tensors=scores)
+        return self._scores[2]
 
     @property
     def prediction_rows(self) -> dict[str, list[Any]]:
