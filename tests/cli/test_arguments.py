@@ -249,7 +249,7 @@ def test_configs_are_found_beside_or_in_the_package() -> None:
         (["--model", "Nope"], "Expected `model` to be the name of a class but got 'Nope'."),
         (["--trainer.aggregator", "Nope"], "Expected `trainer.aggregator` to be the name of a class but got 'Nope'."),
         (["--trainer.callbacks", "Nope"], "Expected `trainer.callbacks` to be the name of a class but got 'Nope'."),
-        (["--data", "TUFederation"], "Expected `data` to be chosen before its fields (by --data CLASS or a -c file)"),
+        (["-c", "configs/quickstart.yaml"], "Expected `data` to be chosen before its fields (by --data CLASS or a -c"),
         (["--trainer.rounds", "x"], "Expected `trainer.rounds` to be of type int but got x."),
         (["--data.datasets", "ALPHA"], "Expected `data.datasets` to be of type list but got ALPHA."),
         (
