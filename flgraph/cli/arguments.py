@@ -36,19 +36,17 @@ def with_data_first(args: Sequence[str]) -> list[str]:
     chosen instead.)
     """
     kinds = [_on_data(*pair) for pair in pairwise([*args, ""])]
-    first = next((position for position, kind in enumerate(kinds) if kind), None)
     chosen = next((position for position, kind in enumerate(kinds) if kind in ("class", "whole")), None)
     if chosen is None:
-        alone = "field" in kinds
-        return [args[0], "--data=flgraph.data.TUFederation", *args[1:]] if alone else list(args)
-    if first == chosen or kinds[chosen] == "whole":  # its model must not come before that of an earlier file
+        return [args[0], "--data=flgraph.data.TUFederation", *args[1:]] if "field" in kinds else list(args)
+    if kinds[chosen] == "whole":  # its model must not come before that of an earlier file
         return list(args)
     end = chosen + (1 if "=" in args[chosen] else 2)
-    return [*args[:first], *args[chosen:end], *args[first:chosen], *args[end:]]
+    return [args[0], *args[chosen:end], *args[1:chosen], *args[end:]]
 
 
 def _on_data(arg: str, following: str) -> str:
-    """What an argument says of data: a ``class``, or a ``field``; or a file: ``whole`` runs, or ``fields`` alone."""
+    """What an argument says of data: its ``class``, or a ``field``; a file with its class may be of a ``whole`` run."""
     name = arg.partition("=")[0]
     if name in ("--data", "--data.class_path"):
         return "class"
@@ -63,4 +61,4 @@ def _on_data(arg: str, following: str) -> str:
     data = content.get("data") if isinstance(content, dict) else None
     if isinstance(data, str) or (isinstance(data, dict) and "class_path" in data):
         return "whole" if len(content) > 1 else "class"
-    return "fields" if data else ""
+    return ""

@@ -75,6 +75,9 @@ def leave_one_out_ridge(kernel: Tensor, known: Tensor, num_classes: int, ridge: 
     Returns:
         ``[G, C]``, float32; 0 where nothing is known.
 
+    Raises:
+        torch.linalg.LinAlgError: the kernel has negative eigenvalues, or none above 0 where ``ridge`` is 0.
+
     Example:
         >>> alike = torch.tensor([[1.0, 1, 0], [1, 1, 0], [0, 0, 1]])
         >>> leave_one_out_ridge(alike, torch.tensor([1, -1, 0]), 2, ridge=1.0)  # the second is like the first
