@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from flgraph.errors import InputError
 from flgraph.runs.files import Digest, digest, flush
@@ -337,31 +337,9 @@ def save_file(state: Mapping[str, Any], file: Path) -> Digest:
     Raises:
         OSError: the disk is full or not writable.
     """
-    with open(file, "wb") as stream:
-        sink = _Sink(stream)
-        _save(state, sink)
-        if sink.error is not None:
-            raise sink.error
-        return {"bytes": stream.tell(), "sha256": sink.sha256.hexdigest()}
-
-
-class _Sink:
-    """Hashes what is written while it is at hand; keeps errors of the disk, of which torch would make its own."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self.stream, self.sha256 = stream, hashlib.sha256()
-        self.error: OSError | None = None
-
-    def write(self, part: memoryview) -> int:
-        self.sha256.update(part)
-        try:
-            self.stream.write(part)
-        except OSError as error:
-            self.error = error
-        return len(part)
-
-    def flush(self) -> None:
-        """The stream is flushed when it is closed."""
+    content = state_bytes(state)  # at once: an archive comes in a hundred pieces, each of which would cost as much
+    file.write_bytes(content)
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def state_bytes(state: Mapping[str, Any]) -> bytes:
