@@ -15,14 +15,15 @@ from jsonargparse.typing import PositiveInt
 
 from flgraph.cli.parser import CommandParser
 from flgraph.errors import InputError, expect
+from flgraph.reproduce.cells import finished, joined, read_earlier
 from flgraph.reproduce.figures import plan_figures
-from flgraph.reproduce.index import RunIndex, alone_in, index_file, read_index, record_runs
+from flgraph.reproduce.index import alone_in, index_file, read_index, record_runs
 from flgraph.reproduce.leaderboard import has_leaderboard, write_leaderboard
 from flgraph.reproduce.missing import dearest_first, find_gaps, told
 from flgraph.reproduce.runner import find_results, run_each, run_folder, run_study
 from flgraph.reproduce.runner import told as told_run
 from flgraph.reproduce.study import Run, Study, list_studies, load_study
-from flgraph.reproduce.tables import collect, finished, keep_larger, write_tables
+from flgraph.reproduce.tables import write_tables
 
 
 def main(args: Sequence[str]) -> None:
@@ -87,6 +88,7 @@ def main(args: Sequence[str]) -> None:
     study = full.cut(_split(given.settings), _split(given.methods), numbers or None, given.rounds)
     _folders(given.out, runs)
     index = read_index(index_file(study, given.out)) if given.recorded else {}
+    every_seed = [*full.seeds, *(seed for seed in study.seeds if seed not in full.seeds)]
     fewer = any(study.rounds_of(method) < full.rounds_of(method) for method in study.methods)
     keep_checkpoints, every = given.keep_checkpoints or fewer, given.checkpoint_every
     try:
@@ -94,8 +96,8 @@ def main(args: Sequence[str]) -> None:
             run_study(study, runs, given.jobs, keep_checkpoints=keep_checkpoints, index=index, checkpoint_every=every)
     finally:  # whatever is done is worth showing, also when a run failed or the study was stopped
         with _folder_of("--out", given.out):
-            files = write_study(study, runs, given.out, index)
-        print("\n".join(f"wrote {file}" for file in files) or "no run is done yet: no table was written")
+            files = write_study(full.cut(seeds=every_seed, rounds=given.rounds), runs, given.out)
+        print("\n".join(f"wrote {file}" for file in files) or "no further run is done: no table was written")
 
 
 def work_off(
@@ -147,45 +149,45 @@ def work_off(
     finally:
         for study in touched.values():
             with _folder_of("--out", out):
-                files = write_study(study, runs, out, read_index(index_file(study, out)))
+                files = write_study(study, runs, out)
             report("\n".join(f"wrote {file}" for file in files))
     if failed:
         raise InputError("runs", "done", f"{len(failed)} that failed; the first's log is {failed[0]}")
 
 
-def write_study(study: Study, runs: Path, out: Path, index: RunIndex | None = None) -> list[Path]:
+def write_study(study: Study, runs: Path, out: Path) -> list[Path]:
     """Records whatever is done, and writes tables and figures of it.
 
     Args:
         study: what was run.
         runs: where run folders are.
-        out: where tables go.
-        index: records that stand for runs without a folder; none if not given.
+        out: where tables and the index go, whose records stand for runs without a folder.
 
     Returns:
-        The files; none where nothing is done, so that tables of earlier runs stay as they are. A larger table,
-        with cells, seeds or rounds that the new one lacks, is kept beside it, see
-        :func:`~flgraph.reproduce.tables.keep_larger`. A leaderboard that is there is brought up to date.
+        The files; none where nothing is done. What the table that is there has of runs that are gone, cells or seeds,
+        is in the new one, too. A leaderboard that is there is brought up to date.
     """
-    done = finished(study, runs, index)
+    done = finished(study, runs, read_index(index_file(study, out)))
     if not done:
         return []
     found = ((study.run(*cell, run["seed"]), run) for cell, results in done.items() for run in results)
     record_runs(index_file(study, out), (one for one in found if "folder" in one[1]))
     with alone_in(out / study.paper_name):
-        cells = collect(study, done)
-        kept = keep_larger(study, cells, out)
+        earlier = read_earlier(study, out)
+        cells, done = joined(study, done, earlier)
+        if not done:
+            return []
         for metric in study.metrics:
             if not any(math.isfinite(cell.mean) for cell in cells if cell.metric == metric):
                 warnings.warn(f"{study.name}: no run has a value of metric {metric}", stacklevel=2)
         figures = plan_figures(study, done, cells, out)
         shown = [file for file, draw in figures if draw is not None or file.exists()]
-        files = write_tables(study, done, cells, out, runs, shown)
+        files = write_tables(study, done, cells, out, runs, shown, earlier)
         for file, draw in figures:
             if draw is not None:
                 draw(file)
     board = write_leaderboard(out) if study.paper_name and has_leaderboard(out) else []
-    return [*files, *kept, *shown, *board]
+    return [*files, *shown, *board]
 
 
 def _seconds(text: str | None) -> float:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.errors import expect
+from flgraph.reproduce.cells import Cell, Done
 from flgraph.reproduce.protocols import rounds_of
 from flgraph.reproduce.study import Study, logged_name, unit_of, with_unit
-from flgraph.reproduce.tables import Cell, Done
 from flgraph.runs.reader import mapping, number
 
 Draw = Callable[[Path], None]
@@ -31,7 +31,7 @@ def plan_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) -> 
     Returns:
         Files in ``out/PAPER``, each with what draws it.
     """
-    folder, table = out / study.paper_name, study.name.rpartition("/")[2]
+    folder, table = out / study.paper_name, study.table
     stems = {metric: f"{table}_{_plain(metric)}" if len(study.metrics) > 1 else table for metric in study.metrics}
     if study.figure in (None, "settings"):
         figures = [(folder / f"{stem}.png", partial(_over_settings, study, cells, key)) for key, stem in stems.items()]
@@ -42,6 +42,7 @@ def plan_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) -> 
     for setting in dict.fromkeys(setting for setting, _ in done):
         series = {method: runs for (where, method), runs in done.items() if where == setting}
         there = all("folder" in run for runs in series.values() for run in runs)
+        there = there and all(c.seeds <= len(series.get(c.method, ())) for c in cells if c.setting == setting)
         there = there and (study.figure != "embeddings" or any(_written(series)))
         if draw is None:
             pictures = {table: partial(without[study.figure], series)}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import math
-import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.errors import expect
+from flgraph.reproduce.cells import collect, read_earlier
 from flgraph.reproduce.index import RunIndex, index_file, read_index, recorded
 from flgraph.reproduce.study import PARTITION, Study, list_studies, load_study
-from flgraph.reproduce.tables import collect
 
 
 @dataclass(frozen=True)
@@ -106,23 +104,12 @@ def _of_index(study: Study, setting: str, method: str, index: RunIndex) -> Recor
 
 
 def _of_table(study: Study, out: Path) -> dict[tuple[str, str], Record]:
-    """From ``TABLE.csv``, and seconds from the line of ``TABLE.md`` that has them."""
-    file = out / f"{study.name}.csv"
-    if not file.is_file():
-        return {}
-    text = file.with_suffix(".md").read_text(encoding="utf-8") if file.with_suffix(".md").is_file() else ""
-    seconds = next((line for line in text.splitlines() if line.startswith("Seconds a round")), "")
-    found = {}
-    with open(file, newline="", encoding="utf-8") as stream:
-        for row in csv.DictReader(stream):
-            cell = (row["setting"], row["method"])
-            whole = cell[0] in study.settings and cell[1] in study.methods
-            whole = whole and int(row["rounds"]) == study.rounds_of(cell[1])
-            if whole and (row["metric"], row["protocol"]) == (study.metrics[0], "final"):
-                took = re.search(rf"[:,] {re.escape(' '.join(cell))} (\d+\.\d+)(?:,|\.?$)", seconds)
-                mean, std = (float(row[name]) if row[name] else math.nan for name in ("mean", "std"))
-                count = int(row["seeds"])
-                seeds = list(map(int, row["which"].split())) if row.get("which") else study.seeds[:count]
-                runs = frozenset(run_of(study, *cell, seed) for seed in seeds)
-                found[cell] = Record(mean, std, count, float(took[1]) if took else math.nan, math.nan, math.nan, runs)
+    """From the table, and seconds from the line of its page that has them."""
+    earlier, found = read_earlier(study, out), {}
+    for (metric, *_, protocol), cell in earlier.cells.items():
+        if (metric, protocol) == (study.metrics[0], "final"):
+            at = (cell.setting, cell.method)
+            runs = frozenset(run_of(study, *at, int(seed)) for seed in cell.which.split())
+            took = earlier.seconds.get(at, math.nan)
+            found[at] = Record(cell.mean, cell.std, cell.seeds, took, math.nan, math.nan, runs)
     return found

@@ -114,6 +114,12 @@ class Study:
     cut_short: bool = False
 
     @property
+    def table(self) -> str:
+        """Name of the files of its table: another one where it has other rounds than it was written with."""
+        own = self.name.rpartition("/")[2]
+        return f"{own}_{self.rounds}_rounds" if self.cut_short else own
+
+    @property
     def metrics(self) -> list[str]:
         """Names of what is reported."""
         return [self.metric] if isinstance(self.metric, str) else list(self.metric)
@@ -189,7 +195,7 @@ class Study:
             seeds=list(seeds or self.seeds),
             rounds=rounds or self.rounds,
             method_rounds={} if rounds else self.method_rounds,
-            cut_short=self.cut_short or rounds is not None,
+            cut_short=self.cut_short or rounds not in (None, self.rounds) or bool(rounds and self.method_rounds),
         )
 
 

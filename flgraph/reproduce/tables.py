@@ -5,110 +5,45 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 import shlex
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from scipy.special import stdtrit
 
-from flgraph.reproduce.index import MANY_CLIENTS, RunIndex
+from flgraph.reproduce.cells import Cell, Done, Earlier, table_files
+from flgraph.reproduce.index import MANY_CLIENTS
 from flgraph.reproduce.protocols import PROTOCOLS, value_of
-from flgraph.reproduce.runner import command, find_results
+from flgraph.reproduce.runner import command
 from flgraph.reproduce.study import PARTITION, Study, digits_of, in_words, logged_name, unit_of
 from flgraph.runs.files import write_text
 from flgraph.runs.history import lower_is_better
 
-Done = Mapping[tuple[str, str], Sequence[dict[str, Any]]]
-"""Setting and method to the results of the finished runs, one per seed."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One row of the CSV: a method in a setting under a protocol. Values in percent, errors and statistics as they are.
-
-    Args:
-        table: the study.
-        setting: column of the paper's table.
-        method: row of the paper's table.
-        metric: what is reported.
-        protocol: which round is reported, see :data:`PROTOCOLS`.
-        paper_mean: as printed; NaN if the paper has no such cell.
-        paper_std: as printed; NaN if it is not.
-        mean: over seeds, of the mean over clients.
-        std: sample standard deviation over seeds; NaN for one seed, or where one has no value.
-        seeds: number of seeds.
-        rounds: communication rounds, or the most of them.
-        which: the seeds, with blanks between them.
-    """
-
-    table: str
-    setting: str
-    method: str
-    metric: str
-    protocol: str
-    paper_mean: float
-    paper_std: float
-    mean: float
-    std: float
-    seeds: int
-    rounds: int
-    which: str = ""
-
-    @property
-    def verdict(self) -> str:
-        """Whether the mean lies ``within`` the paper's spread, ``above`` or ``below``; empty where one is not known."""
-        if math.isnan(self.paper_std) or math.isnan(self.mean):
-            return ""
-        gap = self.mean - self.paper_mean
-        return "within" if abs(gap) <= self.paper_std else "above" if gap > 0 else "below"
-
-
-def finished(study: Study, runs: Path, index: RunIndex | None = None) -> Done:
-    """The results of all finished runs of a study, in the study's order.
-
-    Args:
-        study: whose runs.
-        runs: where run folders are.
-        index: what is recorded of runs, for those without a folder.
-    """
-    done: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for setting in study.settings:
-        for method in study.methods:
-            found = [find_results(study, study.run(setting, method, seed), runs, index) for seed in study.seeds]
-            results = [result for result in found if result is not None]
-            if results:
-                done[setting, method] = results
-    return done
-
-
-def collect(study: Study, done: Done) -> list[Cell]:
-    """A cell for every method, setting and protocol with at least one finished run."""
-    cells = []
-    protocols = [name for name in PROTOCOLS if name != "best_client" or name in study.protocols]
-    for metric, ((setting, method), results), protocol in product(study.metrics, done.items(), protocols):
-        unit = unit_of(metric)
-        found = [(run["seed"], value_of(run, protocol, logged_name(metric), study.mean_key)) for run in results]
-        values = [unit * value for _, value in found if value is not None]
-        if not values or (protocol == "best_client" and len(values) < len(found)):  # older records lack it
-            continue
-        known = len(values) > 1 and all(map(math.isfinite, values))
-        std = statistics.stdev(values) if known else math.nan
-        numbers = (*study.printed(metric, setting, method), statistics.fmean(values), std, len(values))
-        which = " ".join(str(seed) for seed, value in found if value is not None)
-        cells.append(Cell(study.name, setting, method, metric, protocol, *numbers, study.rounds_of(method), which))
-    return cells
-
 
 def write_tables(
-    study: Study, done: Done, cells: Sequence[Cell], out: Path, runs: Path, figures: Sequence[Path] = ()
+    study: Study,
+    done: Done,
+    cells: Sequence[Cell],
+    out: Path,
+    runs: Path,
+    figures: Sequence[Path] = (),
+    earlier: Earlier | None = None,
 ) -> list[Path]:
-    """Writes ``TABLE.csv`` and ``TABLE.md`` into ``out/PAPER``."""
-    files = _files(study, out)
+    """Writes ``TABLE.csv`` and ``TABLE.md`` into ``out/PAPER``.
+
+    Args:
+        study: what was run.
+        done: the finished runs.
+        cells: of them, and of the table that is there.
+        out: where tables go.
+        runs: where run folders are.
+        figures: that the page shows.
+        earlier: the table that is there, for what the page says of runs that are gone.
+    """
+    earlier, files = earlier or Earlier(), table_files(study, out)
     files[0].parent.mkdir(parents=True, exist_ok=True)
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, [column.name for column in fields(Cell)], lineterminator="\n")
@@ -116,63 +51,10 @@ def write_tables(
     for cell in cells:
         writer.writerow({key: _rounded(value) for key, value in asdict(cell).items()})
     write_text(stream.getvalue(), files[0])
-    lines = [*_head(study, cells), *_sections(study, done, cells, figures), *_provenance(study, done, runs)]
+    lines = [*_head(study, cells), *_sections(study, done, cells, figures, earlier)]
+    lines += _provenance(study, done, cells, runs, earlier)
     write_text("\n".join(lines) + "\n", files[1])
-    return files
-
-
-def keep_larger(study: Study, cells: Sequence[Cell], out: Path) -> list[Path]:
-    """Puts a table aside, with its pictures, that has cells, seeds or rounds that the new one lacks.
-
-    The runs behind it may be gone. It becomes ``TABLE.larger.csv`` and ``.md``; one that was put aside before makes
-    room only for one that has all that it has.
-
-    Args:
-        study: whose table.
-        cells: of the new one.
-        out: where tables go.
-
-    Returns:
-        The files that were put aside now.
-    """
-    before = _files(study, out)
-    if not all(file.is_file() for file in before):
-        return []
-    had, aside = _rows(before[0]), before[0].with_suffix(".larger.csv")
-    if _covers(map(asdict, cells), had) or (aside.is_file() and not _covers(had, _rows(aside))):
-        return []
-    text = before[1].read_text(encoding="utf-8")
-    for picture in dict.fromkeys(re.findall(r"!\[[^]]*\]\(([^()/]+)\.png\)", text)):
-        if (file := before[0].with_name(f"{picture}.png")).is_file():
-            before.append(file)
-            text = text.replace(f"]({picture}.png)", f"]({picture}.larger.png)")
-    write_text(text, before[1])
-    return [file.replace(file.with_name(f"{file.stem}.larger{file.suffix}")) for file in before]
-
-
-def _covers(one: Iterable[Mapping[str, Any]], other: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a table has all cells, seeds and rounds that another one has; older ones do not name their seeds."""
-    mine, theirs = (
-        {tuple(row[key] for key in ("setting", "method", "metric", "protocol")): row for row in rows}
-        for rows in (one, other)
-    )
-    for cell, row in theirs.items():
-        own = mine.get(cell, {"seeds": 0, "rounds": 0})
-        fewer = any(int(own[what]) < int(row[what]) for what in ("seeds", "rounds"))
-        named = own.get("which") and not {*(row.get("which") or "").split()} <= {*own["which"].split()}
-        if cell[-1] == "final" and (fewer or named):
-            return False
-    return True
-
-
-def _rows(file: Path) -> list[dict[str, str]]:
-    with open(file, newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
-
-
-def _files(study: Study, out: Path) -> list[Path]:
-    table = study.name.rpartition("/")[2]
-    return [out / study.paper_name / f"{table}{suffix}" for suffix in (".csv", ".md")]
+    return [*files]
 
 
 def _head(study: Study, cells: Sequence[Cell]) -> list[str]:
@@ -206,7 +88,7 @@ def _units(metrics: Sequence[str]) -> str:
     return " and ".join(part + tail for part, tail in zip(parts, tails, strict=True) if part).capitalize()
 
 
-def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence[Path]) -> list[str]:
+def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence[Path], earlier: Earlier) -> list[str]:
     lines = [line for figure in figures for line in ("", f"![{figure.stem}]({figure.name})")]
     if all(metric.startswith(PARTITION) for metric in study.metrics):
         return [*lines, "", *_statistics(cells), ""]
@@ -221,28 +103,63 @@ def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence
         title += f", {in_words(metric)}" if len(study.metrics) > 1 else ""
         lines += ["", f"## {title}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
         here = {(c.method, c.protocol): c for c in cells if (c.metric, c.setting) == (metric, setting)}
-        local = next((name for name in ("Local", "Local Only") if (setting, name) in done), None)
-        for method in dict.fromkeys(cell.method for cell in here.values()):
-            base = done.get((setting, study.base), ()) if method != study.base else ()
-            results, final = done[setting, method], here.get((method, "final"))
-            printed = next(cell for (name, _), cell in here.items() if name == method)
-            over = () if local in (None, method) else done[setting, str(local)]
-            digits = digits_of(metric, 2)
-            row = [
-                method,
-                _mean_std(printed.paper_mean, printed.paper_std, digits),
-                _spread(final),
-                "-" if final is None else _signed(final.mean - final.paper_mean, digits),
-                (final.verdict if final else "") or "-",
-                *(_spread(here.get((method, name))) for name in ("best_val", "best_test", *further)),
-                _signed(_mean(_gains(study, metric, results, over)), digits),
-                *([_paired(_gains(study, metric, results, base), digits)] if study.base else []),
-                *_parameters(results),
-                _megabytes(results),
-                str(printed.seeds),
-            ]
+        runs = {method: results for (where, method), results in done.items() if where == setting}
+        old = {method: row for (where, method), row in earlier.rows.items() if where == title}
+        section = _Section(study, metric, here, runs)
+        for name in dict.fromkeys(name for name, _ in here):
+            stays = name in old and name not in runs
+            row = [old[name].get(column, "-") for column in columns] if stays else section.row(name, further)
             lines.append(f"| {' | '.join(row)} |")
     return [*lines, ""]
+
+
+@dataclass(frozen=True)
+class _Section:
+    """Rows of a metric in a setting.
+
+    Args:
+        study: what was run.
+        metric: that is told.
+        cells: by method and protocol.
+        runs: a method's finished ones that are in them.
+    """
+
+    study: Study
+    metric: str
+    cells: Mapping[tuple[str, str], Cell]
+    runs: Mapping[str, Sequence[dict[str, Any]]]
+
+    def row(self, method: str, further: Sequence[str]) -> list[str]:
+        """With columns of ``further`` protocols."""
+        study, digits, final = self.study, digits_of(self.metric, 2), self.cells.get((method, "final"))
+        printed = next(cell for (name, _), cell in self.cells.items() if name == method)
+        local = next((name for name in ("Local", "Local Only") if (name, "final") in self.cells), "")
+        results = self.runs.get(method, ())
+        return [
+            method,
+            _mean_std(printed.paper_mean, printed.paper_std, digits),
+            _spread(final),
+            "-" if final is None else _signed(final.mean - final.paper_mean, digits),
+            (final.verdict if final else "") or "-",
+            *(_spread(self.cells.get((method, name))) for name in ("best_val", "best_test", *further)),
+            self.over(method, local, lambda gains, digits: _signed(_mean(gains), digits)),
+            *([self.over(method, study.base, _paired)] if study.base else []),
+            *_parameters(results),
+            _megabytes(results),
+            str(printed.seeds),
+        ]
+
+    def over(self, method: str, base: str, show: Callable[[Sequence[float], int], str]) -> str:
+        """The difference from another method: of runs, seed by seed; of cells, if they are of the same seeds."""
+        mine, other = self.cells.get((method, "final")), self.cells.get((base, "final"))
+        if mine is None or other is None or method == base:
+            return "-"
+        ours, theirs = self.runs.get(method, ()), self.runs.get(base, ())
+        if (len(ours), len(theirs)) == (mine.seeds, other.seeds):
+            return show(_gains(self.study, self.metric, ours, theirs), digits_of(self.metric, 2))
+        sign = -1 if lower_is_better(self.metric) else 1
+        alike = {*mine.which.split()} == {*other.which.split()}
+        return show([sign * (mine.mean - other.mean)] if alike else [], digits_of(self.metric, 2))
 
 
 def _gains(study: Study, metric: str, mine: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> list[float]:
@@ -285,7 +202,7 @@ def _statistics(cells: Sequence[Cell]) -> list[str]:
 
 def _parameters(results: Sequence[dict[str, Any]]) -> tuple[str, str]:
     """Of a client's model, as the mean over clients: all, and those that are shared."""
-    counts = results[0].get("parameters") or {}
+    counts = (results[0].get("parameters") if results else None) or {}
     if not counts:
         return "-", "-"
     return tuple(f"{statistics.fmean(c[kind] for c in counts.values()):,.0f}" for kind in ("total", "shared"))  # type: ignore[return-value]
@@ -322,42 +239,55 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def _provenance(study: Study, done: Done, runs: Path) -> Iterator[str]:
+def _provenance(study: Study, done: Done, cells: Sequence[Cell], runs: Path, earlier: Earlier) -> Iterator[str]:
     """How a table was made: commands, versions, checksums of the data, seconds."""
-    yield from ("## How it was made", "", "```", shlex.join(_study_command(study)), "```", "")
-    (setting, method), results = next(iter(done.items()))
-    example = shlex.join(["flgraph", *command(study, study.run(setting, method, results[0]["seed"]), runs)])
+    yield from ("## How it was made", "", "```", shlex.join(_study_command(study, cells)), "```", "")
+    first = study.run(cells[0].setting, cells[0].method, int(cells[0].which.split()[0]))
+    example = shlex.join(["flgraph", *command(study, first, runs)])
     yield from ("which runs, for each cell and seed, with one thread, for example", "", "```", example, "```", "")
+    places = dict.fromkeys((cell.setting, cell.method) for cell in cells)
+    counts = {(cell.setting, cell.method): cell.seeds for cell in cells}
+    all_here = all(len(done.get(place, ())) >= count for place, count in counts.items())
     versions = [result["versions"] for several in done.values() for result in several]
-    yield from ("Versions:", "")
-    for package in dict.fromkeys(name for version in versions for name in version):
-        yield f"- {package}: {', '.join(sorted({str(version.get(package, '-')) for version in versions}))}"
-    yield from _data(done)
+    found = {name: {str(version.get(name, "-")) for version in versions} for version in versions for name in version}
+    yield from _listed("Versions:", found, {} if all_here else earlier.lists)
+    yield from _data(done, {} if all_here else earlier.lists)
     yield ""
-    seconds = {cell: statistics.fmean(r["seconds_per_round"] for r in results) for cell, results in done.items()}
-    shown = ", ".join(f"{setting} {method} {value:.2f}" for (setting, method), value in seconds.items())
+    seconds = {place: statistics.fmean(r["seconds_per_round"] for r in results) for place, results in done.items()}
+    told = {**earlier.seconds, **seconds}
+    shown = ", ".join(f"{' '.join(place)} {told[place]:.2f}" for place in places if place in told)
     yield f"Seconds a round (one thread a run; other runs may have shared the machine): {shown}."
 
 
-def _study_command(study: Study) -> list[str]:
-    seeds = ",".join(map(str, study.seeds))
-    parts = ["flgraph", "reproduce", study.source or study.name, "--settings", ",".join(study.settings)]
-    parts += ["--methods", ",".join(study.methods), "--seeds", seeds]
+def _listed(heading: str, found: Mapping[str, set[str]], earlier: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    """A list of names and what was found of each, here and in the table that is there."""
+    before = {name: {*text.split(", ")} for (where, name), text in earlier.items() if where == heading}
+    yield from (heading, "")
+    yield from (
+        f"- {name}: {', '.join(sorted(found.get(name, set()) | before.get(name, set())))}"
+        for name in {**before, **found}
+    )
+
+
+def _study_command(study: Study, cells: Sequence[Cell]) -> list[str]:
+    seeds = sorted({int(seed) for cell in cells for seed in cell.which.split()})
+    parts = ["flgraph", "reproduce", study.source or study.name]
+    parts += ["--settings", ",".join(dict.fromkeys(cell.setting for cell in cells))]
+    parts += ["--methods", ",".join(name for name in study.methods if any(cell.method == name for cell in cells))]
+    parts += ["--seeds", ",".join(map(str, seeds))]
     # Only where they are not the study's own: the option is for all methods, and keeps checkpoints.
     return [*parts, "--rounds", str(study.rounds)] if study.cut_short else parts
 
 
-def _data(done: Done) -> Iterator[str]:
+def _data(done: Done, earlier: Mapping[tuple[str, str], str]) -> Iterator[str]:
     """Checksums of features, edges, labels and splits, as the clients held them."""
     known: dict[str, set[str]] = {}
     for results in done.values():
         for name, settings in (item for result in results for item in result.get("data", {}).items()):
             if "content" in settings:
                 known.setdefault(name, set()).add(settings["content"])
-    if not known:
-        return
     if len(known) > MANY_CLIENTS:
         yield from ("", f"Data: {len(known)} clients; checksums are in each run's `results.json`.")
-        return
-    yield from ("", "Data (SHA-256 of features, edges, labels and splits, first 16 digits):", "")
-    yield from (f"- {name}: {', '.join(sorted(digests))}" for name, digests in known.items())
+    elif known:
+        yield ""
+        yield from _listed("Data (SHA-256 of features, edges, labels and splits, first 16 digits):", known, earlier)

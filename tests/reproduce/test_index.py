@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import shutil
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,9 +79,7 @@ def test_records_give_the_same_table(runs: Path, tmp_path: Path, average: str) -
     for protocol in ("best_client", "best_cluster"):  # of whose rounds there is no weighted mean
         assert (f"| {protocol} (optimistic) |" in before[1]) == (average == "clients")
     shutil.rmtree(runs)
-    assert write_study(study, runs, out) == []  # what is not at hand is not shown, unless asked for
-    assert (table.read_text(), page.read_text()) == before
-    write_study(study, runs, out, read_index(index_file(study, out)))
+    write_study(study, runs, out)
     assert (table.read_text(), page.read_text()) == before
 
 
@@ -109,43 +109,74 @@ def test_a_newer_run_takes_the_place_of_its_record(runs: Path, tmp_path: Path) -
     assert index[first.digest, 1, 3]["final"]["mean"] == {"test/accuracy": 0.3}
     assert index[first.digest, 1, 3]["best_test"]["mean"] == {"test/accuracy": 0.3}
     assert "clients" not in index[first.digest, 1, 3]["final"]
-    tables = {".lock", "runs.jsonl", "table.csv", "table.md", "table.larger.csv", "table.larger.md"}
-    assert {path.name for path in (out / "paper").iterdir()} == tables
+    assert {path.name for path in (out / "paper").iterdir()} == {".lock", "runs.jsonl", "table.csv", "table.md"}
 
 
-def test_a_larger_table_is_kept(runs: Path, tmp_path: Path) -> None:
-    """Of the largest one only: it is not written over by another one later."""
+def test_what_a_table_has_stays_in_it(runs: Path, tmp_path: Path) -> None:
+    """Of runs that are gone, without a record: cells that no run is at hand for, and seeds."""
     out = tmp_path / "out"
     table, page = write_study(STUDY, runs, out)
     whole = table.read_bytes(), page.read_bytes()
-    few = STUDY.cut(methods=["GCFL"])
-    larger = [out / "paper" / f"table.larger.{kind}" for kind in ("csv", "md")]
-    assert write_study(few, runs, out) == [table, page, *larger]
-    assert write_study(few.cut(seeds=[1]), runs, out) == [table, page]
-    assert tuple(file.read_bytes() for file in larger) == whole
-    assert write_study(STUDY, runs, out) == [table, page]
+    shutil.rmtree(runs)
+    index_file(STUDY, out).unlink()
+    assert write_study(STUDY, runs, out) == []
+    longer = replace(STUDY, seeds=[1, 2, 3], methods={**METHODS, "FedAvg": "--c=3"})
+    tests = {("Local", 1): 0.9, ("Local", 3): 0.77, ("FedAvg", 1): 0.5}
+    for (method, seed), test in tests.items():
+        run = longer.run("S", method, seed)
+        write_run(run_folder(longer, run, runs) / "version_0", seed, [0.6, 0.7, test], versions={"torch": "3"})
+    assert write_study(longer, runs, out) == [table, page]
+    rows = {row.split(" | ")[0]: row for row in page.read_text().splitlines() if row.startswith("| ")}
+    assert rows["| GCFL"] == next(row for row in whole[1].decode().splitlines() if row.startswith("| GCFL"))
+    # Seed 1 of Local is the earlier run's, and seed 3 the new one's: 61 + 10 / 3, 61 + 20 / 3 and 77.
+    values = [61 + 10 / 3, 61 + 20 / 3, 77.0]
+    mean, std = statistics.fmean(values), statistics.stdev(values)
+    assert f"| Local | 50.00 | {mean:.2f} ± {std:.2f} | {mean - 50:+.2f} |" in rows["| Local"]
+    assert rows["| Local"].endswith("| - | 20 | 4 | 3 / 6 | 3 |")
+    assert "| 50.00 |" in rows["| FedAvg"]
+    assert "- torch: 2, 3\n" in page.read_text()
+    with open(table, newline="") as stream:
+        which = {row["method"]: row["which"] for row in csv.DictReader(stream)}
+    assert which == {"Local": "1 2 3", "GCFL": "1 2", "FedAvg": "1"}
+    again = table.read_bytes(), page.read_bytes()
+    write_study(longer, runs, out)
+    assert (table.read_bytes(), page.read_bytes()) == again
+
+
+def test_a_study_that_was_cut_shows_all_that_is_done(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flgraph.cli.reproduce.load_study", lambda name: STUDY)
+    table, page = write_study(STUDY, runs, tmp_path / "out")
+    whole = table.read_bytes(), page.read_bytes()
+    args = ["reproduce", "paper/table", "--runs", str(runs), "--out", str(tmp_path / "out"), "--methods", "GCFL"]
+    main([*args, "--seeds", "1"])
     assert (table.read_bytes(), page.read_bytes()) == whole
 
 
-def test_fewer_rounds_or_other_seeds_are_less_too(runs: Path, tmp_path: Path) -> None:
-    """The picture goes aside with its table; what was put aside makes room for what has all that it has."""
-    out = tmp_path / "out"
-    folder, one = out / "paper", replace(STUDY, figure="convergence").cut(seeds=[1])
-    written = write_study(one, runs, out)
-    assert written[2].name == "table_S.png"
+def test_a_table_of_other_rounds_is_another_one(runs: Path, tmp_path: Path) -> None:
+    """Its picture, too; and a table says nothing that one of other rounds said in its place."""
+    out, one = tmp_path / "out", replace(STUDY, figure="convergence").cut(seeds=[1])
+    assert [file.name for file in write_study(one, runs, out)] == ["table.csv", "table.md", "table_S.png"]
     for run in one.cut(rounds=2).runs():
         write_run(run_folder(one, run, runs) / "version_1", run.seed, [0.1, 0.2])
-    shorter = write_study(one.cut(rounds=2), runs, out)
-    assert [file.name for file in shorter[2:]] == [
-        *("table.larger.csv", "table.larger.md", "table_S.larger.png"),
-        "table_S.png",
-    ]
-    assert "![table_S](table_S.larger.png)" in shorter[3].read_text()
-    other = write_study(one.cut(seeds=[]), runs, out)  # both seeds, of all rounds: nothing is lost with it
-    assert [file.name for file in other] == ["table.csv", "table.md", "table_S.png"]
-    whole = (folder / "table.csv").read_bytes()
-    write_study(replace(one, seeds=[2]), runs, out)
-    assert (folder / "table.larger.csv").read_bytes() == whole
+    shorter = [file.name for file in write_study(one.cut(rounds=2), runs, out)]
+    assert shorter == ["table_2_rounds.csv", "table_2_rounds.md", "table_2_rounds_S.png"]
+    assert one.cut(rounds=3).table == "table"
+    rewritten = replace(one, rounds=2, methods={"Local": METHODS["Local"]})
+    assert "GCFL" not in write_study(rewritten, runs, out)[1].read_text()
+
+
+def test_a_picture_of_more_runs_than_are_at_hand_stays(runs: Path, tmp_path: Path) -> None:
+    study, out = replace(STUDY, figure="convergence"), tmp_path / "out"
+    picture = write_study(study, runs, out)[2]
+    before = picture.read_bytes()
+    shutil.rmtree(run_folder(study, study.run("S", "GCFL", 1), runs))
+    shutil.rmtree(run_folder(study, study.run("S", "GCFL", 2), runs))
+    index_file(study, out).unlink()
+    assert write_study(study, runs, out)[2] == picture
+    assert picture.read_bytes() == before
+    assert "![table_S](table_S.png)" in (out / "paper" / "table.md").read_text()
 
 
 def test_rounds_after_the_results_are_not_looked_at(runs: Path, tmp_path: Path) -> None:
@@ -212,13 +243,12 @@ def test_pictures_that_need_more_are_left_as_they_are(runs: Path, tmp_path: Path
     picture = out / "paper" / "table_S.png"
     before = picture.read_bytes()
     shutil.rmtree(run_folder(STUDY, next(iter(STUDY.runs())), runs))
-    index = read_index(index_file(study, out))
-    files = write_study(study, runs, out, index)
+    files = write_study(study, runs, out)
     assert files[-1] == picture
     assert picture.read_bytes() == before
     assert "![table_S](table_S.png)" in files[1].read_text()
     picture.unlink()
-    assert [file.name for file in write_study(study, runs, out, index)] == ["table.csv", "table.md"]
+    assert [file.name for file in write_study(study, runs, out)] == ["table.csv", "table.md"]
 
 
 def test_a_broken_record_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

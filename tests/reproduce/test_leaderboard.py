@@ -120,14 +120,13 @@ def test_how_often_each_is_first(out: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_study_keeps_a_leaderboard_up_to_date(study: Study, out: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     (out / "README.md").write_text("# Something else\n")
-    index = read_index(index_file(study, out))
-    assert out / "README.md" not in write_study(study, runs, out, index)
+    assert out / "README.md" not in write_study(study, runs, out)
     assert (out / "README.md").read_text() == "# Something else\n"
     leaderboard.write_leaderboard(out)
     with open(out / "tiny" / "runs.jsonl", "a") as stream:
         stream.write(record(study, "TINY", "FedStar", 2, 0.8))
-    assert out / "README.md" in write_study(study, runs, out, index)
-    assert "| FedStar | **75.0 ± 7.1 (2)** |" in (out / "README.md").read_text()
+    assert out / "README.md" in write_study(study, runs, out)
+    assert "| FedStar | 75.0 ± 7.1 (2) |\n| FedStar (wide) | **80.0 ± 2.0 (2)** |" in (out / "README.md").read_text()
 
 
 def test_what_is_missing_by_hand(out: Path, capsys: pytest.CaptureFixture[str]) -> None:

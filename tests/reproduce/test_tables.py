@@ -16,9 +16,9 @@ import yaml
 from flgraph.cli.reproduce import write_study
 from flgraph.errors import InputError
 from flgraph.reproduce import Study, collect, finished, load_study, write_tables
+from flgraph.reproduce.cells import Cell
 from flgraph.reproduce.index import read_index
 from flgraph.reproduce.runner import run_folder
-from flgraph.reproduce.tables import Cell
 
 PARAMETERS = {"a": {"total": 1000, "shared": 200}, "b": {"total": 1500, "shared": 200}}
 SENT = {"bytes_per_round": {"up": 1e6, "down": 2e6}, "setup_bytes": {"up": 3e5, "down": 7e5}}
