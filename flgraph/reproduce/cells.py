@@ -38,6 +38,7 @@ class Cell:
         seeds: number of seeds.
         rounds: communication rounds, or the most of them.
         which: the seeds, with blanks between them.
+        digest: of the settings of the first seed's run; empty in older tables.
     """
 
     table: str
@@ -52,6 +53,7 @@ class Cell:
     seeds: int
     rounds: int
     which: str = ""
+    digest: str = ""
 
     @property
     def verdict(self) -> str:
@@ -94,7 +96,8 @@ def collect(study: Study, done: Done) -> list[Cell]:
         std = statistics.stdev(values) if known else math.nan
         numbers = (*study.printed(metric, setting, method), statistics.fmean(values), std, len(values))
         which = " ".join(str(seed) for seed, value in found if value is not None)
-        cells.append(Cell(study.name, setting, method, metric, protocol, *numbers, study.rounds_of(method), which))
+        of = (study.rounds_of(method), which, str(results[0].get("digest", "")))
+        cells.append(Cell(study.name, setting, method, metric, protocol, *numbers, *of))
     return cells
 
 
@@ -114,10 +117,14 @@ class Earlier:
     lists: Mapping[tuple[str, str], str] = field(default_factory=dict)
     seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
-    def seeds(self, setting: str, method: str) -> set[int]:
-        """Those of a method in a setting."""
+    def lacking(self, study: Study, setting: str, method: str, runs: Sequence[Mapping[str, Any]]) -> set[int]:
+        """All seeds of a method in a setting, if the finished runs, of no other settings, have not all of them."""
         last = [cell for (_, *at), cell in self.cells.items() if at == [setting, method, "final"]]
-        return {int(seed) for cell in last for seed in cell.which.split()}
+        seeds = {int(seed) for cell in last for seed in cell.which.split()}
+        if seeds <= {run["seed"] for run in runs}:
+            return set()
+        known = last[0].digest, study.run(setting, method, int(last[0].which.split()[0])).digest if runs else ""
+        return seeds if "" in known or known[0] == known[1] else set()
 
 
 def table_files(study: Study, out: Path) -> tuple[Path, Path]:
@@ -140,8 +147,9 @@ def read_earlier(study: Study, out: Path) -> Earlier:
             known = at[0] in study.metrics and at[1] in study.settings and at[2] in study.methods
             if known and int(row["rounds"]) == study.rounds_of(at[2]):
                 metric, setting, method, protocol = at
-                numbers = (*study.printed(metric, setting, method), mean, std, seeds, int(row["rounds"]), which)
-                cells[at] = Cell(study.name, setting, method, metric, protocol, *numbers)
+                numbers = (*study.printed(metric, setting, method), mean, std, seeds)
+                of = (int(row["rounds"]), which, row.get("digest") or "")
+                cells[at] = Cell(study.name, setting, method, metric, protocol, *numbers, *of)
     text = page.read_text(encoding="utf-8") if page.is_file() else ""
     return Earlier(cells, *_read_page(text, dict.fromkeys((setting, method) for _, setting, method, _ in cells)))
 
@@ -154,7 +162,7 @@ def _read_page(text: str, places: Iterable[tuple[str, str]]) -> tuple[Any, Any, 
         elif line.startswith("| "):
             parts = [part.strip() for part in line.strip("|").split("|")]
             if columns:
-                rows[heading, parts[0]] = dict(zip(columns, parts, strict=True))
+                rows[heading, parts[0]] = dict(zip(columns, parts, strict=False))
             columns = columns or parts
         elif found := re.fullmatch(r"- (.+?): (.+)", line):
             lists[heading, found[1]] = found[2]
@@ -169,24 +177,23 @@ def _read_page(text: str, places: Iterable[tuple[str, str]]) -> tuple[Any, Any, 
 def joined(study: Study, done: Done, earlier: Earlier) -> tuple[list[Cell], Done]:
     """The cells of a table with those of the one that is there, whose runs may be gone.
 
-    Where the finished runs have not all its seeds, a cell is of its seeds and of those that it lacks.
+    Where the finished runs have not all its seeds, a cell is of its seeds and of those that it lacks; unless its runs
+    had other settings.
 
     Returns:
         The cells, in the study's order, and those of the finished runs that are in them.
     """
-    used = {}
-    for setting, method in product(study.settings, study.methods):
-        had, runs = earlier.seeds(setting, method), done.get((setting, method), ())
-        stays = not had <= {run["seed"] for run in runs}
-        used[setting, method] = [run for run in runs if not (stays and run["seed"] in had)]
+    used, stays = {}, {}
+    for place in product(study.settings, study.methods):
+        runs = done.get(place, ())
+        stays[place] = earlier.lacking(study, *place, runs)
+        used[place] = [run for run in runs if run["seed"] not in stays[place]]
     new = {(cell.metric, cell.setting, cell.method, cell.protocol): cell for cell in collect(study, used)}
     cells = []
     for at in product(study.metrics, study.settings, study.methods, PROTOCOLS):
-        own, old = new.get(at), earlier.cells.get(at)
-        if old is not None and not {*old.which.split()} <= {str(run["seed"]) for run in used[at[1], at[2]]}:
-            cells.append(old if own is None else _pooled(old, own))
-        elif own is not None:
-            cells.append(own)
+        own, old = new.get(at), earlier.cells.get(at) if stays[at[1], at[2]] else None
+        if found := [cell for cell in (old, own) if cell is not None]:
+            cells.append(_pooled(*found) if len(found) == 2 else found[0])
     return cells, {place: runs for place, runs in used.items() if runs}
 
 

@@ -142,19 +142,19 @@ def run_folder(study: Study, run: Run, runs: Path) -> Path:
 
 
 def find_results(study: Study, run: Run, runs: Path, index: RunIndex | None = None) -> dict[str, Any] | None:
-    """``results.json`` of a finished run of the study's length, with its folder as ``folder``; the newest there is.
+    """``results.json`` of a finished run of the study's length, with ``folder`` and ``digest``; the newest there is.
 
     A run that stopped early is one, too, if that was no later. Where there is no folder, it is what the index has.
 
     Raises:
         InputError: a file is there but is not what a run writes.
     """
-    rounds = study.rounds_of(run.method)
-    for folder in _versions(run_folder(study, run, runs)):
+    rounds, home = study.rounds_of(run.method), run_folder(study, run, runs)
+    for folder in _versions(home):
         results = read_results(folder / "results.json")
         done = number(results.get("rounds"))
         if done == rounds or (results.get("stopped_early", False) and done < rounds):
-            return {**results, "folder": str(folder)}
+            return {**results, "folder": str(folder), "digest": home.parent.name}
     return None if index is None else recorded(index, study, run)
 
 

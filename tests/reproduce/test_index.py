@@ -143,6 +143,18 @@ def test_what_a_table_has_stays_in_it(runs: Path, tmp_path: Path) -> None:
     assert (table.read_bytes(), page.read_bytes()) == again
 
 
+def test_a_row_of_other_settings_makes_room(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write_study(STUDY, runs, out)
+    changed = replace(STUDY, methods={**METHODS, "GCFL": "--b=4"})
+    write_run(run_folder(changed, changed.run("S", "GCFL", 2), runs) / "version_0", 2, [0.6, 0.7, 0.3])
+    shutil.rmtree(run_folder(changed, changed.run("S", "Local", 1), runs))
+    index_file(STUDY, out).unlink()
+    rows = write_study(changed, runs, out)[1].read_text().splitlines()
+    assert any(row.startswith("| GCFL | - | 30.00 | - |") and row.endswith("| 1 |") for row in rows)
+    assert any(row.startswith("| Local | 50.00 | 66.00 ± 2.36 |") and row.endswith("| 2 |") for row in rows)
+
+
 def test_a_study_that_was_cut_shows_all_that_is_done(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ def test_tables(tiny_study: Callable[..., Study], write_results: Callable[..., N
     files = write_tables(study, done, cells, tmp_path / "out", tmp_path)
     with open(files[0]) as stream:
         rows = list(csv.DictReader(stream))
-    columns = "table,setting,method,metric,protocol,paper_mean,paper_std,mean,std,seeds,rounds,which"
+    columns = "table,setting,method,metric,protocol,paper_mean,paper_std,mean,std,seeds,rounds,which,digest"
     assert list(rows[0]) == columns.split(",")
     assert len(rows) == 6
     assert rows[3]["paper_mean"] == ""
