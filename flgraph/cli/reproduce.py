@@ -88,7 +88,6 @@ def main(args: Sequence[str]) -> None:
     study = full.cut(_split(given.settings), _split(given.methods), numbers or None, given.rounds)
     _folders(given.out, runs)
     index = read_index(index_file(study, given.out)) if given.recorded else {}
-    every_seed = [*full.seeds, *(seed for seed in study.seeds if seed not in full.seeds)]
     fewer = any(study.rounds_of(method) < full.rounds_of(method) for method in study.methods)
     keep_checkpoints, every = given.keep_checkpoints or fewer, given.checkpoint_every
     try:
@@ -96,7 +95,7 @@ def main(args: Sequence[str]) -> None:
             run_study(study, runs, given.jobs, keep_checkpoints=keep_checkpoints, index=index, checkpoint_every=every)
     finally:  # whatever is done is worth showing, also when a run failed or the study was stopped
         with _folder_of("--out", given.out):
-            files = write_study(full.cut(seeds=every_seed, rounds=given.rounds), runs, given.out)
+            files = write_study(full.cut(rounds=given.rounds), runs, given.out, study)
         print("\n".join(f"wrote {file}" for file in files) or "no further run is done: no table was written")
 
 
@@ -155,34 +154,37 @@ def work_off(
         raise InputError("runs", "done", f"{len(failed)} that failed; the first's log is {failed[0]}")
 
 
-def write_study(study: Study, runs: Path, out: Path) -> list[Path]:
+def write_study(study: Study, runs: Path, out: Path, part: Study | None = None) -> list[Path]:
     """Records whatever is done, and writes tables and figures of it.
 
     Args:
         study: what was run.
         runs: where run folders are.
         out: where tables and the index go, whose records stand for runs without a folder.
+        part: of the study, which may have further seeds.
 
     Returns:
         The files; none where nothing is done. What the table that is there has of runs that are gone, cells or seeds,
         is in the new one, too. A leaderboard that is there is brought up to date.
     """
-    done = finished(study, runs, read_index(index_file(study, out)))
+    done = finished(study, runs, index := read_index(index_file(study, out)))
+    for cell, results in finished(part, runs, index).items() if part else ():
+        done[cell] = [*done.get(cell, ()), *(one for one in results if one["seed"] not in study.seeds)]
     if not done:
         return []
     found = ((study.run(*cell, run["seed"]), run) for cell, results in done.items() for run in results)
     record_runs(index_file(study, out), (one for one in found if "folder" in one[1]))
     with alone_in(out / study.paper_name):
         earlier = read_earlier(study, out)
-        cells, done = joined(study, done, earlier)
-        if not done:
+        cells, used = joined(study, done, earlier)
+        if not (used and cells):
             return []
         for metric in study.metrics:
             if not any(math.isfinite(cell.mean) for cell in cells if cell.metric == metric):
                 warnings.warn(f"{study.name}: no run has a value of metric {metric}", stacklevel=2)
-        figures = plan_figures(study, done, cells, out)
+        figures = plan_figures(study, used, cells, out)
         shown = [file for file, draw in figures if draw is not None or file.exists()]
-        files = write_tables(study, done, cells, out, runs, shown, earlier)
+        files = write_tables(study, used, cells, out, runs, shown, earlier)
         for file, draw in figures:
             if draw is not None:
                 draw(file)

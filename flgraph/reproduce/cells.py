@@ -6,12 +6,13 @@ import csv
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from flgraph.errors import InputError
 from flgraph.reproduce.index import RunIndex
 from flgraph.reproduce.protocols import PROTOCOLS, value_of
 from flgraph.reproduce.runner import find_results
@@ -39,6 +40,11 @@ class Cell:
         rounds: communication rounds, or the most of them.
         which: the seeds, with blanks between them.
         digest: of the settings of the first seed's run; empty in older tables.
+        parameters: of a client's model, mean over clients; NaN, as all that follows, where it is not known.
+        shared: how many of them are.
+        up: 10^6 wire bytes of all uploads of a whole run; metrics are not counted.
+        down: the same of downloads.
+        seconds: of a round, wall clock on one thread.
     """
 
     table: str
@@ -54,6 +60,11 @@ class Cell:
     rounds: int
     which: str = ""
     digest: str = ""
+    parameters: float = math.nan
+    shared: float = math.nan
+    up: float = math.nan
+    down: float = math.nan
+    seconds: float = math.nan
 
     @property
     def verdict(self) -> str:
@@ -64,7 +75,7 @@ class Cell:
         return "within" if abs(gap) <= self.paper_std else "above" if gap > 0 else "below"
 
 
-def finished(study: Study, runs: Path, index: RunIndex | None = None) -> Done:
+def finished(study: Study, runs: Path, index: RunIndex | None = None) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """The results of all finished runs of a study, in the study's order.
 
     Args:
@@ -72,7 +83,7 @@ def finished(study: Study, runs: Path, index: RunIndex | None = None) -> Done:
         runs: where run folders are.
         index: what is recorded of runs, for those without a folder.
     """
-    done: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    done = {}
     for setting in study.settings:
         for method in study.methods:
             found = [find_results(study, study.run(setting, method, seed), runs, index) for seed in study.seeds]
@@ -86,19 +97,38 @@ def collect(study: Study, done: Done) -> list[Cell]:
     """A cell for every method, setting and protocol with at least one finished run."""
     cells = []
     protocols = [name for name in PROTOCOLS if name != "best_client" or name in study.protocols]
+    costs = {place: _costs(results) for place, results in done.items() if results}
     for metric, ((setting, method), results), protocol in product(study.metrics, done.items(), protocols):
         unit = unit_of(metric)
-        found = [(run["seed"], value_of(run, protocol, logged_name(metric), study.mean_key)) for run in results]
-        values = [unit * value for _, value in found if value is not None]
-        if not values or (protocol == "best_client" and len(values) < len(found)):  # older records lack it
+        found = [(run, value_of(run, protocol, logged_name(metric), study.mean_key)) for run in results]
+        told = [(run, unit * value) for run, value in found if value is not None]
+        if not told or (protocol == "best_client" and len(told) < len(found)):  # older records lack it
             continue
-        known = len(values) > 1 and all(map(math.isfinite, values))
-        std = statistics.stdev(values) if known else math.nan
-        numbers = (*study.printed(metric, setting, method), statistics.fmean(values), std, len(values))
-        which = " ".join(str(seed) for seed, value in found if value is not None)
-        of = (study.rounds_of(method), which, str(results[0].get("digest", "")))
-        cells.append(Cell(study.name, setting, method, metric, protocol, *numbers, *of))
+        values = [value for _, value in told]
+        std = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
+        which, known_by = " ".join(str(run["seed"]) for run, _ in told), str(told[0][0].get("digest", ""))
+        printed, at = study.printed(metric, setting, method), (study.name, setting, method, metric, protocol)
+        rounds, mean = study.rounds_of(method), statistics.fmean(values)
+        of = costs[setting, method]
+        cells.append(Cell(*at, *printed, mean, std, len(values), rounds, which, known_by, **of))
     return cells
+
+
+def _costs(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The last fields of a cell."""
+    counts = (results[0].get("parameters") or {}).values()
+    found = {name: statistics.fmean(count[kind] for count in counts) for name, kind in _KINDS.items() if counts}
+    for way in ("up", "down"):
+        totals = [
+            run["bytes_per_round"][way] * run["rounds"] + run.get("setup_bytes", {}).get(way, 0)
+            for run in results
+            if "bytes_per_round" in run
+        ]
+        found |= {way: statistics.fmean(totals) / 1e6} if totals else {}
+    return {**found, "seconds": statistics.fmean(run["seconds_per_round"] for run in results)}
+
+
+_KINDS = {"parameters": "total", "shared": "shared"}
 
 
 @dataclass(frozen=True)
@@ -107,15 +137,11 @@ class Earlier:
 
     Args:
         cells: by metric, setting, method and protocol.
-        rows: rows of the page by title of their section and method, as text by column.
         lists: versions and checksums below the page, by heading and name.
-        seconds: of a round, by setting and method.
     """
 
     cells: Mapping[tuple[str, str, str, str], Cell] = field(default_factory=dict)
-    rows: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)
     lists: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def lacking(self, study: Study, setting: str, method: str, runs: Sequence[Mapping[str, Any]]) -> set[int]:
         """All seeds of a method in a setting, if the finished runs, of no other settings, have not all of them."""
@@ -123,8 +149,13 @@ class Earlier:
         seeds = {int(seed) for cell in last for seed in cell.which.split()}
         if seeds <= {run["seed"] for run in runs}:
             return set()
-        known = last[0].digest, study.run(setting, method, int(last[0].which.split()[0])).digest if runs else ""
-        return seeds if "" in known or known[0] == known[1] else set()
+        return seeds if not runs or is_of(last[0], study) else set()
+
+
+def is_of(cell: Cell, study: Study) -> bool:
+    """Whether a cell is of runs with the study's settings, as far as it tells."""
+    first = study.run(cell.setting, cell.method, int(cell.which.split()[0]))
+    return cell.digest in ("", first.digest)
 
 
 def table_files(study: Study, out: Path) -> tuple[Path, Path]:
@@ -134,44 +165,51 @@ def table_files(study: Study, out: Path) -> tuple[Path, Path]:
 
 
 def read_earlier(study: Study, out: Path) -> Earlier:
-    """The table that is there; older ones do not name their seeds, which are a study's first then."""
+    """The table that is there, without what the study has no more.
+
+    Raises:
+        InputError: it cannot be read.
+    """
     file, page = table_files(study, out)
     if not file.is_file():
         return Earlier()
     cells = {}
     with open(file, newline="", encoding="utf-8") as stream:
-        for row in csv.DictReader(stream):
-            at, seeds = (row["metric"], row["setting"], row["method"], row["protocol"]), int(row["seeds"])
-            mean, std = (float(row[name]) if row[name] else math.nan for name in ("mean", "std"))
-            which = row.get("which") or " ".join(map(str, study.seeds[:seeds]))
-            known = at[0] in study.metrics and at[1] in study.settings and at[2] in study.methods
-            if known and int(row["rounds"]) == study.rounds_of(at[2]):
-                metric, setting, method, protocol = at
-                numbers = (*study.printed(metric, setting, method), mean, std, seeds)
-                of = (int(row["rounds"]), which, row.get("digest") or "")
-                cells[at] = Cell(study.name, setting, method, metric, protocol, *numbers, *of)
-    text = page.read_text(encoding="utf-8") if page.is_file() else ""
-    return Earlier(cells, *_read_page(text, dict.fromkeys((setting, method) for _, setting, method, _ in cells)))
-
-
-def _read_page(text: str, places: Iterable[tuple[str, str]]) -> tuple[Any, Any, Any]:
-    rows, lists, columns, heading = {}, {}, list[str](), ""
-    for line in text.splitlines():
-        if line.startswith("## ") or line.endswith(":"):
-            heading, columns = line.removeprefix("## "), []
-        elif line.startswith("| "):
-            parts = [part.strip() for part in line.strip("|").split("|")]
-            if columns:
-                rows[heading, parts[0]] = dict(zip(columns, parts, strict=False))
-            columns = columns or parts
-        elif found := re.fullmatch(r"- (.+?): (.+)", line):
+        for number, row in enumerate(csv.DictReader(stream), start=2):
+            try:
+                cell = _cell(study, row)
+            except (ValueError, TypeError, KeyError) as error:
+                raise InputError(f"line {number} of {file}", "a row of a table", f"{row}") from error
+            known = cell.metric in study.metrics and cell.setting in study.settings and cell.method in study.methods
+            if known and cell.rounds == study.rounds_of(cell.method):
+                mean, std = study.printed(cell.metric, cell.setting, cell.method)
+                cells[_at(cell)] = replace(cell, paper_mean=mean, paper_std=std)
+    lists, heading = {}, ""
+    for line in page.read_text(encoding="utf-8").splitlines() if page.is_file() else ():
+        heading = line if line.endswith(":") else heading
+        if found := re.fullmatch(r"- (.+): (.+)", line):
             lists[heading, found[1]] = found[2]
-    took = next((line for line in text.splitlines() if line.startswith("Seconds a round")), "")
-    seconds = {}
-    for place in places:
-        if found := re.search(rf"[:,] {re.escape(' '.join(place))} (\d+\.\d+)(?:,|\.?$)", took):
-            seconds[place] = float(found[1])
-    return rows, lists, seconds
+    return Earlier(cells, lists)
+
+
+def _cell(study: Study, row: Mapping[str, str | None]) -> Cell:
+    """From a row of a CSV; older ones lack the last columns."""
+    values: dict[str, Any] = {}
+    for column in fields(Cell):
+        text = row.get(column.name) or ""
+        if column.type == "float":
+            values[column.name] = float(text or "nan")
+        else:
+            values[column.name] = int(text) if column.type == "int" else text
+    # One that does not name its seeds is of the study's first.
+    values["which"] = values["which"] or " ".join(map(str, study.seeds[: values["seeds"]]))
+    if not all(seed.isdigit() for seed in values["which"].split()):
+        raise ValueError(values["which"])
+    return Cell(**values)
+
+
+def _at(cell: Cell) -> tuple[str, str, str, str]:
+    return cell.metric, cell.setting, cell.method, cell.protocol
 
 
 def joined(study: Study, done: Done, earlier: Earlier) -> tuple[list[Cell], Done]:
@@ -188,20 +226,32 @@ def joined(study: Study, done: Done, earlier: Earlier) -> tuple[list[Cell], Done
         runs = done.get(place, ())
         stays[place] = earlier.lacking(study, *place, runs)
         used[place] = [run for run in runs if run["seed"] not in stays[place]]
-    new = {(cell.metric, cell.setting, cell.method, cell.protocol): cell for cell in collect(study, used)}
+    new = {_at(cell): cell for cell in collect(study, used)}
     cells = []
-    for at in product(study.metrics, study.settings, study.methods, PROTOCOLS):
-        own, old = new.get(at), earlier.cells.get(at) if stays[at[1], at[2]] else None
-        if found := [cell for cell in (old, own) if cell is not None]:
-            cells.append(_pooled(*found) if len(found) == 2 else found[0])
+    for metric, setting, method in product(study.metrics, study.settings, study.methods):
+        ats, old = [(metric, setting, method, protocol) for protocol in PROTOCOLS], stays[setting, method]
+        both = [[known[at] for known in (earlier.cells if old else {}, new) if at in known] for at in ats]
+        here = [_pooled(*pair) if len(pair) == 2 else pair[0] for pair in both if pair]
+        most = max((cell.seeds for cell in here), default=0)
+        cells += [cell for cell in here if cell.seeds == most or not old]  # a protocol that some seeds lack is left out
     return cells, {place: runs for place, runs in used.items() if runs}
 
 
 def _pooled(one: Cell, other: Cell) -> Cell:
     """Of the seeds of both: the mean and the sample standard deviation, which follow from theirs."""
     count = one.seeds + other.seeds
-    mean = (one.seeds * one.mean + other.seeds * other.mean) / count
-    within = [(cell.seeds - 1) * cell.std**2 if cell.seeds > 1 else 0.0 for cell in (one, other)]
-    between = one.seeds * other.seeds / count * (one.mean - other.mean) ** 2
-    std = math.sqrt((math.fsum(within) + between) / (count - 1))
-    return replace(one, mean=mean, std=std, seeds=count, which=f"{one.which} {other.which}")
+    costs: dict[str, Any] = {}
+    for name in ("parameters", "shared", "up", "down", "seconds"):
+        known = [(cell.seeds, getattr(cell, name)) for cell in (one, other) if not math.isnan(getattr(cell, name))]
+        costs[name] = sum(n * value for n, value in known) / sum(n for n, _ in known) if known else math.nan
+    within = [(cell.seeds - 1) * cell.std * cell.std if cell.seeds > 1 else 0.0 for cell in (one, other)]
+    apart = one.mean - other.mean
+    std = math.sqrt((sum(within) + one.seeds * other.seeds / count * apart * apart) / (count - 1))
+    return replace(
+        one,
+        mean=(one.seeds * one.mean + other.seeds * other.mean) / count,
+        std=std,
+        seeds=count,
+        which=f"{one.which} {other.which}",
+        **costs,
+    )

@@ -39,7 +39,7 @@ def plan_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) -> 
     draw = {"convergence": _convergence, "clients": _clients}.get(study.figure)
     without = {"divergence": _divergence, "labels": _labels, "predictions": _predictions, "embeddings": _embeddings}
     files: list[tuple[Path, Draw | None]] = []
-    for setting in dict.fromkeys(setting for setting, _ in done):
+    for setting in dict.fromkeys(cell.setting for cell in cells):
         series = {method: runs for (where, method), runs in done.items() if where == setting}
         there = all("folder" in run for runs in series.values() for run in runs)
         there = there and all(c.seeds <= len(series.get(c.method, ())) for c in cells if c.setting == setting)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.errors import expect
-from flgraph.reproduce.cells import collect, read_earlier
+from flgraph.reproduce.cells import collect, is_of, read_earlier
 from flgraph.reproduce.index import RunIndex, index_file, read_index, recorded
 from flgraph.reproduce.study import PARTITION, Study, list_studies, load_study
 
@@ -104,12 +104,11 @@ def _of_index(study: Study, setting: str, method: str, index: RunIndex) -> Recor
 
 
 def _of_table(study: Study, out: Path) -> dict[tuple[str, str], Record]:
-    """From the table, and seconds from the line of its page that has them."""
-    earlier, found = read_earlier(study, out), {}
-    for (metric, *_, protocol), cell in earlier.cells.items():
-        if (metric, protocol) == (study.metrics[0], "final"):
+    """From the table, if it is of runs with today's settings."""
+    found = {}
+    for cell in read_earlier(study, out).cells.values():
+        if (cell.metric, cell.protocol) == (study.metrics[0], "final") and is_of(cell, study):
             at = (cell.setting, cell.method)
             runs = frozenset(run_of(study, *at, int(seed)) for seed in cell.which.split())
-            took = earlier.seconds.get(at, math.nan)
-            found[at] = Record(cell.mean, cell.std, cell.seeds, took, math.nan, math.nan, runs)
+            found[at] = Record(cell.mean, cell.std, cell.seeds, cell.seconds, math.nan, math.nan, runs)
     return found

@@ -306,6 +306,7 @@ def _check(study: Study) -> None:
     for where, name, line in ((w, *item) for w in ("settings", "methods") for item in getattr(study, w).items()):
         expect(isinstance(name, str), f"a name in {where}", "text, in quotes where it is a number,", name)
         expect("," not in name, f"a name in {where}", "without a comma, which stands between names,", name)
+        expect("|" not in name, f"a name in {where}", "without `|`, which stands between columns,", name)
         expect(isinstance(line, str), f"{where}.{name}", "arguments of `flgraph fit` in one line", line)
         try:
             words = [word.rpartition("=")[2] for word in _words(line) if "{" not in word]

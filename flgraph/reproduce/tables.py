@@ -7,8 +7,8 @@ import io
 import math
 import shlex
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def write_tables(
     for cell in cells:
         writer.writerow({key: _rounded(value) for key, value in asdict(cell).items()})
     write_text(stream.getvalue(), files[0])
-    lines = [*_head(study, cells), *_sections(study, done, cells, figures, earlier)]
+    lines = [*_head(study, cells), *_sections(study, done, cells, figures)]
     lines += _provenance(study, done, cells, runs, earlier)
     write_text("\n".join(lines) + "\n", files[1])
     return [*files]
@@ -88,7 +88,7 @@ def _units(metrics: Sequence[str]) -> str:
     return " and ".join(part + tail for part, tail in zip(parts, tails, strict=True) if part).capitalize()
 
 
-def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence[Path], earlier: Earlier) -> list[str]:
+def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence[Path]) -> list[str]:
     lines = [line for figure in figures for line in ("", f"![{figure.stem}]({figure.name})")]
     if all(metric.startswith(PARTITION) for metric in study.metrics):
         return [*lines, "", *_statistics(cells), ""]
@@ -104,73 +104,47 @@ def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence
         lines += ["", f"## {title}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
         here = {(c.method, c.protocol): c for c in cells if (c.metric, c.setting) == (metric, setting)}
         runs = {method: results for (where, method), results in done.items() if where == setting}
-        old = {method: row for (where, method), row in earlier.rows.items() if where == title}
-        section = _Section(study, metric, here, runs)
-        for name in dict.fromkeys(name for name, _ in here):
-            stays = name in old and name not in runs
-            row = [old[name].get(column, "-") for column in columns] if stays else section.row(name, further)
+        local = next((name for name in ("Local", "Local Only") if (name, "final") in here), "")
+        for method in dict.fromkeys(name for name, _ in here):
+            first, final = next(cell for (name, _), cell in here.items() if name == method), here.get((method, "final"))
+            digits, base = digits_of(metric, 2), here.get((study.base, "final"))
+            row = [
+                method,
+                _mean_std(first.paper_mean, first.paper_std, digits),
+                _spread(final),
+                "-" if final is None else _signed(final.mean - final.paper_mean, digits),
+                (final.verdict if final else "") or "-",
+                *(_spread(here.get((method, name))) for name in ("best_val", "best_test", *further)),
+                _signed(_mean(_gains(study, runs, final, here.get((local, "final")))), digits),
+                *([_paired(_gains(study, runs, final, base), digits)] if study.base else []),
+                _grouped(first.parameters),
+                _grouped(first.shared),
+                " / ".join(_grouped(sent) for sent in (first.up, first.down) if math.isfinite(sent)) or "-",
+                str(first.seeds),
+            ]
             lines.append(f"| {' | '.join(row)} |")
     return [*lines, ""]
 
 
-@dataclass(frozen=True)
-class _Section:
-    """Rows of a metric in a setting.
+def _gains(
+    study: Study, runs: Mapping[str, Sequence[dict[str, Any]]], mine: Cell | None, other: Cell | None
+) -> list[float]:
+    """By how much the last round is better than another method's (errors: less), for every seed that both have.
 
-    Args:
-        study: what was run.
-        metric: that is told.
-        cells: by method and protocol.
-        runs: a method's finished ones that are in them.
+    Where a cell is not of the runs alone, it is the difference of the means, if they are of the same seeds.
     """
-
-    study: Study
-    metric: str
-    cells: Mapping[tuple[str, str], Cell]
-    runs: Mapping[str, Sequence[dict[str, Any]]]
-
-    def row(self, method: str, further: Sequence[str]) -> list[str]:
-        """With columns of ``further`` protocols."""
-        study, digits, final = self.study, digits_of(self.metric, 2), self.cells.get((method, "final"))
-        printed = next(cell for (name, _), cell in self.cells.items() if name == method)
-        local = next((name for name in ("Local", "Local Only") if (name, "final") in self.cells), "")
-        results = self.runs.get(method, ())
-        return [
-            method,
-            _mean_std(printed.paper_mean, printed.paper_std, digits),
-            _spread(final),
-            "-" if final is None else _signed(final.mean - final.paper_mean, digits),
-            (final.verdict if final else "") or "-",
-            *(_spread(self.cells.get((method, name))) for name in ("best_val", "best_test", *further)),
-            self.over(method, local, lambda gains, digits: _signed(_mean(gains), digits)),
-            *([self.over(method, study.base, _paired)] if study.base else []),
-            *_parameters(results),
-            _megabytes(results),
-            str(printed.seeds),
-        ]
-
-    def over(self, method: str, base: str, show: Callable[[Sequence[float], int], str]) -> str:
-        """The difference from another method: of runs, seed by seed; of cells, if they are of the same seeds."""
-        mine, other = self.cells.get((method, "final")), self.cells.get((base, "final"))
-        if mine is None or other is None or method == base:
-            return "-"
-        ours, theirs = self.runs.get(method, ()), self.runs.get(base, ())
-        if (len(ours), len(theirs)) == (mine.seeds, other.seeds):
-            return show(_gains(self.study, self.metric, ours, theirs), digits_of(self.metric, 2))
-        sign = -1 if lower_is_better(self.metric) else 1
-        alike = {*mine.which.split()} == {*other.which.split()}
-        return show([sign * (mine.mean - other.mean)] if alike else [], digits_of(self.metric, 2))
-
-
-def _gains(study: Study, metric: str, mine: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> list[float]:
-    """By how much the last round is better than another method's (errors: less), for every seed that both have."""
-    ours, theirs = (
-        {run["seed"]: value_of(run, "final", logged_name(metric), study.mean_key) for run in runs}
-        for runs in (mine, other)
-    )
-    pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
-    unit = -unit_of(metric) if lower_is_better(metric) else unit_of(metric)
-    gains = [unit * (one - two) for one, two in pairs if one is not None and two is not None]
+    if mine is None or other is None or mine.method == other.method:
+        return []
+    ours, theirs = runs.get(mine.method, ()), runs.get(other.method, ())
+    sign = -1 if lower_is_better(mine.metric) else 1
+    if (len(ours), len(theirs)) != (mine.seeds, other.seeds):
+        return [sign * (mine.mean - other.mean)] if {*mine.which.split()} == {*other.which.split()} else []
+    values = [
+        {run["seed"]: value_of(run, "final", logged_name(mine.metric), study.mean_key) for run in several}
+        for several in (ours, theirs)
+    ]
+    pairs = [(one, values[1].get(seed)) for seed, one in values[0].items()]
+    gains = [sign * unit_of(mine.metric) * (one - two) for one, two in pairs if one is not None and two is not None]
     return [gain for gain in gains if math.isfinite(gain)]
 
 
@@ -194,31 +168,18 @@ def _statistics(cells: Sequence[Cell]) -> list[str]:
     for setting in dict.fromkeys(cell.setting for cell in cells):
         here = {cell.metric: cell for cell in cells if cell.setting == setting}
         row = [
-            f"{c.mean:,.1f}" + ("" if math.isnan(c.paper_mean) else f" [{c.paper_mean:,.1f}]") for c in here.values()
+            f"{here[name].mean:,.1f}"
+            + ("" if math.isnan(here[name].paper_mean) else f" [{here[name].paper_mean:,.1f}]")
+            if name in here
+            else "-"
+            for name in names
         ]
         lines.append(f"| {setting} | {' | '.join(row)} |")
     return lines
 
 
-def _parameters(results: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """Of a client's model, as the mean over clients: all, and those that are shared."""
-    counts = (results[0].get("parameters") if results else None) or {}
-    if not counts:
-        return "-", "-"
-    return tuple(f"{statistics.fmean(c[kind] for c in counts.values()):,.0f}" for kind in ("total", "shared"))  # type: ignore[return-value]
-
-
-def _megabytes(results: Sequence[dict[str, Any]]) -> str:
-    """Wire bytes of all payloads in a whole run, up and down, in units of 10^6; metrics are not counted."""
-    shown = []
-    for way in ("up", "down"):
-        totals = [
-            run["bytes_per_round"][way] * run["rounds"] + run.get("setup_bytes", {}).get(way, 0)
-            for run in results
-            if "bytes_per_round" in run
-        ]
-        shown += [f"{statistics.fmean(totals) / 1e6:,.0f}"] if totals else []
-    return " / ".join(shown) or "-"
+def _grouped(number: float) -> str:
+    return "-" if math.isnan(number) else f"{number:,.0f}"
 
 
 def _signed(difference: float, digits: int) -> str:
@@ -245,28 +206,23 @@ def _provenance(study: Study, done: Done, cells: Sequence[Cell], runs: Path, ear
     first = study.run(cells[0].setting, cells[0].method, int(cells[0].which.split()[0]))
     example = shlex.join(["flgraph", *command(study, first, runs)])
     yield from ("which runs, for each cell and seed, with one thread, for example", "", "```", example, "```", "")
-    places = dict.fromkeys((cell.setting, cell.method) for cell in cells)
-    counts = {(cell.setting, cell.method): cell.seeds for cell in cells}
-    all_here = all(len(done.get(place, ())) >= count for place, count in counts.items())
+    all_here = all(len(done.get((cell.setting, cell.method), ())) >= cell.seeds for cell in cells)
     versions = [result["versions"] for several in done.values() for result in several]
     found = {name: {str(version.get(name, "-")) for version in versions} for version in versions for name in version}
     yield from _listed("Versions:", found, {} if all_here else earlier.lists)
     yield from _data(done, {} if all_here else earlier.lists)
     yield ""
-    seconds = {place: statistics.fmean(r["seconds_per_round"] for r in results) for place, results in done.items()}
-    told = {**earlier.seconds, **seconds}
-    shown = ", ".join(f"{' '.join(place)} {told[place]:.2f}" for place in places if place in told)
+    seconds = {f"{cell.setting} {cell.method}": cell.seconds for cell in cells if math.isfinite(cell.seconds)}
+    shown = ", ".join(f"{place} {value:.2f}" for place, value in seconds.items())
     yield f"Seconds a round (one thread a run; other runs may have shared the machine): {shown}."
 
 
 def _listed(heading: str, found: Mapping[str, set[str]], earlier: Mapping[tuple[str, str], str]) -> Iterator[str]:
     """A list of names and what was found of each, here and in the table that is there."""
     before = {name: {*text.split(", ")} for (where, name), text in earlier.items() if where == heading}
-    yield from (heading, "")
-    yield from (
-        f"- {name}: {', '.join(sorted(found.get(name, set()) | before.get(name, set())))}"
-        for name in {**before, **found}
-    )
+    names = {**before, **found}
+    yield from (heading, "") if names else ()
+    yield from (f"- {name}: {', '.join(sorted({*found.get(name, ()), *before.get(name, ())}))}" for name in names)
 
 
 def _study_command(study: Study, cells: Sequence[Cell]) -> list[str]:
@@ -288,6 +244,6 @@ def _data(done: Done, earlier: Mapping[tuple[str, str], str]) -> Iterator[str]:
                 known.setdefault(name, set()).add(settings["content"])
     if len(known) > MANY_CLIENTS:
         yield from ("", f"Data: {len(known)} clients; checksums are in each run's `results.json`.")
-    elif known:
-        yield ""
-        yield from _listed("Data (SHA-256 of features, edges, labels and splits, first 16 digits):", known, earlier)
+        return
+    lines = [*_listed("Data (SHA-256 of features, edges, labels and splits, first 16 digits):", known, earlier)]
+    yield from ("", *lines) if lines else ()

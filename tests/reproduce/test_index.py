@@ -127,7 +127,8 @@ def test_what_a_table_has_stays_in_it(runs: Path, tmp_path: Path) -> None:
         write_run(run_folder(longer, run, runs) / "version_0", seed, [0.6, 0.7, test], versions={"torch": "3"})
     assert write_study(longer, runs, out) == [table, page]
     rows = {row.split(" | ")[0]: row for row in page.read_text().splitlines() if row.startswith("| ")}
-    assert rows["| GCFL"] == next(row for row in whole[1].decode().splitlines() if row.startswith("| GCFL"))
+    kept = next(row for row in whole[1].decode().splitlines() if row.startswith("| GCFL"))
+    assert rows["| GCFL"] == kept.replace("| +0.00 |", "| - |")  # Local is of other seeds now
     # Seed 1 of Local is the earlier run's, and seed 3 the new one's: 61 + 10 / 3, 61 + 20 / 3 and 77.
     values = [61 + 10 / 3, 61 + 20 / 3, 77.0]
     mean, std = statistics.fmean(values), statistics.stdev(values)
@@ -141,6 +142,67 @@ def test_what_a_table_has_stays_in_it(runs: Path, tmp_path: Path) -> None:
     again = table.read_bytes(), page.read_bytes()
     write_study(longer, runs, out)
     assert (table.read_bytes(), page.read_bytes()) == again
+
+
+def test_gains_of_rows_whose_runs_are_gone(runs: Path, tmp_path: Path) -> None:
+    """They are over what the other method has now."""
+    study, out = replace(STUDY, base="Local"), tmp_path / "out"
+    write_study(study, runs, out)
+    shutil.rmtree(runs)
+    index_file(study, out).unlink()
+    changed = replace(study, methods={**METHODS, "Local": "--a=7"})
+    for seed in (1, 2):
+        run = changed.run("S", "Local", seed)
+        write_run(run_folder(changed, run, runs) / "version_0", seed, [0.6, 0.7, 0.9])
+    page = write_study(changed, runs, out)[1].read_text()
+    assert "| 66.00 ± 2.36 |" in (row := next(row for row in page.splitlines() if row.startswith("| GCFL")))
+    assert "| -24.00 | -24.00 | 20 | 4 | 3 / 6 | 2 |" in row
+
+
+def test_a_protocol_that_some_seeds_lack_is_left_out(runs: Path, tmp_path: Path) -> None:
+    study, out = replace(STUDY, protocols=["best_client"]), tmp_path / "out"
+    table = write_study(STUDY, runs, out)[0]
+    shutil.rmtree(runs)
+    index_file(study, out).unlink()
+    longer = replace(study, seeds=[1, 2, 3])
+    write_run(run_folder(longer, longer.run("S", "Local", 3), runs) / "version_0", 3, [0.6, 0.7, 0.9])
+    write_study(longer, runs, out)
+    with open(table, newline="") as stream:
+        seeds = {row["protocol"]: row["seeds"] for row in csv.DictReader(stream) if row["method"] == "Local"}
+    assert seeds == {"final": "3", "best_test": "3"}
+
+
+def test_a_damaged_table_is_named(runs: Path, tmp_path: Path) -> None:
+    table = write_study(STUDY, runs, tmp_path / "out")[0]
+    text = table.read_text()
+    for damaged in (text[:-60], text.replace(",2,3,1 2,", ",2,3,1 x,", 1), text.replace("\n", "\n<<<<<<< HEAD\n", 1)):
+        table.write_text(damaged)
+        with pytest.raises(InputError, match=r"line \d of .*table.csv` to be a row of a table"):
+            write_study(STUDY, runs, tmp_path / "out")
+
+
+def test_a_picture_of_a_setting_whose_runs_are_gone_stays_on_the_page(runs: Path, tmp_path: Path) -> None:
+    study, out = replace(STUDY, figure="convergence", settings={"S": "--data=D", "T": "--data=E"}), tmp_path / "out"
+    for run in study.runs():
+        if run.setting == "T":
+            write_run(run_folder(study, run, runs) / "version_0", run.seed, [0.6, 0.7, 0.9])
+    write_study(study, runs, out)
+    for method in METHODS:
+        shutil.rmtree(run_folder(study, study.run("T", method, 1), runs).parent)
+    index_file(study, out).unlink()
+    page = write_study(study, runs, out)[1].read_text()
+    assert "![table_S](table_S.png)" in page
+    assert "![table_T](table_T.png)" in page
+    assert "## T" in page
+
+
+def test_further_seeds_of_a_part(runs: Path, tmp_path: Path) -> None:
+    out, part = tmp_path / "out", STUDY.cut(methods=["GCFL"], seeds=[2, 7])
+    write_run(run_folder(part, part.run("S", "GCFL", 7), runs) / "version_0", 7, [0.6, 0.7, 0.9])
+    table = write_study(STUDY, runs, out, part)[0]
+    with open(table, newline="") as stream:
+        which = {row["method"]: row["which"] for row in csv.DictReader(stream) if row["protocol"] == "final"}
+    assert which == {"Local": "1 2", "GCFL": "1 2 7"}
 
 
 def test_a_row_of_other_settings_makes_room(runs: Path, tmp_path: Path) -> None:

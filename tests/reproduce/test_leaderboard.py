@@ -53,11 +53,11 @@ def out(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lines.append(record(study, "TINY", "FedStar", 1, 0.7, seconds_per_round=4.0))
     lines.append(record(study, "TINY", "FedStar", 2, 0.9, rounds=5))  # cut short
     (folder / "runs.jsonl").write_text("".join(lines))
-    head = "table,setting,method,metric,protocol,paper_mean,paper_std,mean,std,seeds,rounds,which\n"
-    rows = ["TINY,FedStar (wide),accuracy,final,,,80.0,2.0,2,1800,", "TINY,FedStar,accuracy,best_val,,,1.0,,2,1800,"]
-    rows.append("OTHER,FedStar (wide),accuracy,final,,,99.0,,1,7,1")  # of other rounds
+    head = "table,setting,method,metric,protocol,paper_mean,paper_std,mean,std,seeds,rounds,which,seconds\n"
+    rows = ["TINY,FedStar (wide),accuracy,final,,,80.0,2.0,2,1800,,0.5"]
+    rows.append("TINY,FedStar,accuracy,best_val,,,1.0,,2,1800,,9")
+    rows.append("OTHER,FedStar (wide),accuracy,final,,,99.0,,1,7,1,")  # of other rounds
     (folder / "table.csv").write_text(head + "".join(f"tiny/table,{row}\n" for row in rows))
-    (folder / "table.md").write_text("Seconds a round (one thread): TINY FedStar 9.00, TINY FedStar (wide) 0.50.\n")
     for module in (leaderboard, missing):
         monkeypatch.setattr(module, "papers_studies", lambda paper=None: [study])
     return tmp_path

@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import pandas
 import pytest
 import yaml
 from filelock import FileLock
@@ -111,7 +112,8 @@ def test_killed_and_started_again_gives_the_same_table(tiny_study: Callable[...,
     victim = next(iter(pids_below(cut)))
     os.kill(victim, signal.SIGKILL)
     assert start().wait(100) == 0
-    assert (cut / "out" / "small.csv").read_bytes() == (whole / "out" / "small.csv").read_bytes()
+    tables = [pandas.read_csv(folder / "out" / "small.csv").drop(columns="seconds") for folder in (cut, whole)]
+    assert tables[0].equals(tables[1])
     assert len(list(cut.glob("*/*-seed[12]"))) == 2
     assert len(list(cut.glob("*/*/version_*/results.json"))) == 2
 

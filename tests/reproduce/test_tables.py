@@ -44,6 +44,7 @@ def test_tables(tiny_study: Callable[..., Study], write_results: Callable[..., N
     with open(files[0]) as stream:
         rows = list(csv.DictReader(stream))
     columns = "table,setting,method,metric,protocol,paper_mean,paper_std,mean,std,seeds,rounds,which,digest"
+    columns += ",parameters,shared,up,down,seconds"
     assert list(rows[0]) == columns.split(",")
     assert len(rows) == 6
     assert rows[3]["paper_mean"] == ""
