@@ -114,7 +114,7 @@ def test_who_guesses_a_graph_proves_less_than_what_is_counted() -> None:
     """One of a client's graphs has a gradient far longer than may be, or none; all noisy gradients are seen."""
     norm, multiplier, rate, steps, trials, delta = 0.5, 1.0, 0.5, 3, 1000, 1e-3
 
-    def score(canary: bool) -> float:
+    def score(canary: bool, trial: int) -> float:
         noise, weight = RecordNoise(norm, multiplier, rate), torch.nn.Parameter(torch.zeros(3))
         module: Any = SimpleNamespace(training_step=lambda graph, _: (100.0 * canary * (graph == 0) * weight[0]).sum())
         graphs: Any = SimpleNamespace(batch=lambda graph: graph)
@@ -122,7 +122,7 @@ def test_who_guesses_a_graph_proves_less_than_what_is_counted() -> None:
         plugin = SimpleNamespace(train_step_context=nullcontext)
         trainer: Any = SimpleNamespace(train_dataloader=loader, precision_plugin=plugin, lr_scheduler_configs=[])
         trainer.optimizers = [torch.optim.SGD([weight], lr=1.0)]
-        noise._client = SimpleNamespace(simulated=False, seed=0, name="A")  # type: ignore[assignment]
+        noise._client = SimpleNamespace(simulated=True, seed=trial, name=f"{canary}")  # type: ignore[assignment]
         noise.on_train_start(trainer, module)
         total = 0.0
         for _ in range(steps):
@@ -134,7 +134,7 @@ def test_who_guesses_a_graph_proves_less_than_what_is_counted() -> None:
             total += float(weight.grad[0])
         return total
 
-    scores = [np.array([score(canary) for _ in range(trials)]) for canary in (True, False)]
+    scores = [np.array([score(canary, trial) for trial in range(trials)]) for canary in (True, False)]
     counted = spent_on_records(((multiplier, rate, steps),), delta)
     assert 0.15 * counted < lower_bound(*scores, delta) < counted
 
