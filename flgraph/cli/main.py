@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from flgraph import __version__
-from flgraph.cli.exits import ENDINGS, ending_of, exit_with
+from flgraph.cli.exits import ENDINGS, FAILED, ending_of, exit_with
 from flgraph.errors import InputError
 
 TRAINING = {
@@ -53,6 +53,10 @@ def main(args: Sequence[str] | None = None) -> None:
     _see_current_folder()
     try:
         _run(given)
+        sys.stdout.flush()
+    except BrokenPipeError:  # as `head` leaves when it has its lines
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python says it again at its end
+        exit_with("whoever read the output has left.", FAILED)
     except ENDINGS as error:
         exit_with(*ending_of(error))
 

@@ -68,6 +68,16 @@ def test_console_script_runs(process: Flgraph, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_whoever_reads_the_output_leaves(process: Flgraph) -> None:
+    """As ``head`` does."""
+    code = (
+        "import os; from flgraph.cli.main import main; reads, writes = os.pipe()\n"
+        "os.dup2(writes, 1); os.close(reads); main(['reproduce', '--list'])"
+    )
+    done = process(sys.executable, "-P", "-c", code)
+    assert (done.returncode, done.stderr) == (1, "flgraph: error: whoever read the output has left.\n")
+
+
 def test_commands_that_train_nothing_start_at_once(process: Flgraph) -> None:
     code = (
         "import sys; from importlib import import_module\n"
