@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -102,6 +103,12 @@ def default_type() -> Iterator[None]:
     found = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     assert found == torch.float32
+
+
+@pytest.fixture(autouse=True)
+def form_of_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line prints warnings its own way; pytest's summary says where they are from."""
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -51,6 +52,7 @@ def main(args: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if args is None else args)
     sys.argv = [sys.argv[0]]  # LightningCLI warns of arguments given twice
     _see_current_folder()
+    warnings.formatwarning = lambda message, *_: f"flgraph: warning: {message}\n"  # without a line of somebody's code
     try:
         _run(given)
         sys.stdout.flush()

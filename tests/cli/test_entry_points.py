@@ -68,6 +68,13 @@ def test_console_script_runs(process: Flgraph, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_warning_is_one_line(process: Flgraph, small: list[str]) -> None:
+    given = ("-c", "configs/method/fedavg.yaml", *small, "--data.alpha", "2")
+    done = process(sys.executable, "-P", "-m", "flgraph", "fit", *given)
+    said = "flgraph: warning: `data.alpha` has no effect without `data.partition: dirichlet`.\n"
+    assert (done.returncode, done.stderr) == (0, said)
+
+
 def test_whoever_reads_the_output_leaves(process: Flgraph) -> None:
     """As ``head`` does."""
     code = (
