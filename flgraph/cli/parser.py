@@ -23,6 +23,11 @@ _NAME = "the name of a class"
 _PACKAGES = ("flgraph.callbacks", "flgraph.federation", "flgraph.models", "flgraph.data")
 _SENTENCES = [
     (
+        _FIELD
+        + r".*Multiple subclasses with name (?P<short>\w+)\. Give the full .*?: (?P<paths>[\w.]+\w(?:, [\w.]+\w)*).*",
+        ("{field}", "one of {paths}", "'{short}', which several have for a name"),
+    ),
+    (
         _FIELD + r".*?class_path 'pytorch_lightning[\w.]*': Option '(?P<option>[\w.]+)' is not accepted.*",
         ("{field}", "chosen before its fields (by --{field} CLASS or a -c file)", "`{field}.{option}` first"),
     ),
@@ -102,7 +107,8 @@ def translated(message: str) -> InputError:
             field, expected, got = (part.format(**values) for part in parts)
             if expected == _NAME:
                 names = [name for package in _PACKAGES for name in exported(package)]
-                got += suggestion(values["cls"].rpartition(".")[2], names)
+                last = values["cls"].rpartition(".")[2]
+                got += ", a class of another kind" if last in names else suggestion(last, names)
             return InputError(field, expected, got)
     return UsageError("command line", "as --help says", _cut(message, 4 * LONGEST))
 

@@ -119,6 +119,15 @@ def test_malformed_data_set(
             ["--trainer.callbacks", "[earlystopping]"],
             "`trainer.callbacks` to be the name of a class but got 'earlystopping' (did you mean EarlyStopping?).",
         ),
+        (
+            ["--trainer.callbacks", "EarlyStopping"],
+            "`trainer.callbacks` to be one of pytorch_lightning.callbacks.EarlyStopping, "
+            "flgraph.callbacks.EarlyStopping but got 'EarlyStopping', which several have for a name.",
+        ),
+        (
+            ["--trainer.callbacks", "GaussianNoise"],
+            "`trainer.callbacks` to be the name of a class but got 'GaussianNoise', a class of another kind.",
+        ),
         (["--model.metrics", "f1"], "Expected `model.metrics` to be a list of str or null but got f1."),
         (["--model.class_weights", "[a]"], "`model.class_weights` to be a list of float or null but got ['a']."),
         (["--trainer.monitor_mode", "up"], "`trainer.monitor_mode` to be one of 'max', 'min' or null but got up."),
