@@ -28,6 +28,7 @@ PACKAGES = {
     "trainer.engine": "flgraph.federation",
 }
 """Fields that take a class, and where those are that have a short name."""
+OWN_FILES = tuple(f"flgraph.data.{kind}Clients" for kind in ("Node", "Graph", "Hetero"))
 NEEDED = ("model", "data", "trainer.aggregator")
 _TOP = ("config", "help", "print_config", "seed_everything", "ckpt_path", "trainer", "model", "data")
 SECTIONS = ("seed_everything", "trainer", "model", "data", "ckpt_path")
@@ -259,7 +260,11 @@ def _check_file(value: str, seen: _Seen) -> None:
         if section not in SECTIONS:
             raise InputError(value, f"a file of sections {', '.join(SECTIONS)}", _named(section, SECTIONS))
         if section in PACKAGES:
+            before = seen.classes.get(section, "")
             _check_section(section, fields, seen)
+            if section == "data" and before in OWN_FILES and seen.classes.get(section) not in (None, before):
+                wanted = "before your own file, whose class of data it would replace (-c METHOD -c YOURS),"
+                raise InputError(value, wanted, "it behind")
         elif section == "trainer" and isinstance(fields, Mapping):
             for name, own in fields.items():
                 if name not in trainer_fields() and name != _LINKED:

@@ -3,8 +3,9 @@
 from flgraph.data.graphs.batching import GraphLoader
 from flgraph.data.graphs.clients import GraphClients
 from flgraph.data.graphs.container import FlatGraphs
-from flgraph.data.graphs.datamodule import GraphDataModule, GraphFederation, TUFederation
+from flgraph.data.graphs.datamodule import GraphDataModule, ViewDataModule
 from flgraph.data.graphs.diffusion import Diffusion, diffused
+from flgraph.data.graphs.federation import GraphFederation, TUFederation
 from flgraph.data.graphs.partition import (
     dirichlet_shards,
     emd_shards,
@@ -13,7 +14,7 @@ from flgraph.data.graphs.partition import (
     sorted_shards,
     weighted_emd,
 )
-from flgraph.data.graphs.partitioned import PartitionedGraphFederation, ViewDataModule
+from flgraph.data.graphs.partitioned import PartitionedGraphFederation
 from flgraph.data.graphs.readers import read_tu
 from flgraph.data.graphs.synthetic import SyntheticFederation
 from flgraph.data.graphs.weighted import WeightedEdges

@@ -57,6 +57,10 @@ AT_ONCE = {
         ["fit", "-c", "configs/method/fedhgn.yaml", *CHEM],
         "a graph with types of nodes and edges (configs/data/aifb.yaml), as RGCN needs, but got many graphs",
     ),
+    "a method behind own data": (
+        ["fit", "-c", "data: {class_path: flgraph.data.NodeClients}", "-c", "configs/method/fedgcn.yaml"],
+        "fedgcn.yaml` to be before your own file, whose class of data it would replace (-c METHOD -c YOURS), but",
+    ),
     "option of a report": (["report", "runs", "--ouy", "x.html"], "--ouy x.html (did you mean --out?)"),
     "no run": (["ledger", "nowhere"], "nowhere"),
 }

@@ -14,9 +14,11 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from flgraph.data import GraphClients, HeteroClients, HeteroGraph, NodeClients
+from flgraph import callbacks, models
+from flgraph.data import Diffusion, GraphClients, HeteroClients, HeteroGraph, NodeClients
 from flgraph.data.sources import read_source
 from flgraph.errors import InputError
+from flgraph.federation import FederatedTrainer
 
 MARKER = "Zyxomma"
 
@@ -300,6 +302,29 @@ def test_tables_of_graphs(tmp_path: Path) -> None:
     assert graphs[1].edge_index.tolist() == [[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]
     assert graphs[0].x.tolist() == [[1, 0], [0, 1], [1, 0]]
     assert made(GraphClients({"north": tmp_path})).client("north").model_args["structure_channels"] == 32
+
+
+def test_own_graphs_have_a_second_view(tmp_path: Path) -> None:
+    paths(tmp_path)
+    how = Diffusion(alpha=0.3, sparsify="none")
+    data = made(GraphClients({"north": tmp_path}, structure="none", diffusion=how, batch_size=4))
+    client = data.client("north")
+    assert client.settings["diffusion"]["alpha"] == 0.3
+    batch = next(iter(client.val_dataloader()))
+    nodes = batch.num_nodes
+    adj = torch.zeros(nodes, nodes, dtype=torch.float64)
+    adj[tuple(batch.edge_index)] = 1
+    adj += torch.eye(nodes, dtype=torch.float64)
+    root = adj.sum(0).rsqrt().diag()
+    walk = 0.3 * torch.linalg.inv(torch.eye(nodes, dtype=torch.float64) - 0.7 * root @ adj @ root)
+    x = torch.rand(nodes, 2, dtype=torch.float64)
+    assert torch.allclose(batch.diffused.sum(x), (walk / walk.sum(0)).mT @ x, atol=1e-6)
+    where = {"default_root_dir": tmp_path / "runs", "accelerator": "cpu"}
+    trainer = FederatedTrainer(callbacks.FCLG(), rounds=2, local_epochs=2, **where)
+    found = trainer.fit(models.FCLG(hidden_channels=4), data)["final"]["clients"]["north"]
+    assert {"val/loss", "test/accuracy", "test/nmi"} <= found.keys()
+    with pytest.raises(InputError, match=r"`data.wl_scores` to be false beside `data.diffusion`"):
+        GraphClients({"north": tmp_path}, wl_scores=True, diffusion=how)
 
 
 def test_the_same_graphs_in_every_form(tmp_path: Path) -> None:

@@ -2,84 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
 
-from flgraph.data.checks import require
 from flgraph.data.figures import label_figure
-from flgraph.data.graphs.batching import GraphLoader
 from flgraph.data.graphs.container import FlatGraphs
-from flgraph.data.graphs.datamodule import GraphDataModule, GraphFederation, Graphs
-from flgraph.data.graphs.diffusion import Diffusion, diffused
+from flgraph.data.graphs.datamodule import GraphDataModule, Graphs, ViewDataModule
+from flgraph.data.graphs.diffusion import Diffusion
+from flgraph.data.graphs.federation import GraphFederation
 from flgraph.data.graphs.partition import emd_shards, label_emd, weighted_emd
 from flgraph.data.graphs.readers import Features, read_tu
 from flgraph.errors import expect
 
 GlobalTest = Literal["first", "all", "none"]
-
-
-class ViewDataModule(GraphDataModule):
-    """One client's graphs with a second view of each; goes with any Trainer, federated or not.
-
-    Arguments not listed are those of :class:`GraphDataModule`. No training batch holds a single graph, which would have
-    no negatives: where one is left over, the batch before takes it.
-
-    Args:
-        graphs: a flat set with the view ``diffused``.
-        splits: see there.
-        num_classes: see there.
-        batch_size: see there.
-        eval_batch_size: see there.
-        settings: see there.
-        everywhere: graphs that a second test loader gives, such as those of all clients; ``None`` for none.
-
-    Raises:
-        InputError: as :class:`GraphDataModule`, and where there is a single training graph.
-    """
-
-    def __init__(
-        self,
-        graphs: FlatGraphs,
-        splits: tuple[Tensor, Tensor, Tensor] | None = None,
-        num_classes: int | None = None,
-        batch_size: int = 128,
-        eval_batch_size: int = 512,
-        settings: Mapping[str, Any] | None = None,
-        everywhere: FlatGraphs | None = None,
-    ) -> None:
-        super().__init__(graphs, splits, num_classes, batch_size, eval_batch_size, settings)
-        enough = self.train.numel() > 1
-        require(enough, "data", f"two training graphs or more in `{graphs.name}`, the negatives of each other,", "one")
-        expect(batch_size > 1, "data.batch_size", "2 or more: a batch of one graph has no negatives", batch_size)
-        self.everywhere = everywhere
-
-    def to(self, device: torch.device | str) -> ViewDataModule:
-        """Moves the graphs, so that batches are cut on that device."""
-        super().to(device)
-        self.everywhere = None if self.everywhere is None else self.everywhere.to(device)
-        return self
-
-    def train_dataloader(self) -> GraphLoader:
-        """Shuffled batches of the training graphs."""
-        return GraphLoader(self.graphs, self.train, self.batch_size, shuffle=True, min_batch=2)
-
-    def val_dataloader(self) -> GraphLoader:
-        """Batches of the validation graphs."""
-        return GraphLoader(self.graphs, self.val, self.eval_batch_size, min_batch=2)
-
-    def test_dataloader(self) -> GraphLoader | list[GraphLoader]:  # type: ignore[override]
-        """Batches of the test graphs and, where there are any, of the graphs of everywhere (``global_test``)."""
-        local = super().test_dataloader()
-        if self.everywhere is None:
-            return local
-        index = torch.arange(len(self.everywhere), device=self.everywhere.x.device)
-        everywhere = GraphLoader(self.everywhere, index, self.eval_batch_size, stage="global_test")
-        return [local, everywhere] if len(local) else everywhere
 
 
 class PartitionedGraphFederation(GraphFederation):
@@ -152,6 +90,7 @@ class PartitionedGraphFederation(GraphFederation):
             eval_batch_size=eval_batch_size,
             partition=partition,
             cache_dir=cache_dir,
+            diffusion=diffusion,
         )
         self.hparams["dataset"] = title
         expect(global_test in get_args(GlobalTest), "data.global_test", "first, all or none", global_test)
@@ -164,7 +103,7 @@ class PartitionedGraphFederation(GraphFederation):
             "tolerance": tolerance,
             "partition_seed": partition_seed,
         }
-        self.diffusion, self.global_test = diffusion, global_test
+        self.global_test = global_test
         self._everywhere: FlatGraphs | None = None
         self.statistics: dict[str, Any] = {}
 
@@ -183,7 +122,7 @@ class PartitionedGraphFederation(GraphFederation):
         graphs = self.dataset
         if isinstance(graphs, str):
             graphs = read_tu(graphs, self.root, self.features, self.cache_dir)
-        graphs = graphs.with_views({"diffused": diffused(graphs, self.diffusion, self.cache_dir)})
+        graphs = self.embed(graphs)
         self._everywhere = graphs
         if self._saved is not None:
             yield from ((name, graphs, graphs.num_classes) for name in self._saved.names)
@@ -196,20 +135,13 @@ class PartitionedGraphFederation(GraphFederation):
             self._taken[f"client-{number}"] = index
             yield f"client-{number}", graphs.select(index), graphs.num_classes
 
-    def _make(self, name: str, graphs: FlatGraphs, num_classes: int) -> ViewDataModule:
-        plain = super()._make(name, graphs, num_classes)
-        graphs = plain.graphs
-        settings = {**self.partition_args, "diffusion": asdict(self.diffusion), "global_test": self.global_test}
-        tests = self.global_test == "all" or (self.global_test == "first" and name == "client-1")
-        return ViewDataModule(
-            graphs,
-            (plain.train, plain.val, plain.test),
-            num_classes,
-            self.batch_size,
-            self.eval_batch_size,
-            {**plain.settings, **settings},
-            self._everywhere if tests else None,
-        )
+    def _make(self, name: str, graphs: FlatGraphs, num_classes: int) -> GraphDataModule:
+        data = super()._make(name, graphs, num_classes)
+        assert isinstance(data, ViewDataModule)
+        data.settings |= {**self.partition_args, "global_test": self.global_test}
+        if self.global_test == "all" or (self.global_test == "first" and name == "client-1"):
+            data.everywhere = self._everywhere
+        return data
 
     def _describe(self) -> dict[str, Any]:
         own = self._clients.items()

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from flgraph.data.graphs.container import FlatGraphs
-from flgraph.data.graphs.datamodule import GraphDataModule, GraphFederation
+from flgraph.data.graphs.datamodule import GraphDataModule
+from flgraph.data.graphs.federation import GraphFederation
 from flgraph.errors import expect
 
 Edges = list[tuple[int, int]]

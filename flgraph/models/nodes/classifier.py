@@ -16,7 +16,7 @@ NodeBatchT = TypeVar("NodeBatchT", EgoBatch, WholeGraph)
 
 _WANTED = {
     WholeGraph: "one whose batches are whole graphs, such as flgraph.data.WholeGraphFederation,",
-    EgoBatch: "one whose batches are ego-graphs, such as flgraph.data.NodeFederation,",
+    EgoBatch: "one whose batches are ego-graphs, such as NodeFederation, or NodeClients with `ego_graphs: true`,",
 }
 
 

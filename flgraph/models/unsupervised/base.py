@@ -210,7 +210,7 @@ class GraphEmbedding(SizedModule, ABC):
         inputs.expect_graphs(batch)
         view: WeightedAdjacency | None = batch.get(name)
         if view is None:
-            wanted = "the second view of the graphs (`FlatGraphs.with_views` adds it)"
+            wanted = "the second view of the graphs (`--data.diffusion.kind ppr` makes it)"
             raise InputError(f"batch.{name}", wanted, "none")
         return view
 
