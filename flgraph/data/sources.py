@@ -165,8 +165,8 @@ def _graphml(path: Path) -> nx.Graph:
 def _of_folder(path: Path, many: bool, task: Task) -> Source:
     nodes, edges = find_table(path, "nodes"), find_table(path, "edges")
     graphs = find_table(path, "graphs") if many else None
-    for table in (nodes, graphs):
-        require(table is None or len(table) > 0, str(table and table.file), "a table with rows", "a header only")
+    for table in (nodes,) if graphs is None else (nodes, graphs):
+        require(len(table) > 0, str(table.file), "a table with rows", "a header only")
     ids, of = nodes.texts("id"), None
     if graphs is not None:
         keys = graphs.keys(graphs.texts("id"))

@@ -260,6 +260,12 @@ def test_refused_tables(tmp_path: Path, changes: dict[str, Any], options: dict[s
     assert caught.value.__suppress_context__ or caught.value.__context__ is None  # a traceback would repeat values
 
 
+def test_a_table_with_a_header_only_is_named(tmp_path: Path) -> None:
+    ring(tmp_path, nodes=[("id", "label")])
+    with pytest.raises(InputError, match=r"nodes\.csv` to be a table with rows but got a header only"):
+        read_source(tmp_path, "north")
+
+
 def test_tables_with_semicolons(tmp_path: Path) -> None:
     ring(tmp_path)
     (tmp_path / "nodes.csv").write_text(f"id;label;age\n1;{MARKER};3\n")
