@@ -49,4 +49,8 @@ class FedAvg(Aggregator):
 
     def client_weight(self, upload: Payload) -> float:
         """How much a client counts, by ``weighting``; not normalised."""
-        return 1.0 if self.weighting == "uniform" else float(upload.scalars["num_samples"])
+        if self.weighting == "uniform":
+            return 1.0
+        counted = "num_samples" in upload.scalars
+        expect(counted, "upload", "with the scalar `num_samples`, by which clients are weighted,", "none")
+        return float(upload.scalars["num_samples"])

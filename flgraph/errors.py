@@ -147,9 +147,13 @@ def code_of(encoded: Mapping[str, Any]) -> str:
 def from_code(code: Any, who: str) -> Exception:
     """The error that a code of another owner stands for; ``who`` begins its sentence."""
     if code == POLICY:
-        return PolicyError("job", f"allowed by the policy of {who}", "a refusal, which its own log explains")
+        return PolicyError(
+            "job", f"allowed by the policy of {who}", "a refusal, which its own log explains (flgraph.log in its kit)"
+        )
     if code == REFUSED:
-        return InputError("job", f"one that {who} can work on", "a refusal, which its own log explains")
+        return InputError(
+            "job", f"one that {who} can work on", "a refusal, which its own log explains (flgraph.log in its kit)"
+        )
     if code == UNREADABLE:
         return InputError("answer", f"one of {who} that can be read", "something else")
-    return ClientError(f"{who[:1].upper()}{who[1:]} failed; its own log says why.")
+    return ClientError(f"{who[:1].upper()}{who[1:]} failed; its own log says why (flgraph.log in its kit).")

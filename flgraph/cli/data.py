@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
+
+import yaml
 
 from flgraph.cli.parser import CommandParser
 from flgraph.cli.typos import chosen
 from flgraph.configs import find_config, read_config
 from flgraph.errors import InputError, expect
+
+if TYPE_CHECKING:
+    from flgraph.data.check import OwnClients
 
 
 def main(args: Sequence[str]) -> None:
@@ -49,18 +54,32 @@ def _of_files(paths: Sequence[str], task: Any) -> Iterator[str]:
 
 
 def _of_config(path: str) -> Iterator[str]:
-    from pytorch_lightning import LightningDataModule
-
     from flgraph.data.check import OwnClients, check_config
 
-    file = str(find_config(path))
-    section = read_config(Path(file)).get("data")
+    section = read_config(Path(find_config(path))).get("data")
     if not isinstance(section, dict):
         raise InputError(path, "a configuration with a `data` section", "one without")
+    if (own := own_clients(section)) is None:
+        names = ", ".join(one.__name__ for one in get_args(OwnClients))
+        raise InputError("data", f"one of {names}, whose files are one's own,", f"another class in {path}")
+    return check_config(*own, path)
+
+
+def own_clients(section: Mapping[str, Any]) -> tuple[type[OwnClients], dict[str, Any]] | None:
+    """The class and the arguments of a data section; ``None`` if these are no files of one's own.
+
+    Raises:
+        InputError: it cannot be used.
+    """
+    from pytorch_lightning import LightningDataModule
+
+    from flgraph.data.check import OwnClients
+
     own = {one.__name__: one for one in get_args(OwnClients)}
-    name = str(chosen(["-c", file], "data")).rpartition(".")[2]  # refuses what is mistyped
-    expect(name in own, "data", f"one of {', '.join(own)}, whose files are one's own,", name)
+    content = {"data": dict(section)}
+    name = str(chosen(["-c", yaml.safe_dump(content)], "data")).rpartition(".")[2]  # refuses what is mistyped
+    if name not in own:
+        return None
     parser = CommandParser()
     parser.add_subclass_arguments(LightningDataModule, "data")
-    given = parser.parse_object({"data": section}).data.init_args.as_dict()
-    return check_config(own[name], given, path)
+    return own[name], parser.parse_object(content).data.init_args.as_dict()

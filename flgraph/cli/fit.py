@@ -14,7 +14,6 @@ import pytorch_lightning as pl
 import yaml
 from jsonargparse.typing import NonNegativeInt
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from rich.console import Console
 
 import flgraph.callbacks
 import flgraph.data
@@ -22,6 +21,7 @@ import flgraph.models  # noqa: F401
 from flgraph.cli.arguments import with_data_first, with_packaged_configs
 from flgraph.cli.exits import ENDINGS, FAILED, ending_of, stopped
 from flgraph.cli.parser import Refusing, translated
+from flgraph.console import Console
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.federation.display import MetricsTable, ignore_deprecations

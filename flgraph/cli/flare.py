@@ -81,7 +81,7 @@ def _parser() -> tuple[ArgumentParser, dict[str, Callable[[Namespace, Sequence[s
     add("--name", help="of the run; the same name goes on where an earlier run was stopped")
     add("--out", type=Path, default=Path("runs/flare"), help="where results go, OUT/NAME")
     add("--deadline", type=PositiveFloat, default=600.0, help="seconds a site has for an exchange")
-    add("--wait", type=PositiveFloat, default=120.0, help="seconds in which all sites must be there")
+    add("--wait", type=PositiveFloat, default=120.0, help="seconds in which the server and all sites must be there")
     add("--ask_every", type=PositiveFloat, default=10.0, help="seconds between questions to a late site")
     add("--attempts", type=PositiveInt, default=20, help="jobs at most, where jobs are lost")
 
@@ -112,9 +112,36 @@ def _provision(given: Namespace, _: Sequence[str]) -> None:
 
 
 def _start(given: Namespace, _: Sequence[str]) -> None:
-    from flgraph.flare.kits import start
+    from flgraph.flare.kits import is_site, start
 
+    check_settings(given.kit, is_site(given.kit))
     raise SystemExit(start(given.kit))
+
+
+def check_settings(kit: Path, site: bool) -> None:
+    """Looks at ``local/flgraph.yaml`` of a kit, and at the files that it names, before any job does.
+
+    Raises:
+        InputError: a field or a file cannot be used.
+    """
+    from flgraph.flare.settings import FILE, read_settings
+
+    settings, file = read_settings(kit), str(kit / "local" / FILE)
+    if not site:
+        return
+    from flgraph.cli.data import own_clients  # with torch, for which a server need not wait
+    from flgraph.data.check import check_config
+    from flgraph.federation.policy import Policy
+
+    Policy.of(settings.policy)
+    given = isinstance(settings.data, dict) and bool(settings.data)
+    expect(given, f"data in {file}", "a section as in any configuration", settings.data)
+    if (own := own_clients(settings.data)) is not None:
+        known = set(settings.clients) <= set(own[1]["graphs"])
+        expect(known, f"clients in {file}", "some of those of its data", settings.clients)
+        for line in check_config(*own, file, apart=True):
+            if "PROBLEM" in line:
+                print(line, flush=True)
 
 
 def _submit(given: Namespace, rest: Sequence[str]) -> None:
@@ -146,7 +173,7 @@ def _explain(given: Namespace, rest: Sequence[str]) -> None:
 def _status(given: Namespace, _: Sequence[str]) -> None:
     from flgraph.flare.jobs import Supervisor
 
-    supervisor = Supervisor(given.admin, timeout=60.0)
+    supervisor = Supervisor(given.admin, timeout=15.0)
     try:
         print("\n".join(supervisor.status()), flush=True)
     finally:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console, JustifyMethod
+from rich.console import JustifyMethod
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
 from flgraph.cli.parser import CommandParser
+from flgraph.console import Console
 from flgraph.errors import InputError
 from flgraph.runs.ledger import LEDGER, NOTHING, SUM
 from flgraph.runs.ledger_reader import Comparison, Line, Total, compare, printable, read_ledger, totals

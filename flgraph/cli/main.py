@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import os
 import sys
@@ -40,6 +41,12 @@ as many, and a step takes many times as long where other processes want the proc
 (``benchmarks/shared_machine.py``)."""
 
 
+_UNWRITTEN = {
+    errno.EPIPE: "whoever read the output has left.",  # as `head` does when it has its lines
+    errno.ENOSPC: "no space is left for the output.",  # of a run's own files another sentence says so
+}
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point of ``flgraph`` and ``python -m flgraph``; its exit codes are 0 and those of :mod:`flgraph.cli.exits`.
 
@@ -56,9 +63,11 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         _run(given)
         sys.stdout.flush()
-    except BrokenPipeError:  # as `head` leaves when it has its lines
+    except OSError as error:
+        if error.errno not in _UNWRITTEN:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python says it again at its end
-        exit_with("whoever read the output has left.", FAILED)
+        exit_with(_UNWRITTEN[error.errno], FAILED)
     except ENDINGS as error:
         exit_with(*ending_of(error))
 

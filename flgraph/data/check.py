@@ -63,13 +63,14 @@ def check_files(paths: Sequence[str], task: Task | None = None) -> Iterator[str]
     yield from _coded(coding, sources)
 
 
-def check_config(kind: type[OwnClients], settings: Mapping[str, Any], file: str) -> Iterator[str]:
+def check_config(kind: type[OwnClients], settings: Mapping[str, Any], file: str, apart: bool = False) -> Iterator[str]:
     """The same of the clients of a configuration, with all that a run would refuse before it trains.
 
     Args:
         kind: of its data.
         settings: arguments of the data.
         file: the configuration, for messages.
+        apart: whether it is one partner's alone, which must say what all have agreed on.
 
     Raises:
         InputError: there are problems, each of which had a line.
@@ -77,6 +78,7 @@ def check_config(kind: type[OwnClients], settings: Mapping[str, Any], file: str)
     found = 0
     for name, given in dict(settings["graphs"]).items():
         data = kind(**{**settings, "graphs": {name: given}})
+        data.declared.apart = apart
         try:
             yield from _of_client(data, name, given)
             _silently(data.setup)
@@ -85,6 +87,7 @@ def check_config(kind: type[OwnClients], settings: Mapping[str, Any], file: str)
             yield _line("PROBLEM", f"{name}: {error}")
     if not found:  # or else the same again
         data = kind(**settings)
+        data.declared.apart = apart
         try:
             _silently(data.setup)
             yield from ("together", *_of_models(data))

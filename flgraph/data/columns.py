@@ -36,6 +36,7 @@ _TIME = re.compile(
 )
 _NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+_GROUPED = re.compile(r"[-+]?\d{1,3}([ ,.'\u00a0\u202f]\d{3})+([.,]\d+)?")
 _LOGICAL = {"true": 1.0, "false": 0.0}
 
 
@@ -98,11 +99,18 @@ class Column:
         """The values as text; whole numbers without a point."""
         return [None if gone else _text(value) for value, gone in zip(self.values, self.missing, strict=True)]
 
+    def nearly_numbers(self) -> bool:
+        """Whether more than half of a column of texts are numbers, also such as ``1,5`` and ``1 000``."""
+        texts = [text for text in self.texts() if text is not None]
+        alike = (any(form.fullmatch(text) for form in (_NUMBER, _DECIMAL_COMMA, _GROUPED)) for text in texts)
+        return self.kind == TEXT and sum(alike) > len(texts) / 2
+
     def first_text(self) -> str:
         """Where the first value is that is no number, in words."""
         for row, text in enumerate(self.texts(), start=1):
             if text is not None and not _NUMBER.fullmatch(text):
                 hint = "; decimals need points" if _DECIMAL_COMMA.fullmatch(text) else ""
+                hint = hint or "; numbers are written without groups" * bool(_GROUPED.fullmatch(text))
                 return f"something else in row {row}{hint}"
         return "something else"
 
@@ -331,7 +339,8 @@ def derived_columns(tables: Mapping[str, Mapping[str, Column]]) -> dict[str, Kin
         tables: client to its columns.
 
     Raises:
-        InputError: clients have other columns, points in time, or a column of too many texts.
+        InputError: clients have other columns, points in time, a column of too many texts, or one of numbers with a
+            text among them.
     """
     first, names = next(iter(tables.items()))
     for client, columns in tables.items():
@@ -354,6 +363,10 @@ def derived_columns(tables: Mapping[str, Mapping[str, Column]]) -> dict[str, Kin
             odd = next(column for column in same if column.kind == TEXT)
             got = f"{odd.first_text()} (categories are declared in `data.columns`)"
             raise InputError(odd.where, "numbers, as at other clients,", got)
+        for column in same:
+            if column.nearly_numbers():
+                got = f"{column.first_text()} (categories are declared in `data.columns`)"
+                raise InputError(column.where, "numbers, as most of it is,", got)
         texts = derived_classes(column.texts() for column in same)
         most = f"numbers, or texts of at most {MOST_CATEGORIES} kinds"
         got = f"{len(texts)} kinds of text; take the column out, or declare it in `data.columns`"

@@ -265,7 +265,7 @@ class Aggregator(FederatedCallback):
 
     def server_state(self) -> dict[str, Any]:
         """Everything the server half needs to continue after a restart, beside the shared tensors."""
-        return {name: getattr(self, name) for name in self.server_attributes}
+        return self._attributes("server_attributes")
 
     def load_server_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what :meth:`server_state` returned."""
@@ -290,11 +290,30 @@ class Aggregator(FederatedCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """The client half's :attr:`client_attributes`, for its checkpoint."""
-        return {name: getattr(self, name) for name in self.client_attributes}
+        return self._attributes("client_attributes")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Puts back what :meth:`state_dict` returned."""
         vars(self).update(state_dict)
+
+    def _attributes(self, field: str) -> dict[str, Any]:
+        names = getattr(self, field)
+        for name in names:
+            expect(hasattr(self, name), f"{field} of {type(self).__name__}", "names of attributes that it has", name)
+        return {name: getattr(self, name) for name in names}
+
+
+def check_made(aggregator: Aggregator) -> None:
+    """Refuses an algorithm that is not fit to begin.
+
+    Raises:
+        InputError: its constructor did not call that of its base, or text stands where it declares several names.
+    """
+    name = type(aggregator).__name__
+    expect("_payloads" in vars(aggregator), "trainer.aggregator", "one whose __init__ calls super().__init__()", name)
+    for field in ("upload_scalars", "common_scalars", "reported_scalars", "server_attributes", "client_attributes"):
+        value = getattr(aggregator, field)
+        expect(not isinstance(value, str), f"{field} of {name}", "a tuple of names", value)
 
 
 def needs_only_sums(aggregator: Aggregator, round: int, exchange: str) -> bool:

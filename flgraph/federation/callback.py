@@ -9,8 +9,8 @@ from typing import Any, Protocol, Self
 
 import pytorch_lightning as pl
 from pytorch_lightning.loggers import Logger
-from rich.console import Console
 
+from flgraph.console import Console
 from flgraph.federation.data import FederatedData
 from flgraph.federation.messages import Predictions
 from flgraph.runs.history import History, RoundRecord

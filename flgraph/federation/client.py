@@ -13,7 +13,7 @@ import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from flgraph.errors import InputError, expect
+from flgraph.errors import InputError, expect, expect_kind
 from flgraph.federation.budget import AddsNoise
 from flgraph.federation.callback import FederatedCallback, acts_in_clients
 from flgraph.federation.client_door import ClientDoor
@@ -170,6 +170,8 @@ class Client:
                 self.changed = True
                 self.aggregator.local_update(self, turn.round, turn.exchange)
                 answer = self.aggregator.upload(self, turn.round, turn.exchange)
+                if answer is not None:
+                    expect_kind(answer, Payload, f"upload of {type(self.aggregator).__name__}", "a Payload or None")
                 if self.masked is not None:
                     return self._masked(self.masked, answer or Payload(), turn)
                 if answer is not None and self.transforms:
@@ -353,7 +355,7 @@ class Client:
         declared = self.aggregator.reported_scalars
         expect(
             any(fnmatchcase(name, pattern) for pattern in declared),
-            f"report of client `{self.name}`",
+            f"report` of client `{self.name}",
             f"among the declared {list(declared)}",
             name,
         )

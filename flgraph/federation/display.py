@@ -11,11 +11,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from flgraph.console import Console
 from flgraph.federation.callback import FederatedCallback, Run
 from flgraph.runs.history import EPSILON, Metrics, mean_metrics
 

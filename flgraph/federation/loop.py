@@ -9,14 +9,16 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from numbers import Real
 from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as pl
 from pytorch_lightning.loggers import Logger
-from rich.console import Console
+from torch import Tensor
 
+from flgraph.console import Console
 from flgraph.errors import expect
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.callback import FederatedCallback, acts_in_clients
@@ -38,7 +40,7 @@ from flgraph.federation.template import Model, check_monitors, client_module
 from flgraph.federation.tolerance import Tolerance
 from flgraph.federation.transforms import Transform
 from flgraph.runs.checkpoint import CLIENTS, SERVER, CheckpointStore, find_checkpoint, read_manifest, reading
-from flgraph.runs.compatibility import check_settings, comparable, flatten
+from flgraph.runs.compatibility import check_settings, comparable, flatten, plain_values
 from flgraph.runs.files import only_writer, write_json, write_text, writing
 from flgraph.runs.history import History, RoundRecord, default_monitor, mode_of, truncate_records
 from flgraph.runs.ledger import LEDGER, Ledger
@@ -315,12 +317,15 @@ class FederatedLoop(pl.Trainer):
         if self.writes:
             self._store.wait()
         run: Any = self
+        own, name = server.aggregator.summary(), type(server.aggregator).__name__
+        unfit = sorted(own.keys() - plain_values(own).keys())
+        expect(not unfit, f"summary of {name}", "values that JSON can hold", ", ".join(unfit))
         results = {
             **self.history.results(),
             "stopped_early": self.should_stop,
             "dropped": server.dropped,
             "setup_bytes": {"up": server.setup_record.bytes_up, "down": server.setup_record.bytes_down},
-            "aggregator": server.aggregator.summary(),
+            "aggregator": own,
             **({} if self.secure_sums is None else {"secure_sums": self.secure_sums.summary()}),
             **({} if server.account is None else {"privacy": server.account.summary()}),
             "parameters": {name: client["parameters"] for name, client in about.items()},
@@ -372,7 +377,11 @@ class FederatedLoop(pl.Trainer):
         self.record = RoundRecord(self.current_round)
         self._call("on_round_start")
         server.round(self.current_round, self.record)
-        self.record.server = {**server.aggregator.log_scalars(), **server.transforms.download_scalars()}
+        own = server.aggregator.log_scalars()
+        field = f"log_scalars of {type(server.aggregator).__name__}"
+        for name, value in own.items():
+            expect(isinstance(value, Real | Tensor), field, "numbers", {name: value})
+        self.record.server = {**own, **server.transforms.download_scalars()}
         last = self.current_round == self.rounds
         if last or self.current_round % self.evaluate_every == 0:
             self._evaluate(server)

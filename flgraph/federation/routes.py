@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flgraph.errors import InputError, expect
+from flgraph.errors import InputError, expect, expect_kind
 from flgraph.federation.payload import Payload
 
 UploadKind = Literal["weights", "update", "gradient", "data"]
@@ -129,7 +129,8 @@ class RoutingTable:
         network: str = "",
     ) -> None:
         self.client, self.extra, self.scalars, self.metrics = client, dict(extra), tuple(scalars), tuple(metrics)
-        routes = [*personal(*first), *routes]
+        expect(not isinstance(routes, str), "routes", "a list of Route", routes)
+        routes = [*personal(*first), *(expect_kind(route, Route, "routes", "a list of Route") for route in routes)]
         self.rows: dict[str, RoutedTensor] = {}
         matched: set[str] = set()
         for name, tensor in tensors.items():
@@ -213,7 +214,8 @@ class RoutingTable:
         for name, tensor in payload.tensors.items():
             if name not in self.rows:
                 if not any(fnmatchcase(name, pattern) for pattern in self.extra):
-                    raise InputError(field, "of what the routes name", f"`{name}`, which no route names")
+                    wanted = "of what the routes or `extra_tensors` name"
+                    raise InputError(field, wanted, f"`{name}`, which neither does")
                 continue
             if self.kind(name) == RouteKind.PERSONAL:
                 raise InputError(field, "without personal tensors", f"`{name}`, whose route is personal")

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
-from flgraph.errors import ClientError, EngineError, InputError, expect
+from flgraph.errors import ClientError, EngineError, InputError, expect, expect_kind
 from flgraph.federation.aggregation import weighted_mean
 from flgraph.federation.aggregator import Aggregator, needs_only_sums
 from flgraph.federation.door import ServerDoor, note_message
@@ -423,6 +423,7 @@ class Server:
         self.installed[name] = self.version
         if payload is None:
             return None
+        expect_kind(payload, Payload, f"download of {type(self.aggregator).__name__}", "a Payload or None")
         if self.transforms:
             payload = self.transforms.accompanied(payload)
             self.door.sent[name] = payload.to_bytes()

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
-from rich.console import Console
 
+from flgraph.console import Console
 from flgraph.errors import InputError, expect
-from flgraph.federation.aggregator import Aggregator
+from flgraph.federation.aggregator import Aggregator, check_made
 from flgraph.federation.callback import FederatedCallback
 from flgraph.federation.client import Client
 from flgraph.federation.data import FederatedData, is_file_name
@@ -143,6 +143,7 @@ class FederatedTrainer(TrainedLoop):
         expect(name is None or is_file_name(name), "trainer.name", "the name of a folder, without /", name)
         if not isinstance(aggregator, Aggregator):
             raise InputError("trainer.aggregator", "an Aggregator", what_is(aggregator))
+        check_made(aggregator)
         check_callbacks(callbacks)
         self.engine = engine or Sequential()
         lightning: dict[str, Any] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import shutil
 import tempfile
 import time
@@ -110,6 +111,7 @@ class Supervisor:
             ClientError: a client failed, or something else that another attempt would not change.
             EngineError: a site is not there, too many jobs were lost, or the server is gone.
         """
+        self._call(lambda session: session.get_system_info(), options["wait"])  # or there is no server at all
         sites = self.sites or sorted(self._connected())
         expect(len(sites) > 0, "--sites", "one or more that are connected to the server", "none")
         self._wait_for_sites(sites, options["wait"])
@@ -263,7 +265,7 @@ class Supervisor:
     def _call(self, call: Callable[[Any], Any], timeout: float | None = None) -> Any:
         """Calls the server; logs in again while it is away."""
         timeout = timeout or self.timeout
-        until, why = time.monotonic() + timeout, ""
+        until, why, told = time.monotonic() + timeout, "", False
         while time.monotonic() < until:
             try:
                 if self._session is None:
@@ -275,13 +277,16 @@ class Supervisor:
                 if _is_final(error):
                     raise InputError("request", "one that the server takes", error) from error
                 why = f"{type(error).__name__}: {error}"
-            self._session = None
+            if not told:
+                self.report(f"the server does not answer; asking again for up to {timeout:g} s in all")
+            self._session, told = None, True
             time.sleep(2.0)
         raise EngineError(f"The server did not answer for {timeout:g} s: {why}.")
 
     def _log_in(self) -> Any:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
+        logging.getLogger("nvflare").addHandler(logging.NullHandler())  # of a server that is away it says a lot
         with redirect_stdout(io.StringIO()):  # it tells of its progress
             return new_secure_session(ADMIN, str(self.admin), timeout=10.0)
 

@@ -10,10 +10,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flgraph.errors import expect
+import psutil
+
+from flgraph.errors import InputError, expect
 from flgraph.flare.settings import FILE, parse_settings
 from flgraph.runs.files import private_folder, write_bytes
 
@@ -22,6 +25,10 @@ PASSPHRASE = "FLGRAPH_AUTHORITY_PASSPHRASE"
 _ROOT_KEY = "root_pri_key"
 _NO_MODULES = "/local/custom"
 """Where FLARE's script lets Python look in any case."""
+LOG = "flgraph.log"
+"""What server or site say, in the kit."""
+_NUMBERS = ("daemon_pid.fl", "pid.fl")
+"""Files in which FLARE's script notes the numbers of processes, which others may have by now."""
 CLASSES = ["flgraph.flare.controller.FederationController", "flgraph.flare.executor.SiteExecutor"]
 
 _SITE = """\
@@ -102,21 +109,37 @@ def provision(sites: Sequence[str], server: str, port: int, out: Path, data: Pat
     return [out / name for name in ("server", *sites, "admin", "authority")]
 
 
+def is_site(kit: Path) -> bool:
+    """Whether a kit is a site's and not the server's.
+
+    Raises:
+        InputError: it is neither.
+    """
+    script = kit / "startup" / "sub_start.sh"
+    expect(script.is_file(), "kit", "the folder of a server's or a site's start-up kit", kit)
+    return (kit / "startup" / "fed_client.json").is_file()
+
+
 def start(kit: Path) -> int:
     """Runs a kit's server or site until it ends or is told to stop; returns the exit code.
 
     FLARE's own script watches over the process and starts it again when it dies.
+
+    Raises:
+        InputError: it runs already.
     """
-    script = kit / "startup" / "sub_start.sh"
-    expect(script.is_file(), "kit", "the folder of a server's or a site's start-up kit", kit)
-    for left in ("pid.fl", "daemon_pid.fl", "shutdown.fl", "restart.fl"):
+    script = kit.resolve() / "startup" / "sub_start.sh"
+    if running := _running(kit.resolve()):
+        raise InputError("kit", "one that is not running", f"{kit}, which `kill -9 {' '.join(map(str, running))}` ends")
+    print(f"starting {kit}, which logs to {kit / LOG}", flush=True)
+    for left in (*_NUMBERS, "shutdown.fl", "restart.fl"):
         (kit / left).unlink(missing_ok=True)
     _keep_jobs_in(kit)
     # Modules of the folder that this was called in are nobody's part in a job. FLARE's script adds to PYTHONPATH, of
     # which an empty part would be that folder.
     modules = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "").strip(os.pathsep) or _NO_MODULES}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    with open(kit / "flgraph.log", "a") as log:
+    with open(kit / LOG, "a") as log:
         process = subprocess.Popen(
             ["bash", str(script)],
             env={**os.environ, **modules, "PATH": path},
@@ -131,6 +154,17 @@ def start(kit: Path) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
         return process.wait()
+
+
+def _running(kit: Path) -> list[int]:
+    """Processes of a kit, also of a start that was killed: FLARE's script, and what it watches over."""
+    found = []
+    for file in _NUMBERS:
+        with suppress(OSError, ValueError, psutil.Error):  # no file, or nobody of this number
+            number = int((kit / file).read_text())
+            if any(kit in (Path(word), *Path(word).parents) for word in psutil.Process(number).cmdline()):
+                found.append(number)
+    return found
 
 
 def _provision(sites: Sequence[str], server: str, port: int, workspace: Path) -> Path:

@@ -20,6 +20,9 @@ SEALED = "settings_sha256"
 _CLEAR = ("num_train_samples", "trainer")
 """What a site tells of a client beside the digest; ``trainer``, the fields of its own."""
 
+_DIGESTS = {"declared": "data.classes` and `data.columns", "edges": "data.edge_columns"}
+"""Settings of a client's own files that are digests, and the fields that these are of."""
+
 MACHINE = {"trainer.aggregator.server_accelerator"}
 """Settings that say where something is computed: a run may go on on another machine."""
 
@@ -59,6 +62,8 @@ def check_settings(
         if last == SEALED:
             got = "other data or other settings of it, or a site with another secret (it sends a digest only)"
             raise InputError(f"data.{client}", as_before, got)
+        if (declared := _DIGESTS.get(last)) and name.startswith("data."):
+            raise InputError(declared, as_before, f"something else at `{client}`")
         raise InputError(name, f"{then.get(name)!r} {as_before}", repr(now.get(name)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 import flgraph
 from flgraph.cli import main as cli
+from flgraph.console import Console
 
 Flgraph = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -83,6 +85,23 @@ def test_whoever_reads_the_output_leaves(process: Flgraph) -> None:
     )
     done = process(sys.executable, "-P", "-c", code)
     assert (done.returncode, done.stderr) == (1, "flgraph: error: whoever read the output has left.\n")
+
+
+def test_what_rich_prints_is_no_exception() -> None:
+    """Rich by itself ends the process where the reader has left, without a word."""
+
+    class Left(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        Console(file=Left()).print("line")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_no_space_is_left_for_the_output(process: Flgraph) -> None:
+    done = process("bash", "-c", f"{sys.executable} -P -m flgraph reproduce --list > /dev/full")
+    assert (done.returncode, done.stderr) == (1, "flgraph: error: no space is left for the output.\n")
 
 
 def test_commands_that_train_nothing_start_at_once(process: Flgraph) -> None:

@@ -121,6 +121,22 @@ def test_derived_columns() -> None:
     assert MARKER not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (["1", "2.5", "3x", ""], r"something else in row 3 \(categories"),
+        (["age", "31", "44"], r"something else in row 1 \(categories"),
+        (["1,5", "2,5"], "something else in row 1; decimals need points"),
+        (["1 000", "12 000", "7"], "something else in row 1; numbers are written without groups"),
+        (["1.000.000", "2,345.60"], "something else in row 1; numbers are written without groups"),
+    ],
+)
+def test_a_slip_makes_no_categories_of_numbers(values: list[str], told: str) -> None:
+    with pytest.raises(InputError, match=f"`n` to be numbers, as most of it is, but got {told}"):
+        derived_columns({"north": {"age": Column.of(values, "n")}})
+    assert derived_columns({"north": {"house": Column.of(["1a", "2", "3b"], "n")}}) == {"house": ("1a", "2", "3b")}
+
+
 def test_declared() -> None:
     assert declared_classes(2) == ("0", "1")
     assert declared_classes(["a", 7]) == ("a", "7")

@@ -529,7 +529,7 @@ def test_a_failing_client_ends_a_run_that_is_to_end(remote: Callable[..., Any], 
     """The server hears that it failed; why, only the site knows."""
     trainer, office, fitted = remote(rounds=2, on_bad_upload="end")
     fails(office)
-    with pytest.raises(ClientError, match=r"^Client `C` at site `two` failed; its own log says why\."):
+    with pytest.raises(ClientError, match=r"^Client `C` at site `two` failed; its own log says why"):
         trainer.fit(*fitted)
     assert "ZeroDivisionError" in caplog.text
 

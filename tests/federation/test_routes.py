@@ -201,7 +201,7 @@ def test_extra_patterns_open_no_door_to_personal_tensors() -> None:
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        (Payload({"secret": torch.ones(1)}), "to be of what the routes name but got `secret`, which no route names"),
+        (Payload({"secret": torch.ones(1)}), "to be of what the routes or `extra_tensors` name but got `secret`"),
         (
             Payload({"convs.0.bias": torch.ones(3, 1)}),
             r"`upload` of client `A` to be one with `convs\.0\.bias` of shape \[3\] but got \[3, 1\]",

@@ -255,7 +255,7 @@ def test_undeclared_tensors_stay(fit: Fit) -> None:
     class Undeclared(TwoExchanges):
         extra_tensors = {}  # noqa: RUF012
 
-    with pytest.raises(InputError, match="what the routes name but got `first/norm`, which no route names"):
+    with pytest.raises(InputError, match="what the routes or `extra_tensors` name but got `first/norm`"):
         fit(Undeclared())
 
 

@@ -228,7 +228,7 @@ def test_a_job_that_is_going_on_is_watched(supervise: Any, tmp_path: Path) -> No
 
 
 def test_a_server_that_does_not_answer_is_waited_for(supervise: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    supervisor, flare, _ = supervise()
+    supervisor, flare, reported = supervise()
 
     def away(until: float) -> Any:
         if flare.now < until:
@@ -241,6 +241,21 @@ def test_a_server_that_does_not_answer_is_waited_for(supervise: Any, monkeypatch
     monkeypatch.setattr(supervisor, "_log_in", lambda: away(1000.0))
     with pytest.raises(EngineError, match="The server did not answer for 300 s: ConnectionError: away"):
         supervisor.status()
+    assert reported == ["the server does not answer; asking again for up to 300 s in all"] * 2
+
+
+def test_who_submits_waits_no_longer_for_the_server_than_for_sites(
+    supervise: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    supervisor, flare, _ = supervise()
+
+    def away() -> Any:
+        raise ConnectionError("away")
+
+    monkeypatch.setattr(supervisor, "_log_in", away)
+    with pytest.raises(EngineError, match="The server did not answer for 10 s"):
+        supervisor.run("run", "", tmp_path, OPTIONS)
+    assert flare.now <= 12.0
 
 
 def test_what_the_server_refuses_is_reported(supervise: Any) -> None:

@@ -164,7 +164,8 @@ def test_mistakes_of_a_site(
     config = configuration(["-c", str(tmp_path / "project" / "federation.yaml")])
     error = transport.open(config, "first")["north"]
     assert str(error) == (
-        "Expected `job` to be one that site `north` can work on but got a refusal, which its own log explains."
+        "Expected `job` to be one that site `north` can work on but got a refusal, which its own log explains "
+        "(flgraph.log in its kit)."
     )
     assert told in caplog.text
     assert with_marker(tmp_path) == tables(tmp_path / "project")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import stat
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,12 +17,14 @@ from typing import Any
 import pytest
 import yaml
 
-from flgraph.cli.flare import configuration, main
+from flgraph.cli.flare import check_settings, configuration, main
 from flgraph.errors import InputError
 from flgraph.federation import EngineError
 from flgraph.flare.classes import refuse_foreign_classes, refuse_foreign_names
+from flgraph.flare.kits import start
 from flgraph.flare.run import SitesData, host, serve
 from flgraph.flare.settings import ALLOWED, SiteSettings, read_settings, site_seed
+from flgraph.projects import create
 
 pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args")  # pytest's own are on the command line
 
@@ -131,8 +136,8 @@ def test_what_a_site_refuses_is_told_by_a_code(
         error = transport.open(config(), "first")["north"]
         assert isinstance(error, InputError)
         assert str(error) in (
-            "Expected `job` to be one that site `north` can work on but got a refusal, which its own log explains.",
-            "Expected `job` to be allowed by the policy of site `north` but got a refusal, which its own log explains.",
+            f"Expected `job` to be {expected} but got a refusal, which its own log explains (flgraph.log in its kit)."
+            for expected in ("one that site `north` can work on", "allowed by the policy of site `north`")
         )
         assert error.__cause__ is None
         assert sentence in caplog.text
@@ -507,8 +512,51 @@ def test_a_kit_takes_no_module_of_the_folder_it_is_started_in(
     else:
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / given))
     monkeypatch.setattr(signal, "signal", lambda *args: None)
+    (kit / "pid.fl").write_text(str(os.getpid()))  # from before the machine was started again
     assert kits.start(kit) == 0
     paths = (kit / "paths").read_text()
     assert "mine" not in paths + (kit / "said").read_text()
     assert repr(str(here)) not in paths
     assert (repr(str(tmp_path / "own")) in paths) == (given is not None)
+
+
+def test_a_kit_that_runs_is_not_started_again(tmp_path: Path) -> None:
+    """What it was started by may have been killed."""
+    kit = tmp_path / "kit"
+    (kit / "startup").mkdir(parents=True)
+    script = kit / "startup" / "sub_start.sh"
+    script.write_text("read line\n")
+    with subprocess.Popen(["bash", str(script)], stdin=subprocess.PIPE) as left:
+        (kit / "daemon_pid.fl").write_text(f"{left.pid}\n")
+        with pytest.raises(InputError, match=f"one that is not running but got {kit}, which `kill -9 {left.pid}` ends"):
+            start(kit)
+        assert (kit / "daemon_pid.fl").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "told", "line"),
+    [
+        ({"poliky": {}}, "to be a mapping with fields among data, clients,", ""),
+        ({"policy": {"rounds": "many"}}, "`policy.rounds`", ""),
+        ({"data": {}}, "to be a section as in any configuration", ""),
+        ({"clients": ["east"]}, "to be some of those of its data but got ", ""),
+        ({"data": {"graphs": {"north": "nowhere"}}}, "got one problem, see above", "nowhere, which is not there"),
+        ({"data": {"classes": None}}, "got one problem, see above", "given where partners keep their files apart"),
+    ],
+)
+def test_a_site_is_told_of_its_mistakes_when_it_starts(
+    changed: dict[str, Any], told: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create(tmp_path / "project", "nodes")
+    own = yaml.safe_load((tmp_path / "project" / "sites" / "north.yaml").read_text())
+    (tmp_path / "kit" / "local").mkdir(parents=True)
+    file = tmp_path / "kit" / "local" / "flgraph.yaml"
+    file.write_text(yaml.safe_dump(own))
+    check_settings(tmp_path / "kit", site=True)
+    assert capsys.readouterr().out == ""
+    if changed.get("data"):
+        changed = {"data": {**own["data"], "init_args": {**own["data"]["init_args"], **changed["data"]}}}
+    file.write_text(yaml.safe_dump({**own, **changed}))
+    with pytest.raises(InputError, match=re.escape(told)):
+        check_settings(tmp_path / "kit", site=True)
+    assert line in capsys.readouterr().out

@@ -27,6 +27,12 @@ def test_settings_that_differ_are_named(current: dict[str, Any], message: str, t
         check_settings(SETTINGS, current, {}, tmp_path)
 
 
+def test_of_a_digest_the_fields_are_named(tmp_path: Path) -> None:
+    then, now = ({"data": {"east": {"settings": {"declared": key}}}} for key in ("0d71", "5af9"))
+    with pytest.raises(InputError, match=r"`data\.classes` and `data\.columns` to be as in .* but got something else"):
+        check_settings(then, now, {}, tmp_path)
+
+
 def test_tuples_equal_the_lists_they_are_saved_as(tmp_path: Path) -> None:
     saved = json.loads(json.dumps({"base": ("convs.*",)}))
     check_settings(saved, {"base": ("convs.*",)}, {}, tmp_path)

@@ -1,0 +1,56 @@
+"""Mistakes in an algorithm of one's own end a run with a sentence that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from flgraph.callbacks import FedAvg
+from flgraph.errors import InputError
+from flgraph.federation import Payload
+
+
+class _Silent(FedAvg):
+    def upload(self, *args: Any) -> Payload | None:
+        super().upload(*args)
+        return None
+
+
+class _Bare(FedAvg):
+    def __init__(self) -> None:
+        self.momentum = 0.9
+
+
+def _changed(name: str, value: Any) -> type[FedAvg]:
+    return type("Own", (FedAvg,), {name: value})
+
+
+def _returning(name: str, value: Any) -> type[FedAvg]:
+    return _changed(name, lambda self, *args: value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        (_Bare, "`trainer.aggregator` to be one whose __init__ calls super().__init__() but got '_Bare'"),
+        (_Silent, "`upload` to be with the scalar `num_samples`, by which clients are weighted, but got 'none'"),
+        (_returning("upload", {}), "`upload of Own` to be a Payload or None but got 'dict'"),
+        (_returning("download", {}), "`download of Own` to be a Payload or None but got 'dict'"),
+        (_returning("routes", "shared"), "`routes` to be a list of Route but got 'shared'"),
+        (_returning("routes", ["shared"]), "`routes` to be a list of Route but got 'str'"),
+        (_returning("log_scalars", {"x": "much"}), "`log_scalars of Own` to be numbers but got {'x': 'much'}"),
+        (_returning("summary", {"x": torch.ones(2)}), "`summary of Own` to be values that JSON can hold but got 'x'"),
+        (_changed("server_attributes", ("v",)), "`server_attributes of Own` to be names of attributes that it has"),
+        (_changed("client_attributes", ("v",)), "`client_attributes of Own` to be names of attributes that it has"),
+        (_changed("server_attributes", "velocity"), "`server_attributes of Own` to be a tuple of names but got"),
+    ],
+)
+def test_mistakes_are_named(
+    kind: type[FedAvg], sentence: str, federate: Callable[..., Any], toy_federation: Callable[..., Any], toy_module: Any
+) -> None:
+    with pytest.raises(InputError) as caught:
+        federate(kind(), rounds=1).fit(toy_module(), toy_federation(6, 9))
+    assert sentence in str(caught.value)
