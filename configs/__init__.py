@@ -26,6 +26,21 @@ def find_config(name: str) -> Path:
     return packaged if not given.exists() and given.parts[:1] == ("configs",) and packaged.is_file() else given
 
 
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Refuses a key that is there twice, of which YAML's own takes the last without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Raises InputError: a key is there twice."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    where = f"line {key.start_mark.line + 1}"
+                    raise InputError(where, "of a key that was not given before", "one that was")
+                seen.add(key.value)
+        return dict(super().construct_mapping(node, deep))
+
+
 def read_yaml(file: Path) -> Any:
     """What a YAML file holds.
 
@@ -33,7 +48,9 @@ def read_yaml(file: Path) -> Any:
         InputError: it is none. Nothing of the file is repeated: it may be data that was given by mistake.
     """
     try:
-        return yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return yaml.load(file.read_text(encoding="utf-8"), Loader)
+    except InputError as error:
+        raise error.within(str(file)) from None
     except OSError as error:
         raise InputError(str(file), "a YAML file", f"one that cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from copy import copy
 from difflib import get_close_matches
+from inspect import Parameter
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
@@ -108,7 +110,8 @@ def translated(message: str) -> InputError:
             if expected == _NAME:
                 names = [name for package in _PACKAGES for name in exported(package)]
                 last = values["cls"].rpartition(".")[2]
-                got += ", a class of another kind" if last in names else suggestion(last, names)
+                word = last in ("true", "false")
+                got += ", a class of another kind" if last in names else "" if word else suggestion(last, names)
             return InputError(field, expected, got)
     return UsageError("command line", "as --help says", _cut(message, 4 * LONGEST))
 
@@ -136,8 +139,16 @@ class Refusing:
         raise translated(message)
 
     def _add_signature_parameter(self, *args: Any, **kwargs: Any) -> None:
-        """Arguments of classes are values: the parser would open a file of that name, and take its contents instead."""
-        super()._add_signature_parameter(*args, **{**kwargs, "sub_configs": False})  # type: ignore[misc]
+        """Arguments of classes are values: the parser would open a file of that name, and take its contents instead.
+
+        One that must be given must be given without a type, too, where the parser would take ``None``.
+        """
+        container, key, param, *rest = args
+        if param.annotation is Parameter.empty and param.default is Parameter.empty:
+            param = copy(param)
+            param.annotation = Any
+        settings = {**kwargs, "sub_configs": False}
+        super()._add_signature_parameter(container, key, param, *rest, **settings)  # type: ignore[misc]
 
 
 class CommandParser(Refusing, ArgumentParser):

@@ -16,7 +16,7 @@ from jsonargparse import ArgumentParser
 
 from flgraph.cli.outline import Outline, exported, outline
 from flgraph.cli.parser import Refusing, UsageError, suggestion
-from flgraph.configs import find_config
+from flgraph.configs import Loader, find_config
 from flgraph.errors import InputError
 
 TRAINER = "flgraph.federation.FederatedTrainer"
@@ -69,10 +69,12 @@ def check(command: str, args: Sequence[str]) -> None:
     """
     seen = _Seen()
     for name, value in _options(args):
-        if name == "config" and value is not None:
-            _check_file(value, seen)
-        else:
+        if name != "config":
             _check_option(name, value, seen)
+        elif value is not None:
+            _check_file(value, seen)
+        elif seen.runs:
+            raise InputError("-c", "followed by a file", "none")
     missing = [name for name in NEEDED if name not in seen.given]
     if seen.runs and missing:
         how = "given by -c files (configs/data/chem.yaml, configs/method/fedavg.yaml, or your own) or --NAME CLASS,"
@@ -236,20 +238,19 @@ def _path_of(path: str) -> str:
 
 
 def _model_of(file: str) -> str:
-    content = yaml.load(find_config(file).read_text(encoding="utf-8"), _LOADER)
+    content = yaml.load(find_config(file).read_text(encoding="utf-8"), Loader)
     return str(content.get("model", {}).get("class_path", ""))
 
 
 # --------------------------------------------------------------------------------------------------------------- files
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
 def _check_file(value: str, seen: _Seen) -> None:
     inline = "\n" in value or ":" in value  # YAML itself
     if not inline and not Path(value).is_file():
         raise InputError("-c", "a file", f"'{value}'{suggestion(value, _packaged())}")
     try:
-        content = yaml.load(value if inline else Path(value).read_text(encoding="utf-8"), _LOADER)
+        content = yaml.load(value if inline else Path(value).read_text(encoding="utf-8"), Loader)
+    except InputError as error:
+        raise error.within("-c" if inline else value) from None
     except (OSError, ValueError, yaml.YAMLError):
         seen.runs = False  # the parser says what is wrong with it
         return
@@ -265,7 +266,9 @@ def _check_file(value: str, seen: _Seen) -> None:
             if section == "data" and before in OWN_FILES and seen.classes.get(section) not in (None, before):
                 wanted = "before your own file, whose class of data it would replace (-c METHOD -c YOURS),"
                 raise InputError(value, wanted, "it behind")
-        elif section == "trainer" and isinstance(fields, Mapping):
+        elif section == "trainer":
+            if not isinstance(fields, Mapping):
+                raise InputError(f"trainer` in `{value}", "a mapping of its fields", "something else")
             for name, own in fields.items():
                 if name not in trainer_fields() and name != _LINKED:
                     raise InputError(f"trainer` in `{value}", "fields that there are", _named(name, trainer_fields()))

@@ -82,10 +82,10 @@ class Column:
         """Numbers ``[n]`` float64, NaN where one is missing.
 
         Raises:
-            InputError: one is infinite.
+            InputError: one is infinite, or would be in float32.
         """
-        infinite = np.isinf(values)
-        require(not infinite.any(), where, "finite", f"infinity in row {first_row(infinite)}")
+        infinite = np.abs(values) > np.finfo(np.float32).max
+        require(not infinite.any(), where, "finite in float32", f"infinity in row {first_row(infinite)}")
         return cls(values, NUMBER, where)
 
     @property
@@ -201,7 +201,8 @@ class Coding:
             InputError: one is not there, or no number, or other than 0 and 1 where they are labels.
         """
         for name in self.classes:
-            require(name in columns, where, f"one with `{_short(name)}`, as `data.classes` says,", "one without")
+            wanted = f"one with `{_short(name)}`, as `data.classes` says (the names of what is learned, in this task),"
+            require(name in columns, where, wanted, "one without")
         labels = self.task == "multilabel"
         wanted = "0 or 1, true or false, or empty," if labels else "numbers, or empty,"
         for name in self.classes:

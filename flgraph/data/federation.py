@@ -40,7 +40,13 @@ class Federation(pl.LightningDataModule, Generic[C]):
         return list(self._clients)
 
     def client(self, name: str) -> C:
-        """A client's data; known after ``setup``."""
+        """A client's data; known after ``setup``.
+
+        Raises:
+            InputError: there is none of this name.
+        """
+        known = ", ".join(self.clients) or "none before setup()"
+        expect(name in self._clients, "client", f"one of the clients ({known})", name)
         return self._clients[name]
 
 

@@ -106,7 +106,11 @@ class Table:
         """
         names = other.texts(name)
         if within is not None:
-            names = [f"{group}\0{own}" for group, own in zip(other.texts(within), names, strict=True)]
+            groups, known = other.texts(within), {key.partition("\0")[0] for key in keys}
+            strange = np.array([group not in known for group in groups])
+            got = f"{int(strange.sum())} that are not there, the first in row {first_row(strange)}"
+            require(not strange.any(), other.where(within), f"graphs with nodes in {self.file.name}", got)
+            names = [f"{group}\0{own}" for group, own in zip(groups, names, strict=True)]
         found: np.ndarray = keys.get_indexer(names)
         lost = found < 0
         got = f"{int(lost.sum())} that are not there, the first in row {first_row(lost)}"
@@ -114,7 +118,9 @@ class Table:
         return found
 
     def _require(self, name: str) -> None:
-        require(name in self.names, str(self.file), f"a table with a column `{name}`", "one without")
+        apart = next((mark for mark in "\t;|" if len(self.names) == 1 and mark in self.names[0]), None)
+        got = "one without" if apart is None else f"one whose columns are separated by {apart!r} and not by commas"
+        require(name in self.names, str(self.file), f"a table with a column `{name}`", got)
 
 
 def find_table(folder: Path, stem: str) -> Table:

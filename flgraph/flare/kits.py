@@ -18,7 +18,7 @@ import psutil
 
 from flgraph.errors import InputError, expect
 from flgraph.flare.settings import FILE, parse_settings
-from flgraph.runs.files import private_folder, write_bytes
+from flgraph.runs.files import private_folder, write_bytes, writing
 
 ADMIN = "admin@flgraph.org"
 PASSPHRASE = "FLGRAPH_AUTHORITY_PASSPHRASE"
@@ -90,17 +90,18 @@ def provision(sites: Sequence[str], server: str, port: int, out: Path, data: Pat
     there = out.exists()
     expect(not there or not any(out.iterdir()), "--out", "a folder that does not exist yet, or is empty", out)
     try:
-        made = _provision(sites, server, port, out / "authority")
-        for source, name in [(server, "server"), *((site, site) for site in sites), (ADMIN, "admin")]:
-            shutil.move(made / source, out / name)
-            for key in (out / name).rglob("*.key"):
-                key.chmod(0o600)
-            if name != "admin":
-                _restrict(out / name)
-        for site in sites:
-            content = given[site].read_bytes() if site in given else _SITE.replace("SITE", site).encode()
-            (out / site / "local" / FILE).write_bytes(content)
-        _put_away_keys(out / "authority" / "flgraph" / "state" / "cert.json")
+        with writing(out):
+            made = _provision(sites, server, port, out / "authority")
+            for source, name in [(server, "server"), *((site, site) for site in sites), (ADMIN, "admin")]:
+                shutil.move(made / source, out / name)
+                for key in (out / name).rglob("*.key"):
+                    key.chmod(0o600)
+                if name != "admin":
+                    _restrict(out / name)
+            for site in sites:
+                content = given[site].read_bytes() if site in given else _SITE.replace("SITE", site).encode()
+                (out / site / "local" / FILE).write_bytes(content)
+            _put_away_keys(out / "authority" / "flgraph" / "state" / "cert.json")
     except BaseException:  # a part of it would be in the way of the next attempt
         shutil.rmtree(out, ignore_errors=True)
         if there:

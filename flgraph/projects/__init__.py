@@ -8,6 +8,7 @@ import jinja2
 
 from flgraph.errors import expect
 from flgraph.projects.tables import PARTNERS, TABLES
+from flgraph.runs.files import writing
 
 TASKS = tuple(TABLES)
 _FILES = {
@@ -49,8 +50,9 @@ def create(folder: Path, task: str) -> list[Path]:
         texts[name] = environment.get_template(template).render(known)
     for partner in PARTNERS:
         texts[f"sites/{partner}.yaml"] = environment.get_template("site.yaml.j2").render(known, partner=partner)
-    for name, text in texts.items():
-        file = folder / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+    with writing(folder):
+        for name, text in texts.items():
+            file = folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
     return [folder / name for name in texts]

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from flgraph.callbacks import FedAvg
 from flgraph.models import GNN
+
+
+class Untyped(FedAvg):
+    """Does not say what its rate is."""
+
+    def __init__(self, rate) -> None:  # type: ignore[no-untyped-def]
+        super().__init__()
+        self.rate = rate
 
 
 class Needing(GNN):

@@ -298,6 +298,10 @@ def test_refused_options(call: Call, small: list[str], tmp_path: Path, options: 
             "model:\n  class_path: tests.cli.own.Needing\n",
             "Expected `model.width` to be given, as tests.cli.own.Needing needs it, but got none.",
         ),
+        (
+            "trainer:\n  aggregator:\n    class_path: tests.cli.own.Untyped\n",
+            "Expected `trainer.aggregator.rate` to be given, as tests.cli.own.Untyped needs it, but got none.",
+        ),
         ("trainer: {rounds: 3\n", "to be a YAML file but got one that cannot be read (see line 2)."),
         ("only words\n", "to be a YAML mapping with sections such as `model` and `trainer` but got something else."),
         ("trainer:\n  rounds: many\n", "Expected `trainer.rounds` to be of type int but got many."),
@@ -310,6 +314,7 @@ def test_refused_options(call: Call, small: list[str], tmp_path: Path, options: 
         "module",
         "kind",
         "missing field",
+        "missing field without a type",
         "no YAML",
         "words",
         "type",

@@ -61,6 +61,13 @@ AT_ONCE = {
         ["fit", "-c", "data: {class_path: flgraph.data.NodeClients}", "-c", "configs/method/fedgcn.yaml"],
         "fedgcn.yaml` to be before your own file, whose class of data it would replace (-c METHOD -c YOURS), but",
     ),
+    "a file left out": (["fit", *METHOD, "-c"], "`-c` to be followed by a file"),
+    "no mapping": (["fit", *METHOD, "-c", "trainer: 3"], "Expected `trainer` in `-c` to be a mapping of its fields"),
+    "a key again": (
+        ["fit", *METHOD, "-c", "trainer: {rounds: 1,\n rounds: 2}"],
+        "Expected `line 2` to be of a key that was not given before but got one that was in -c.",
+    ),
+    "folder in a file": (["new", f"{__file__}/project"], "to be writable but got Not a directory"),
     "option of a report": (["report", "runs", "--ouy", "x.html"], "--ouy x.html (did you mean --out?)"),
     "no run": (["ledger", "nowhere"], "nowhere"),
 }
@@ -69,6 +76,10 @@ LATER = {
     "no checkpoint": (
         ["test", *METHOD, "--data.datasets", "[ALPHA]"],
         "Expected `ckpt_path` to be the last checkpoint",
+    ),
+    "no class": (
+        ["fit", *METHOD, "--data.datasets", "[ALPHA]", "--trainer.secure_sums", "true"],
+        "`trainer.secure_sums` to be the name of a class but got 'true'.",
     ),
     "no data set": (
         ["fit", *METHOD, "--data.datasets", "[ALPAH]"],

@@ -152,7 +152,7 @@ def test_declared() -> None:
         (lambda: declared_classes(["a", "a"]), "different names but got one of them twice"),
         (lambda: declared_classes([True, "no"]), "names, in quotes where YAML has its own"),
         (lambda: declared_columns({"age": "years old"}), "`data.columns.age` to be number, years, or a list"),
-        (lambda: Column.of([float("inf")], "age"), "`age` to be finite but got infinity in row 1"),
+        (lambda: Column.of([float("inf")], "age"), "`age` to be finite in float32 but got infinity in row 1"),
     ],
 )
 def test_refused_declarations(call: Any, sentence: str) -> None:

@@ -21,6 +21,7 @@ from flgraph.data import (
     TUFederation,
     WholeGraphFederation,
 )
+from flgraph.errors import InputError
 from flgraph.reproduce.fedego.published import PublishedNodeFederation
 
 ELSEWHERE = {"graphs", "root", "cache_dir", "manifest"}
@@ -34,6 +35,14 @@ def graphs() -> list[Data]:
 
 def nodes() -> NodeGraph:
     return NodeGraph.from_pyg(Data(x=torch.rand(9, 2), edge_index=torch.tensor([[0], [1]]), y=torch.arange(9)), "nine")
+
+
+def test_clients_are_known_after_setup() -> None:
+    data = GraphFederation({"one": graphs()}, structure="none")
+    for name in ("one", "two"):
+        with pytest.raises(InputError, match=r"`client` to be one of the clients \((none before|one)"):
+            data.client(name)
+        data.setup()
 
 
 def hetero() -> HeteroGraph:

@@ -248,6 +248,7 @@ def row(*values: Any) -> list[tuple[Any, ...]]:
         ({"edges": [("source", "target"), ("000", "001"), ("000", MARKER)]}, {}, "target in .* to be names of nodes"),
         ({"edges": [("from", "to"), (MARKER, MARKER)]}, {}, "a table with a column `source` but"),
         ({"nodes": [(MARKER, "x"), ("000", MARKER)]}, {}, "nodes.csv` to be a table with a column `id` but got one"),
+        ({"nodes": [("id\tlabel",), ("000\ta",)]}, {}, r"columns are separated by '.t' and not by commas"),
         ({"nodes": [("id", "label", "split"), ("000", "a", MARKER), ("001",)]}, {}, "split in .* to be train, val"),
         ({"nodes": [("id", "label", "split"), ("000", "", "train"), ("001", "a", "")]}, {}, "for `train`"),
     ],
@@ -381,6 +382,10 @@ def test_the_same_graphs_in_every_form(tmp_path: Path) -> None:
         (
             {"edges": [("graph", "source", "target"), ("M0", 0, 3)]},
             "target in .*edges.csv` to be names of nodes.csv but",
+        ),
+        (
+            {"edges": [("graph", "source", "target"), ("M0", 0, 1), ("M9999", 0, 1)]},
+            "graph in .*edges.csv` to be graphs with nodes in nodes.csv but got 1 .* first in row 2",
         ),
         ({"nodes": [("graph", "id"), ("M0", 0), ("M0", 0)]}, "id in .*nodes.csv` to be different names but got 1 that"),
     ],

@@ -111,7 +111,7 @@ class GraphFederation(Federation[GraphDataModule]):
         if name not in self._clients and name in self._names:
             graphs, classes = self.load_client(name)
             self._clients[name] = self._make(name, graphs, classes)
-        return self._clients[name]
+        return super().client(name)
 
     def release(self, name: str) -> None:
         """Lets go of a client's data, if it can be loaded again."""
