@@ -161,12 +161,12 @@ class FederatedCLI(LightningCLI):
         if not self.trainer.writes:
             return
         assert self.trainer.run_dir is not None
-        folder = self.trainer.run_dir / "predictions"
+        folder, names = self.trainer.run_dir / "predictions", getattr(self.datamodule, "class_names", ())
         with writing(folder):
             folder.mkdir(exist_ok=True)
             for client, batches in predictions.items():
                 rows, predicted = self.trainer.prediction_rows[client], self.trainer.predicted[client]
-                write_predictions(client, batches, rows, predicted, folder / f"{client}.csv")
+                write_predictions(client, batches, rows, predicted, folder / f"{client}.csv", names)
         print(f"predictions in {folder}")
 
 

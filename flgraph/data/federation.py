@@ -26,6 +26,9 @@ class Federation(pl.LightningDataModule, Generic[C]):
 
     name: str  # Lightning's own may be None; the trainer needs one
 
+    class_names: Sequence[str] = ()
+    """Names of the classes in the order of their numbers, where own files have some; known after ``setup``."""
+
     def __init__(self, name: str, dataset: str | None = None) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["graphs", "dataset", "root", "cache_dir", "manifest"], logger=False)

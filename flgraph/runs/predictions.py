@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,12 @@ PREDICTED = ("probabilities", "label_probabilities", "values", "embeddings", "sc
 
 
 def write_predictions(
-    client: str, batches: list[Any], rows: Mapping[str, list[Any]], predicted: str, file: Path
+    client: str,
+    batches: list[Any],
+    rows: Mapping[str, list[Any]],
+    predicted: str,
+    file: Path,
+    classes: Sequence[str] = (),
 ) -> None:
     """Writes a line for each graph, node or link: what it is, and what the model says of it.
 
@@ -32,6 +37,7 @@ def write_predictions(
             ``"scores"``, ``value`` or ``score`` where there is one column, ``v0`` or ``s0`` and so on where there are
             several.
         file: a CSV file; replaced if it is there.
+        classes: their names; ``class_name`` is then that of ``class``.
 
     Raises:
         InputError: the batches are no such tensors, or not as many rows as the data says.
@@ -45,8 +51,9 @@ def write_predictions(
         wanted = f"{len(values)} values, one for each row that was predicted,"
         expect(len(column) == len(values), field, wanted, len(column))
     width = range(values.size(1))
+    named = ["class_name"] if len(classes) == len(width) else []
     heads, digits = {
-        "probabilities": (["class", *(f"p{number}" for number in width)], ".6f"),
+        "probabilities": (["class", *named, *(f"p{number}" for number in width)], ".6f"),
         "label_probabilities": ([f"p{number}" for number in width], ".6f"),
         "values": (["value"] if len(width) == 1 else [f"v{number}" for number in width], ".6g"),
         "embeddings": ([f"e{number}" for number in width], ".6g"),
@@ -56,7 +63,8 @@ def write_predictions(
     writer = csv.writer(stream)
     writer.writerow([*rows, *heads])
     for number, value in enumerate(values):
-        chosen = [int(value.argmax())] if predicted == "probabilities" else []
+        chosen: list[Any] = [int(value.argmax())] if predicted == "probabilities" else []
+        chosen += [classes[number] for number in chosen if named]
         numbers = [format(entry, digits) for entry in value.tolist()]
         writer.writerow([*(column[number] for column in rows.values()), *chosen, *numbers])
     write_text(stream.getvalue(), file)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
@@ -64,6 +66,14 @@ def test_new_project(done: Call, task: str, tmp_path: Path, monkeypatch: pytest.
     (run,) = Path("runs").glob("*/version_0")
     assert json.loads((run / "results.json").read_text())["rounds"] == 2
     configuration = yaml.safe_load(Path("federation.yaml").read_text())["data"]
+    done("predict", "-c", "federation.yaml")
+    ids = {"nodes": ("nodes", "node"), "graphs": ("graphs", "graph"), "hetero": ("author", "node")}[task]
+    table = pd.read_csv(f"east/{ids[0]}.csv")
+    predicted = pd.read_csv(run / "predictions" / "east.csv")
+    assert list(predicted)[:5] == [ids[1], "id", "split", "class", "class_name"]
+    assert predicted["id"].tolist() == table["id"].tolist()
+    names = np.array(configuration["init_args"]["classes"])
+    assert predicted["class_name"].tolist() == names[predicted["class"]].tolist()
     for partner in PARTNERS:  # declares what all have agreed on, and names its own folder only
         own = yaml.safe_load(Path(f"sites/{partner}.yaml").read_text())["data"]
         assert own["init_args"].pop("graphs") == {partner: partner}
@@ -190,7 +200,6 @@ def test_mistakes_in_other_commands(call: Call, project: Path, args: list[str], 
         ("nodes", "east/nodes.csv", ".", f"{MARKER}", "as `data.columns` says, but got something else in row 1"),
         ("nodes", "federation.yaml", "classes: [fine, fraud]", "task: regression", "west/nodes.csv` to be numbers"),
         ("nodes", "federation.yaml", "classes: [fine, fraud]", "task: multilabel", "to be 0 or 1, true or false,"),
-        ("graphs", "east/graphs.csv", ",ring", ",", "`label of east` to be there for each graph but got 1 "),
         ("graphs", "east/nodes.csv", ",C,", ",Xx,", "east/nodes.csv` to be one of its 3 declared categories"),
         ("hetero", "east/paper.csv", "pages", "words", "`paper in east` to be a table with the column `pages`, as"),
         ("hetero", "federation.yaml", "paper: {", "papers: {", "of node types that files have, author, "),

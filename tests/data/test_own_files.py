@@ -396,6 +396,34 @@ def test_refused_tables_of_graphs(tmp_path: Path, changes: dict[str, Any], sente
         GraphClients({"north": tmp_path}).setup()
 
 
+def test_graphs_without_a_label_are_predicted_only(tmp_path: Path) -> None:
+    paths(tmp_path)
+    whole = made(GraphClients({"north": tmp_path}, structure="none"))
+    named = pd.read_csv(tmp_path / "graphs.csv", dtype=str)
+    named.loc[[0, 3], "label"] = ""
+    named.to_csv(tmp_path / "graphs.csv", index=False)
+    data = GraphClients({"north": tmp_path}, structure="none")
+    with pytest.warns(UserWarning, match="Not used of the data of `north`: 2 graphs without a label, but for predict"):
+        data.setup()
+    own = data.client("north")
+    rows = own.prediction_rows
+    assert rows["id"] == named["id"].tolist() == whole.client("north").prediction_rows["id"]
+    assert [rows["split"][0], rows["split"][3]] == ["", ""]
+    assert rows["split"].count("") == 2
+    assert sum(len(batch.y) for batch in own.predict_dataloader()) == len(named)
+    assert data.class_names == whole.class_names
+
+
+def test_links_of_own_tables_have_ids(tmp_path: Path) -> None:
+    authors = [("id",), *((f"a{n}",) for n in range(12))]
+    library(tmp_path / "north", author=authors)
+    data = made(HeteroClients({"north": "north"}, root=str(tmp_path), task="links", links={"test_fraction": 0.3}))
+    rows = data.client("north").prediction_rows
+    assert len(rows["source"]) > 0
+    for kind, end in (("source_type", "source"), ("target_type", "target")):
+        assert rows[f"{end}_id"] == [f"{t[0]}{number}" for t, number in zip(rows[kind], rows[end], strict=True)]
+
+
 def test_edges_without_graphs(tmp_path: Path) -> None:
     """Then nodes are known by their ids alone, and an edge between two graphs is refused."""
     graphs = [("id", "label"), *((f"M{n}", n % 2) for n in range(20))]

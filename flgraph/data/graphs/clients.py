@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from flgraph.data.checks import require, warn_of_unused
 from flgraph.data.columns import Coding, Missing
 from flgraph.data.graphs.container import FlatGraphs
+from flgraph.data.graphs.datamodule import GraphDataModule
 from flgraph.data.graphs.federation import GraphFederation
 from flgraph.data.nodes.clients import check_clients
 from flgraph.data.own import Declared, Splits, edges_of_source, features_of, has_label, labels_of, left_out, splits_of
@@ -74,20 +75,23 @@ class GraphClients(GraphFederation):
         self.own, self.root, self.undirected = dict(graphs), root, undirected
         self.declared = Declared(classes, columns, missing, self.task, edge_columns)
         self._splits: dict[str, Splits] = {}
+        self._ids: dict[str, Sequence[str]] = {}
 
     def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
         """Reads and codes all clients' graphs."""
         sources = {name: read_source(given, name, self.root, True, self.task) for name, given in self.own.items()}
         coding = self.declared.agreed(sources)
+        self.class_names = coding.classes if coding.task == "multiclass" else ()
         for name, source in sources.items():
             yield name, self.embed(self._flat(name, source, coding)), len(coding.classes)
 
     def _flat(self, name: str, source: Source, coding: Coding) -> FlatGraphs:
-        warn_of_unused(left_out(source, self.undirected, coding.columns, self.declared.edge_columns), name)
         assert source.graph_of is not None
         y = labels_of(source, coding)
-        bare = int((~has_label(y)).sum())
-        require(bare == 0, f"label of {source.name}", "there for each graph", f"{bare} graphs without")
+        unused = left_out(source, self.undirected, coding.columns, self.declared.edge_columns)
+        if bare := int((~has_label(y)).sum()):
+            unused = [*unused, f"{bare} graphs without a label, but for predictions"]
+        warn_of_unused(unused, name)
         nodes = torch.bincount(source.graph_of, minlength=len(y))
         empty = int((nodes == 0).sum())
         require(empty == 0, source.name, "graphs with one node or more", f"{empty} without")
@@ -98,7 +102,14 @@ class GraphClients(GraphFederation):
         x = features_of(source, coding)
         dense = x.to_dense() if x.layout != torch.strided else x
         own = edges - node_ptr[owner]
+        self._ids[name] = [str(one) for one in source.ids or ()]
+        y = y.clamp(min=0) if coding.task == "multiclass" else y  # of what has no label nobody asks for one
         return FlatGraphs(dense.float(), own, y, node_ptr, edge_ptr, name=name, task=coding.task, edge_attr=attr)
+
+    def _make(self, name: str, graphs: FlatGraphs, num_classes: int) -> GraphDataModule:
+        made = super()._make(name, graphs, num_classes)
+        made.ids = self._ids[name]
+        return made
 
     def splits(self, name: str, graphs: FlatGraphs) -> tuple[Tensor, Tensor, Tensor]:
         """Those that the client's files say, else drawn."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -40,6 +40,9 @@ class GraphDataModule(pl.LightningDataModule):
         InputError: the data is empty or malformed, a label is not below ``num_classes``, or there is nothing to train
             on; ``wl_scores`` of graphs that do not have one class each.
     """
+
+    ids: Sequence[str] = ()
+    """Names of the graphs, where their owner's files have some; predictions are of these."""
 
     def __init__(
         self,
@@ -124,9 +127,10 @@ class GraphDataModule(pl.LightningDataModule):
 
     @property
     def prediction_rows(self) -> dict[str, list[Any]]:
-        """All graphs by their numbers in the data, and the split that each is in."""
-        count = len(self.graphs)
-        return {"graph": list(range(count)), "split": split_of(count, train=self.train, val=self.val, test=self.test)}
+        """All graphs by their numbers in the data, their ids, and the split that each is in."""
+        count, ids = len(self.graphs), {"id": list(self.ids)} if self.ids else {}
+        splits = split_of(count, train=self.train, val=self.val, test=self.test)
+        return {"graph": list(range(count)), **ids, "split": splits}
 
 
 class ViewDataModule(GraphDataModule):

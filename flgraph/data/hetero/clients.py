@@ -106,11 +106,14 @@ class HeteroClients(Federation[HeteroClientData]):
                 made[name] = self._graph(name, source, targets[name], coding, classes)
             else:
                 made[name] = source if self.task == "links" else self._with_classes(name, source, classes)
+        self.class_names = classes
         own = {"settings": self.declared.settings} if tables else {"settings": None}
         self._clients = {
             name: client_data(self.task, canonical(graph), self.tie_names, links=self.links, **own)
             for name, graph in made.items()
         }
+        for name, source in tables.items():
+            self._clients[name].ids = source.ids
         self.statistics = hetero_statistics({client: data.graph for client, data in self._clients.items()})
 
     def _classes(self, read: Mapping[str, HeteroGraph | HeteroTables], targets: Mapping[str, str]) -> tuple[str, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import pytorch_lightning as pl
@@ -40,6 +41,9 @@ class HeteroDataModule(pl.LightningDataModule):
     Raises:
         InputError: there is nothing to train on.
     """
+
+    ids: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """Of each type, names of its nodes, where their owner's files have some; predictions are of these."""
 
     def __init__(self, graph: HeteroGraph, tie_names: bool = False, settings: Mapping[str, Any] | None = None) -> None:
         super().__init__()
@@ -99,10 +103,11 @@ class HeteroDataModule(pl.LightningDataModule):
 
     @property
     def prediction_rows(self) -> dict[str, list[Any]]:
-        """The target type's nodes by their numbers in the graph that the client's was cut from, and their splits."""
+        """The target type's nodes by their numbers in the graph that the client's was cut from, ids and splits."""
         graph, count = self.graph, self.graph.num_targets
-        nodes = graph.nodes.narrow(0, graph.target_start, count)
-        return {"node": nodes.tolist(), "split": split_of(count, train=graph.train, val=graph.val, test=graph.test)}
+        nodes = graph.nodes.narrow(0, graph.target_start, count).tolist()
+        ids = {"id": [self.ids[graph.target][node] for node in nodes]} if self.ids else {}
+        return {"node": nodes, **ids, "split": split_of(count, train=graph.train, val=graph.val, test=graph.test)}
 
     def _loader(self, stage: str, index: Tensor) -> HeteroLoader:
         if stage not in self._loaders:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytorch_lightning as pl
@@ -43,6 +44,9 @@ class HeteroLinkDataModule(LinkLoaders, pl.LightningDataModule):
     Raises:
         InputError: a setting cannot be used, or nothing is left to train on.
     """
+
+    ids: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """As :attr:`HeteroDataModule.ids`."""
 
     def __init__(
         self,
@@ -111,7 +115,12 @@ class HeteroLinkDataModule(LinkLoaders, pl.LightningDataModule):
         columns = enumerate(("source_type", "relation", "target_type"))
         names = {heading: [kind[column] for kind in kinds] for column, heading in columns}
         source, target = self._test_ends.tolist()
-        return {**names, "source": source, "target": target}
+        ends = {"source": (0, source), "target": (2, target)}
+        ids = {
+            f"{end}_id": [self.ids[kind[place]][node] for kind, node in zip(kinds, nodes, strict=True)]
+            for end, (place, nodes) in (ends.items() if self.ids else ())
+        }
+        return {**names, "source": source, "target": target, **ids}
 
     def _row_of(self, whole: HeteroGraph) -> Tensor:
         """Which weight each relation of the whole graph has ``[R]``; forward relations come first in both."""

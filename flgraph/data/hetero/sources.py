@@ -35,6 +35,7 @@ class HeteroTables:
         labels: of each node of a type that has any.
         split: for each of these ``train``, ``val``, ``test`` or ``None``, where the type's table says so.
         unused: what else there is.
+        ids: of each node type's nodes.
     """
 
     name: str
@@ -44,6 +45,7 @@ class HeteroTables:
     labels: Mapping[str, Sequence[str | None]]
     split: Mapping[str, Sequence[str | None]]
     unused: Sequence[str]
+    ids: Mapping[str, Sequence[str]]
 
     def find_target(self, given: str | None) -> str:
         """The node type whose nodes have labels.
@@ -124,7 +126,8 @@ def _of_folder(path: Path) -> HeteroTables:
         require(sound, str(files[stem]), wanted, "another name")
     tables: dict[str, Table] = {stem: read_table(files[stem]) for stem, parts in kinds.items() if len(parts) == 1}
     require(len(tables) > 0, str(path), "a folder with a table for each node type", "none")
-    keys = {kind: table.keys(table.texts("id")) for kind, table in tables.items()}
+    ids = {kind: [str(one) for one in table.texts("id")] for kind, table in tables.items()}
+    keys = {kind: table.keys(ids[kind]) for kind, table in tables.items()}
     edges: dict[EdgeType, Tensor] = {}
     unused: list[str] = []
     for stem, parts in kinds.items():
@@ -151,4 +154,5 @@ def _of_folder(path: Path) -> HeteroTables:
             if "split" in table.names
         },
         unused,
+        ids,
     )

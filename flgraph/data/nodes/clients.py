@@ -138,6 +138,7 @@ class NodeClients(Federation[NodeDataModule]):
             require(not gap, f"{self.partition_key} of {source.name}", "there for each node", f"none in row {gap}")
             sources = {whole: replace(source, columns=columns)}
         coding = self.declared.agreed(sources)
+        self.class_names = coding.classes if coding.task == "multiclass" else ()
         for name, source in sources.items():
             self._clients |= self._make(name, source, coding, owners)
 

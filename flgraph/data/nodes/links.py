@@ -110,7 +110,9 @@ class LinkDataModule(LinkLoaders, NodeDataModule):  # type: ignore[misc]  # othe
 
     @property
     def prediction_rows(self) -> dict[str, list[Any]]:
-        """The test's links, nodes by their numbers in the graph that the client's was cut from."""
-        batch = self._links["test"]
-        nodes = self.graph.nodes
-        return {"source": nodes[batch.source].tolist(), "target": nodes[batch.target].tolist()}
+        """The test's links, nodes by their numbers in the graph that the client's was cut from, and by their ids."""
+        batch, nodes = self._links["test"], self.graph.nodes
+        ends = {"source": batch.source, "target": batch.target}
+        ids = self.graph.keys.get("id")
+        named = {} if ids is None else {f"{end}_id": ids[index.cpu()].tolist() for end, index in ends.items()}
+        return {**{end: nodes[index].tolist() for end, index in ends.items()}, **named}
