@@ -129,7 +129,12 @@ def features_of(source: Source, coding: Coding) -> Tensor:
 
 
 def labels_of(source: Source, coding: Coding) -> Tensor:
-    """Numbers of classes ``[n]``, or labels or numbers ``[n, T]``; -1 and NaN where there is none."""
+    """Numbers of classes ``[n]``, or labels or numbers ``[n, T]``; -1 and NaN where there is none.
+
+    Where nobody has labelled anything, there are no classes, and all are alike.
+    """
+    if coding.task == "multiclass" and not coding.classes:
+        return torch.zeros(len(source.labels), dtype=torch.long)
     where = f"label of {source.name}"
     return coding.labels(source.labels, where) if coding.task == "multiclass" else coding.targets(source.targets, where)
 

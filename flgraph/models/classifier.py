@@ -72,6 +72,7 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        expect(num_classes != 0, "data", f"one with labels, from which {type(self).__name__} learns,", "none")
         expect_sizes(num_classes=num_classes)
         if task is not None:
             check_task(task, "model.task")

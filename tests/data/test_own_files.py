@@ -211,7 +211,6 @@ X, EDGES = torch.rand(4, 2), torch.tensor([[0, 1], [1, 2]])
             Data(x=X, edge_index=EDGES, y=torch.ones(4, 3)),
             r"one for each but got of shape \[4, 3\]: several labels for",
         ),
-        (Data(x=X, edge_index=EDGES), "`label of a` to be there for some but got none"),
         (Data(x=X, edge_index=EDGES + 2, y=torch.ones(4)), r"edge_index of a` to be edges between nodes 0 to 3"),
         (Data(x=X / 0, edge_index=EDGES, y=torch.ones(4)), "x of a` to be finite but got NaN or infinity"),
         (Data(x=X, edge_index=EDGES, y=torch.ones(4), train_mask=torch.ones(4, 2).bool()), r"mask of shape \[4\]"),
@@ -412,6 +411,33 @@ def test_graphs_without_a_label_are_predicted_only(tmp_path: Path) -> None:
     assert rows["split"].count("") == 2
     assert sum(len(batch.y) for batch in own.predict_dataloader()) == len(named)
     assert data.class_names == whole.class_names
+
+
+@pytest.mark.parametrize("kind", ["graphs", "nodes"])
+def test_what_nobody_has_labelled(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Embeddings are learned of all of it; what learns from labels says that there are none."""
+    Clients = {"graphs": GraphClients, "nodes": NodeClients}[kind]
+    (paths if kind == "graphs" else ring)(tmp_path)
+    table = tmp_path / f"{kind}.csv"
+    named = pd.read_csv(table, dtype=str)
+    named.drop(columns="label").to_csv(table, index=False)
+    how = {"structure": "none", "diffusion": Diffusion("ppr")} if kind == "graphs" else {}
+    data = made(Clients({"north": tmp_path}, **how))
+    rows = data.client("north").prediction_rows
+    assert "" not in rows["split"]
+    model = models.FCLG(hidden_channels=4) if kind == "graphs" else models.DGI(hidden_channels=4)
+    trainer = FederatedTrainer(callbacks.FedAvg(), rounds=1, default_root_dir=str(tmp_path / "runs"), accelerator="cpu")
+    results = trainer.fit(model, data)
+    assert {"train/loss", "val/loss"} <= results["final"]["mean"].keys()
+    assert not any(name.startswith("test/") for name in results["final"]["mean"])
+    assert len(torch.cat(trainer.predict(model, data)["north"])) == len(named)
+    learner = models.GNN() if kind == "graphs" else models.NodeSAGE()
+    with pytest.raises(InputError, match=f"`data` to be one with labels, from which {type(learner).__name__} learns"):
+        trainer.fit(learner, data)
+    # Who has none while others have is told so.
+    both = Clients({"north": tmp_path, "east": (paths if kind == "graphs" else ring)(tmp_path / "east")}, **how)
+    with pytest.raises(InputError, match=r"label of .*` to be there for some but got none"):
+        both.setup()
 
 
 def test_links_of_own_tables_have_ids(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class GraphDataModule(pl.LightningDataModule):
             several labels or numbers a flat set, see :meth:`FlatGraphs.from_pyg`.
         splits: index tensors of the training, validation and test graphs; a stratified 80 / 10 / 10 split when
             ``None``.
-        num_classes: number of classes; largest label + 1 when ``None``.
+        num_classes: number of classes; largest label + 1 when ``None``; 0 where nobody has labelled the graphs.
         batch_size: graphs per training batch.
         eval_batch_size: graphs per batch otherwise.
         settings: plain values that describe how the data was made; a stopped run can only be continued with the same.
@@ -58,7 +58,7 @@ class GraphDataModule(pl.LightningDataModule):
         self.graphs = graphs if isinstance(graphs, FlatGraphs) else FlatGraphs.from_pyg(graphs)
         self.num_classes = self.graphs.num_classes if num_classes is None else num_classes
         if self.graphs.task == "multiclass":
-            expect_classes(self.graphs.y, f"{self.graphs.name}.y", 0, self.num_classes - 1)
+            expect_classes(self.graphs.y, f"{self.graphs.name}.y", 0, max(self.num_classes - 1, 0))
         self.train, self.val, self.test = splits or stratified_split(self.graphs.y)
         named = {"train": self.train, "val": self.val, "test": self.test}
         check_splits(len(self.graphs), "graph", self.graphs.name, **named)

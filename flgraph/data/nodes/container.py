@@ -151,7 +151,7 @@ class NodeGraph:
         expect(self.x.layout in layouts, f"{name}.x", "dense or sparse CSR", self.x.layout)
         expect_finite(self.x.values() if self.is_sparse else self.x, f"{name}.x")
         if self.task == "multiclass":
-            expect_classes(self.y, f"{name}.y", 0, self.num_classes - 1)
+            expect_classes(self.y, f"{name}.y", 0, max(self.num_classes - 1, 0))
         expect_tensor(self.nodes, f"{name}.nodes", [n], torch.long)
         expect_tensor(edges, f"{name}.edge_index", [2, "E"], torch.long)
         expect_joined(edges, n, f"{name}.edge_index")

@@ -47,11 +47,12 @@ class GraphEmbedding(SizedModule, ABC):
     Labels are read where embeddings are judged, and nowhere else. Logs ``loss`` of each epoch under ``train/`` and
     ``val/``. In a test, K-means makes as many clusters of all embeddings as there are classes: ``accuracy`` and ``f1``
     (macro) after the best matching of clusters and classes, ``nmi``, ``ari`` and ``silhouette`` are logged under
-    ``test/``, of a second test loader under ``global_test/``. ``predict`` gives embeddings ``[B, C]``.
+    ``test/``, of a second test loader under ``global_test/``; nothing where nobody has labelled the graphs. ``predict``
+    gives embeddings ``[B, C]``.
 
     Args:
         in_channels: columns of the node features; -1: given by the data.
-        num_classes: number of clusters in a test; -1: given by the data.
+        num_classes: number of clusters in a test; -1: given by the data; 0: no labels to compare them with.
         embedding: what is made of a graph's representation, see :func:`embedded`.
         cluster_seed: of K-means.
         cluster_restarts: how often K-means begins anew in a test.
@@ -81,7 +82,7 @@ class GraphEmbedding(SizedModule, ABC):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        expect_sizes(in_channels=in_channels, num_classes=num_classes)
+        expect_sizes(in_channels=in_channels, num_classes=num_classes or -1)
         expect(embedding in get_args(EmbeddingName), "model.embedding", "raw, unit or log", embedding)
         expect(cluster_restarts >= 1, "model.cluster_restarts", "1 or more", cluster_restarts)
         expect(0 <= cluster_seed < 2**32, "model.cluster_seed", "between 0 and 2^32 - 1", cluster_seed)
@@ -189,6 +190,8 @@ class GraphEmbedding(SizedModule, ABC):
         expect(finite, "embeddings", "finite (a smaller `model.lr` may help)", "NaN or infinity")
         from flgraph.models.unsupervised import clustering  # slow to import
 
+        if self.num_classes == 0:  # there is nothing to compare clusters with
+            return {}
         how = (self.num_classes, self.cluster_seed, self.cluster_restarts)
         metrics = clustering.clustering_metrics(embeddings, labels, *how)
         if self.probe:
