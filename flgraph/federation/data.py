@@ -90,8 +90,10 @@ def client_names(datamodule: FederatedData) -> list[str]:
     return names
 
 
-def is_file_name(name: str) -> bool:
+def is_file_name(name: object) -> bool:
     """Whether a file, and a checkpoint, can be called so."""
+    if not isinstance(name, str):
+        return False
     fits = len(f"{name}.ckpt".encode()) <= 255  # what file systems take
     return fits and bool(re.fullmatch(r"[^/\\\0]+", name)) and name not in (".", "..")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from pytorch_lightning.plugins import Precision
 from pytorch_lightning.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor
@@ -51,6 +52,7 @@ def goes_on(trainer: Any, module: pl.LightningModule, loader: Any) -> bool:
         and _is_usual(type(module).training_step)
         and not _overrides(module, pl.LightningModule, _PREPARING + _DECIDING)
         and not any(_overrides(callback, pl.Callback, _PREPARING) for callback in trainer.callbacks)
+        and not any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)
     )
 
 

@@ -46,6 +46,9 @@ class PersistentTrainer(pl.Trainer):
     whole_epochs: int | None = None
     """How many epochs all its fits have together, where that is known."""
 
+    given_accumulation: int = 1
+    """``accumulate_grad_batches`` as it was made with."""
+
     @property
     def estimated_stepping_batches(self) -> int | float:
         """Steps of all fits together, by which schedulers of a fixed length are made: one turn is not their end."""
@@ -79,7 +82,7 @@ def persistent_trainer(
             num_sanity_val_steps=0,
             inference_mode=False,  # who is evaluated before training may keep tensors, and train with them later
         )
-    trainer.whole_epochs = whole_epochs
+    trainer.whole_epochs, trainer.given_accumulation = whole_epochs, trainer.accumulate_grad_batches
     return trainer
 
 
@@ -113,6 +116,8 @@ _NOTHING = nullcontext()
 def fit_more(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, epochs: int) -> dict[str, float]:
     """Trains ``epochs`` more, and returns the metrics that the module logged."""
     trainer.fit_loop.max_epochs = trainer.current_epoch + epochs
+    if isinstance(trainer, PersistentTrainer):  # a GradientAccumulationScheduler left its own, and would refuse it
+        trainer.accumulate_grad_batches = trainer.given_accumulation
     with flushing_denormals():
         ours = isinstance(trainer.strategy, KeepOnDevice) and isinstance(trainer.profiler, _NoProfiler)  # type: ignore[attr-defined]
         if ours and goes_on(trainer, module, loader):

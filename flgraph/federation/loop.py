@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 from pytorch_lightning.loggers import Logger
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from flgraph.console import Console
@@ -436,6 +437,9 @@ class FederatedLoop(pl.Trainer):
         if not self.monitor and self.record.metrics:
             before = self.history.state()
             self._watch(default_monitor(self.record.metrics))
+            if misnamed := [name for name in self.record.mean if name.startswith("val_")]:
+                told = "validation decides the best round by metrics called `val/...`"
+                rank_zero_warn(f"`{misnamed[0]}` decides nothing: {told}, or by `trainer.monitor`.")
             self.history.load_state(before)
             self._settings["trainer"] |= {"monitor": self.monitor, "monitor_mode": self.monitor_mode}
         self._check_monitor(list(self.record.mean))

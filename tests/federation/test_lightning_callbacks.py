@@ -18,6 +18,7 @@ from flgraph.callbacks import FedAvg, Local
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.federation import lightning as trainers_of
+from flgraph.models import GNN
 
 Federate = Callable[..., FederatedTrainer]
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "lightning.md"
@@ -184,9 +185,22 @@ def test_accumulation_by_epoch(federate: Federate, toy_federation: Any, toy_modu
     steps: list[int] = []
     noted = lightning.LambdaCallback(on_train_epoch_end=lambda trainer, module: steps.append(trainer.global_step))
     scheduled = lightning.GradientAccumulationScheduler({0: 1, 2: 3})
-    trainer = federate(FedAvg(), rounds=2, local_epochs=2, callbacks=[scheduled, noted])
+    trainer = federate(FedAvg(), rounds=3, local_epochs=2, callbacks=[scheduled, noted])
     trainer.fit(toy_module(), toy_federation(6, batch_size=2))
-    assert steps == [3, 6, 7, 8]
+    assert steps == [3, 6, 7, 8, 9, 10]
+
+
+def test_accumulation_by_epoch_of_own_loaders(federate: Federate, graph_federation: Any) -> None:
+    """Whose later fits are not Lightning's own."""
+    steps: list[int] = []
+    noted = lightning.LambdaCallback(on_train_epoch_end=lambda trainer, module: steps.append(trainer.global_step))
+    scheduled = lightning.GradientAccumulationScheduler({0: 1, 2: 4})
+    data = graph_federation((4,), batch_size=2)
+    federate(FedAvg(), rounds=4, callbacks=[scheduled, noted]).fit(GNN(hidden_channels=4), data)
+    batches = len(data.client(data.clients[0]).train_dataloader())
+    assert batches > 4
+    assert steps[:2] == [batches, 2 * batches]
+    assert steps[3] - steps[2] == steps[2] - steps[1] == -(-batches // 4)
 
 
 def test_learning_rates_are_logged_by_the_module(federate: Federate, toy_federation: Any, toy_module: Any) -> None:
