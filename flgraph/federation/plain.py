@@ -8,6 +8,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from torch.utils.data import IterableDataset
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.data import FederatedData
@@ -136,7 +137,8 @@ class PlainClient(pl.LightningDataModule):
 
 def _width(data_set: Any) -> int | None:
     """Features of a sample: the last dimension of its ``x``, or of its first tensor."""
-    if not isinstance(data_set, Sized) or not hasattr(data_set, "__getitem__") or not len(data_set):
+    listed = isinstance(data_set, Sized) and not isinstance(data_set, IterableDataset)
+    if not listed or not hasattr(data_set, "__getitem__") or not len(data_set):
         return None
     first = data_set[0]
     x = first[0] if isinstance(first, (tuple, list)) and first else getattr(first, "x", first)

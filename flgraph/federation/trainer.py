@@ -138,7 +138,18 @@ class FederatedTrainer(TrainedLoop):
     ) -> None:
         _expect_counts(rounds=rounds, local_epochs=local_epochs, evaluate_every=evaluate_every)
         _expect_counts(checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
-        expect(0 < client_fraction <= 1, "trainer.client_fraction", "above 0 and at most 1", client_fraction)
+        _expect_kinds(Engine, engine=engine)
+        _expect_kinds(Policy, policy=policy)
+        _expect_kinds(Tolerance, tolerance=tolerance)
+        _expect_kinds(Privacy, privacy=privacy)
+        _expect_kinds(SecureSums, secure_sums=secure_sums)
+        _expect_kinds(str, monitor=monitor, name=name)
+        share = isinstance(client_fraction, int | float) and 0 < client_fraction <= 1
+        expect(share, "trainer.client_fraction", "above 0 and at most 1", client_fraction)
+        expect(not isinstance(personal, str), "trainer.personal", "a list of patterns", personal)
+        loggers = logger if isinstance(logger, list | tuple) else [] if isinstance(logger, bool) else [logger]
+        known = all(isinstance(own, Logger) for own in loggers)
+        expect(known, "trainer.logger", "true, false, or Lightning's loggers", logger)
         expect(monitor_mode in ("max", "min", None), "trainer.monitor_mode", "max or min", monitor_mode)
         expect(name is None or is_file_name(name), "trainer.name", "the name of a folder, without /", name)
         if not isinstance(aggregator, Aggregator):
@@ -383,6 +394,12 @@ def _expect_counts(**values: int) -> None:
     """Raises :class:`InputError` for arguments that are no whole numbers of 1 or more."""
     for field, value in values.items():
         expect(isinstance(value, int) and value >= 1, f"trainer.{field}", "a whole number of 1 or more", value)
+
+
+def _expect_kinds(kind: type, **values: Any) -> None:
+    """Raises :class:`InputError` for arguments that are given and of another class."""
+    for field, value in values.items():
+        expect(isinstance(value, kind | None), f"trainer.{field}", f"of type {kind.__name__}, or None,", value)
 
 
 def _check_processes(engine: Engine, processes: int, devices: Any) -> None:

@@ -72,6 +72,26 @@ def test_equals_a_federated_datamodule(
     assert trainer.test(model, modules) == trainer.test(model, modules, ckpt_path="last")
 
 
+@pytest.mark.filterwarnings("ignore:Your `IterableDataset` has")
+def test_rows_that_come_in_a_stream(federate: Federate, toy_module: Any) -> None:
+    """There is no first one to look at for a width; their number is known."""
+
+    class Stream(IterableDataset[Any]):
+        def __len__(self) -> int:
+            return 6
+
+        def __iter__(self) -> Any:
+            return zip(torch.eye(6, 4), torch.arange(6) % 2, strict=True)
+
+    class Streams(Rows):
+        def train_dataloader(self) -> Any:
+            return DataLoader(Stream(), 3)
+
+    trainer = federate(FedAvg(), rounds=1)
+    trainer.fit(toy_module(in_features=4), {"A": Streams(), "B": Rows()})
+    assert [len(trainer.client_model(client).first.weight[0]) for client in "AB"] == [4, 4]
+
+
 def test_goes_on_with_the_same_data_only(federate: Federate, toy_module: Any) -> None:
     federate(FedAvg(), rounds=1).fit(toy_module(), {"A": Rows()})
     federate(FedAvg(), rounds=2).fit(toy_module(), {"A": Rows()}, ckpt_path="last")

@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data
+from tensorboard.summary.writer import event_file_writer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -286,8 +287,10 @@ def test_large_federations_log_means_only(fit: Fit) -> None:
     assert not any(tag.endswith(("/A", "/B")) for tag in events.Tags()["scalars"])
 
 
-def test_tensorboard_has_each_step_once_after_a_resume(fit: Fit) -> None:
+def test_tensorboard_has_each_step_once_after_a_resume(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where rounds were logged that the checkpoint does not know of."""
+    # A process numbers its files, and TensorBoard sorts those of one second as text: 10 before 9.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     stopped = fit(FedAvg(), rounds=5, logger=True, keep_checkpoints=9)
     assert stopped.run_dir is not None
     older = str(stopped.run_dir / "checkpoints" / "round-00002")
@@ -329,6 +332,16 @@ def test_other_loggers_are_given_every_round(fit: Fit, tmp_path: Path) -> None:
         ({"local_epochs": 0}, r"trainer\.local_epochs"),
         ({"client_fraction": 0.0}, r"trainer\.client_fraction"),
         ({"client_fraction": 1.1}, r"trainer\.client_fraction"),
+        ({"client_fraction": "0.5"}, r"trainer\.client_fraction"),
+        ({"engine": "Forked"}, r"trainer\.engine"),
+        ({"policy": {}}, r"trainer\.policy"),
+        ({"tolerance": 3}, r"trainer\.tolerance"),
+        ({"privacy": 3}, r"trainer\.privacy"),
+        ({"secure_sums": True}, r"trainer\.secure_sums"),
+        ({"monitor": 5}, r"trainer\.monitor"),
+        ({"name": 5}, r"trainer\.name"),
+        ({"personal": "net.*"}, r"trainer\.personal"),
+        ({"logger": "tb"}, r"trainer\.logger"),
         ({"evaluate_every": 0}, r"trainer\.evaluate_every"),
         ({"checkpoint_every": 0}, r"trainer\.checkpoint_every"),
         ({"keep_checkpoints": 0}, r"trainer\.keep_checkpoints"),
