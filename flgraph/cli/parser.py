@@ -21,6 +21,7 @@ _UNION = (
     r"Does not validate against any of the Union subtypes Subtypes: \[(?P<type>.*?)\] Errors: "
     r".*?Given value: (?P<value>.*?)(?: - Expected a .*)?"
 )
+_INNER = r"""Parser key "([\w.]+)": (?:(?!Parser key ").)*?class_path '[\w.]+': Parser key "([\w.]+)": """
 _NAME = "the name of a class"
 _PACKAGES = ("flgraph.callbacks", "flgraph.federation", "flgraph.models", "flgraph.data")
 _SENTENCES = [
@@ -38,10 +39,6 @@ _SENTENCES = [
         ("{field}", "given only fields of {cls}", "`{option}`"),
     ),
     (
-        _CLASS + r"""Parser key "(?P<inner>[\w.]+)": """ + _TYPE + r"(?P<value>.*?)(?: - Expected a or null.*)?",
-        ("{field}.{inner}", "{type}", "{value}"),
-    ),
-    (
         _CLASS + r"(?P<why>(?:module '[\w.]+' has no attribute|No module named) '[\w.]+')(?: - .*)?",
         ("{field}", _NAME, "'{cls}' ({why})"),
     ),
@@ -53,9 +50,8 @@ _SENTENCES = [
         _FIELD + r".*Expected a dot import path string: (?P<cls>\S+).*",
         ("{field}", _NAME, "'{cls}'"),
     ),
-    (_CLASS + r"""Parser key "(?P<inner>[\w.]+)": """ + _UNION, ("{field}.{inner}", "{type}", "{value}")),
     (_FIELD + _UNION, ("{field}", "{type}", "{value}")),
-    (_FIELD + _TYPE + "(?P<value>.*)", ("{field}", "{type}", "{value}")),
+    (_FIELD + _TYPE + r"(?P<value>.*?)(?: - Expected a or null.*)?", ("{field}", "{type}", "{value}")),
     (
         _FIELD + r"Unable to load config.*",
         ("{field}", "given field by field, or in a file after -c,", "something else"),
@@ -101,6 +97,8 @@ def translated(message: str) -> InputError:
     message = " ".join(message.split())
     for pattern, words in _WORDS:
         message = re.sub(pattern, words, message)
+    while (whole := re.sub(rf"^{_INNER}", r'Parser key "\1.\2": ', message)) != message:
+        message = whole
     for pattern, parts in _SENTENCES:
         if found := re.fullmatch(pattern, message):
             values = {

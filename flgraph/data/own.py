@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from flgraph.data.cache import content_key
@@ -83,6 +84,8 @@ class Declared:
                 require(not several, f"label of {source.name}", "a column of classes", got)
             least = max(source.least_classes for source in sources.values())
             classes = self.classes or derived_classes((source.labels for source in sources.values()), least)
+            if len(classes) == 1:
+                rank_zero_warn("All labels of `data` are of one class: every answer will be right.")
         else:
             classes = self.classes or derived_targets({name: source.targets for name, source in sources.items()})
         columns = self.columns

@@ -77,6 +77,8 @@ def test_malformed_data_set(
             "`data.fractions` to be three numbers of 0 or more that",
         ),
         (["--data.features", "attributes"], "Expected `features` to be one of auto, labels, degree, mvgrl for ALPHA"),
+        (["--data.diffusion", "ppr"], "Expected `data.diffusion` to be the name of a class but got 'ppr'."),
+        (["--data.diffusion.alpha", "x"], "Expected `data.diffusion.alpha` to be of type float but got x."),
         (["--data.rwse_dim", "0"], "Expected `data.rwse_dim` to be 1 or more but got 0."),
         (["--trainer.rounds", "0"], "Expected `trainer.rounds` to be a whole number of 1 or more but got 0."),
         (["--trainer.local_epochs", "-2"], "Expected `trainer.local_epochs` to be a whole number of 1 or more"),
@@ -113,7 +115,7 @@ def test_malformed_data_set(
         (["--model.dropout", "1"], "Expected `model.dropout` to be at least 0 and less than 1 but got 1.0."),
         (
             ["--trainer.aggregator.combine", "Medain"],
-            "`trainer.aggregator` to be the name of a class but got 'Medain' (did you mean Median?).",
+            "`trainer.aggregator.combine` to be the name of a class but got 'Medain' (did you mean Median?).",
         ),
         (
             ["--trainer.callbacks", "[earlystopping]"],

@@ -163,6 +163,15 @@ def test_nodes_without_labels_are_neighbours_only(tmp_path: Path) -> None:
     assert sorted(torch.cat([own.train, own.val, own.test]).tolist()) == list(range(4, 12))
 
 
+def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
+    """Of all partners, that is; one of them may have one class alone."""
+    rows = [("id", "label", "years", "branch"), *((f"{n:03d}", "fine", 1, "city") for n in range(12))]
+    east = ring(tmp_path / "east", nodes=rows)
+    made(NodeClients({"north": ring(tmp_path / "north"), "east": east}))
+    with pytest.warns(UserWarning, match="All labels of `data` are of one class"):
+        NodeClients({"east": east}).setup()
+
+
 def test_directed(tmp_path: Path) -> None:
     ring(tmp_path)
     assert made(NodeClients({"a": tmp_path}, undirected=False)).client("a").graph.edge_index.size(1) == 12
@@ -249,7 +258,7 @@ def row(*values: Any) -> list[tuple[Any, ...]]:
         ({"nodes": [(MARKER, "x"), ("000", MARKER)]}, {}, "nodes.csv` to be a table with a column `id` but got one"),
         ({"nodes": [("id\tlabel",), ("000\ta",)]}, {}, r"columns are separated by '.t' and not by commas"),
         ({"nodes": [("id", "label", "split"), ("000", "a", MARKER), ("001",)]}, {}, "split in .* to be train, val"),
-        ({"nodes": [("id", "label", "split"), ("000", "", "train"), ("001", "a", "")]}, {}, "for `train`"),
+        ({"nodes": [("id", "label", "split"), ("000", "", "train"), ("001", "a"), ("002", "b")]}, {}, "for `train`"),
     ],
 )  # fmt: skip
 def test_refused_tables(tmp_path: Path, changes: dict[str, Any], options: dict[str, Any], sentence: str) -> None:
