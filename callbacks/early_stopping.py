@@ -20,7 +20,7 @@ class EarlyStopping(FederatedCallback):
     the last round, stopped early or not, each exchanges its model with that copy; ``final`` in ``results.json`` is then
     the best round's evaluation, and checkpoints, tests and predictions after the run are of the best round's models. A
     run that was not stopped and goes on with more rounds goes on from the last round's models, with the same bits as
-    if it had never ended. Only rounds with an evaluation count (``trainer.evaluate_every``).
+    if it had never ended. Only rounds with an evaluation count (``trainer.evaluate_every``); the last always has one.
 
     Args:
         monitor: the metric; the trainer's when ``None``.

@@ -89,7 +89,7 @@ class SavedPartition:
         if len(own) > 1:
             return own
         index = own[self.unit]
-        parts = split_client(y[index], fractions, seed, name)
+        parts = split_client(y[index], fractions, seed, name, alike=True)
         return {**own, **{use: index[part] for use, part in zip(USES, parts, strict=False)}}
 
     def to_bytes(self) -> bytes:

@@ -271,7 +271,8 @@ def _features(x: Tensor | None, name: str) -> Tensor | None:
         return None
     expect(not x.is_complex(), f"x of {name}", "of real numbers", x.dtype)
     values = x if x.layout == torch.strided else x.values() if x.layout != torch.sparse_coo else x.coalesce().values()
-    require(bool(torch.isfinite(values).all()), f"x of {name}", "finite", "NaN or infinity")
+    whole = "finite (`data.missing` is for tables)"
+    require(bool(torch.isfinite(values).all()), f"x of {name}", whole, "NaN or infinity")
     return x.unsqueeze(1) if x.dim() == 1 else x
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from flgraph.errors import InputError, expect
 
 
 def stratified_split(
-    y: Tensor, fractions: Sequence[float] = (0.8, 0.1, 0.1), seed: int = 123
+    y: Tensor, fractions: Sequence[float] = (0.8, 0.1, 0.1), seed: int = 123, client: str = ""
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Splits samples into training, validation and test sets with equal shares of every class.
 
@@ -26,6 +27,8 @@ def stratified_split(
         y: classes ``[G]``; or several labels or numbers ``[G, T]``, which nothing is stratified by.
         fractions: training, validation and test; they sum to 1, and a set of fraction 0 is empty.
         seed: of both draws.
+        client: where a set has fewer graphs than there are classes, clients of different names draw differently; else
+            all clients of a federation could be left with the same class.
 
     Returns:
         Graph numbers of the three sets, int64, in the order drawn.
@@ -43,8 +46,9 @@ def stratified_split(
     check_fractions(shown)
     expect(0 <= seed < 2**32, "seed", "between 0 and 2^32 - 1", seed)
     labels = y.cpu().numpy() if y.dim() == 1 else np.arange(len(y))  # each alone in its class
-    train, rest = _divide(np.arange(labels.size), labels, shown[0], shown[1] + shown[2], seed)
-    val, test = _divide(rest, labels, shown[1], shown[2], seed)
+    few = (seed + crc32(client.encode())) % 2**32 if client and y.dim() == 1 else seed
+    train, rest = _divide(np.arange(labels.size), labels, shown[0], shown[1] + shown[2], seed, few)
+    val, test = _divide(rest, labels, shown[1], shown[2], seed, few)
     for name, part, fraction in zip(("training", "validation", "test"), (train, val, test), shown, strict=True):
         if fraction > 0 and part.size == 0:
             wanted = f"large enough to leave samples for the {name} set"
@@ -52,15 +56,24 @@ def stratified_split(
     return torch.from_numpy(train), torch.from_numpy(val), torch.from_numpy(test)
 
 
-def split_client(y: Tensor, fractions: Sequence[float], seed: int, client: str) -> tuple[Tensor, Tensor, Tensor]:
+def split_client(
+    y: Tensor, fractions: Sequence[float], seed: int, client: str, alike: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`stratified_split` of a client's data, whose errors name arguments of configurations, and the client.
+
+    Args:
+        y: see there.
+        fractions: see there.
+        seed: see there.
+        client: see there.
+        alike: whether all clients draw with the same seed, as published code does.
 
     Raises:
         InputError: see there.
     """
     check_fractions(fractions, "data.fractions")
     try:
-        return stratified_split(y, fractions, seed)
+        return stratified_split(y, fractions, seed, "" if alike else client)
     except InputError as error:
         raise InputError(f"data.{error.field}", error.expected, error.got, f"client `{client}`") from None
 
@@ -100,14 +113,15 @@ def _sizes(count: int, first: float, second: float) -> tuple[int, int]:
 
 
 def _divide(
-    index: np.ndarray, labels: np.ndarray, first: float, second: float, seed: int
+    index: np.ndarray, labels: np.ndarray, first: float, second: float, seed: int, few: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Divides ``index`` in the ratio ``first : second``; see :func:`_sizes`."""
+    """Divides ``index`` in the ratio ``first : second``; see :func:`_sizes`. ``few`` is the seed for small parts."""
     kept, held = _sizes(index.size, first, second)
     if held == 0 or kept == 0:
         return (index, index[:0]) if held == 0 else (index[:0], index)
     _, counts = np.unique(labels[index], return_counts=True)
-    possible = counts.min() >= 2 and min(kept, held) >= counts.size
+    enough = min(kept, held) >= counts.size
+    possible = counts.min() >= 2 and enough
     from sklearn.model_selection import train_test_split  # takes a second to import
 
     one, other = train_test_split(
@@ -116,7 +130,7 @@ def _divide(
         test_size=held,
         shuffle=True,
         stratify=labels[index] if possible else None,
-        random_state=seed,
+        random_state=seed if enough else few,
     )
     return one, other
 

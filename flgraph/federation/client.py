@@ -37,7 +37,7 @@ from flgraph.federation.secure.settings import Layout, SecureSums
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.template import expect_classes
 from flgraph.federation.transforms import Draw, Pipeline, Transform, draw_key
-from flgraph.runs.checkpoint import readable
+from flgraph.runs.checkpoint import readable, storable
 from flgraph.runs.compatibility import plain_values, sealed
 
 
@@ -149,7 +149,7 @@ class Client:
         download = self.door.admit(turn)
         if turn.request in ABOUT_SUMS:
             return self._about_sums(turn, download or Payload())
-        seed_all(derive_seed(self.seed, self.name, turn.round, turn.name))
+        self._seed(derive_seed(self.seed, self.name, turn.round, turn.name))
         answer: Payload | None = None
         match turn.request:
             case Request.DESCRIBE:
@@ -326,7 +326,7 @@ class Client:
         for split, step in (("val", "validation_step"), ("test", "test_step")):
             loader = self._loader(split) if split in splits and is_overridden(step, self.module) else None
             if loader is not None and not is_empty(loader):
-                seed_all(derive_seed(self.seed, self.name, round, f"{Request.EVALUATE}/{split}"))
+                self._seed(derive_seed(self.seed, self.name, round, f"{Request.EVALUATE}/{split}"))
                 yield split, loader
 
     def snapshot(self) -> None:
@@ -363,7 +363,7 @@ class Client:
 
     def predict(self) -> Predictions:
         """What the module says of the client's prediction data."""
-        seed_all(derive_seed(self.seed, self.name, 0, "predict"))
+        self._seed(derive_seed(self.seed, self.name, 0, "predict"))
         batches = self.trainer.predict(self.module, dataloaders=self._loader("predict")) or []
         predicted = getattr(self.module, "predicted", "probabilities")
         return Predictions(batches, dict(getattr(self.data, "prediction_rows", {})), predicted)
@@ -376,11 +376,22 @@ class Client:
             for callback in self._callbacks if split == "train" else ():
                 loader = callback.train_loader(self, loader)
             self._loaders[split] = loader
+            _seed_own(loader)
         return self._loaders[split]
+
+    def _seed(self, seed: int) -> None:
+        """Seeds all generators, those that loaders of the client's data bring along among them."""
+        seed_all(seed)
+        for loader in self._loaders.values():
+            _seed_own(loader)
 
     # ------------------------------------------------------------------------------------------------- persistence
     def state(self) -> dict[str, Any]:
-        """A Lightning checkpoint: ``type(module).load_from_checkpoint`` reads it with no federation in sight."""
+        """A Lightning checkpoint: ``type(module).load_from_checkpoint`` reads it with no federation in sight.
+
+        Raises:
+            InputError: something in it is no plain value, and could not be read again.
+        """
         callbacks = [callback for callback in self.trainer.callbacks if callback is not self._optimizers]  # type: ignore[attr-defined]
         model = self.module.state_dict()
         state = {
@@ -409,7 +420,7 @@ class Client:
         for callback in callbacks:
             callback.on_save_checkpoint(self.trainer, self.module, state)
         self.module.on_save_checkpoint(state)
-        return state
+        return storable(state, f"state.{self.name}")  # type: ignore[no-any-return]
 
     def _stored(self, download: Payload, model: Mapping[str, Tensor]) -> dict[str, Any]:
         """A download without the tensors that are the model's, too, with the same bits."""
@@ -419,6 +430,7 @@ class Client:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what :meth:`state` returned."""
         self.module.on_load_checkpoint(dict(state))
+        self.trainer.precision_plugin.convert_module(self.module)  # before: float32 would round what is float64
         self.module.load_state_dict(state["state_dict"])
         load_loop(self.trainer, state["loops"]["fit_loop"])
         self._optimizers.optimizers = state["optimizer_states"]
@@ -440,6 +452,11 @@ class Client:
             sent = {name: known[name] for name in download["names"]}
             self._download = Payload(sent, download["scalars"]).to_bytes()
         self.routing.agree(state["client"]["shared"])
+
+
+def _seed_own(loader: Any) -> None:
+    if isinstance(generator := getattr(loader, "generator", None), torch.Generator):
+        generator.manual_seed(torch.initial_seed())
 
 
 def _same(own: Tensor | None, sent: Tensor) -> bool:

@@ -34,8 +34,9 @@ from flgraph.federation.privacy import Privacy, PrivacyBudget, account_of
 from flgraph.federation.routes import describe_routes
 from flgraph.federation.run_log import RunLog
 from flgraph.federation.secure.identity import Authority
+from flgraph.federation.secure.server import check_round
 from flgraph.federation.secure.settings import SecureSums
-from flgraph.federation.server import Server
+from flgraph.federation.server import Server, drawn_of
 from flgraph.federation.settings import describe, describe_run
 from flgraph.federation.template import Model, check_monitors, client_module
 from flgraph.federation.tolerance import Tolerance
@@ -161,6 +162,8 @@ class FederatedLoop(pl.Trainer):
     def _prepare(self, model: Model, datamodule: FederatedData, ckpt_path: str | None, stage: str) -> Server:
         """Makes clients and server, in the state of the checkpoint if there is one."""
         names = self._names(datamodule, stage)
+        if self.secure_sums is not None and stage == "fit":
+            check_round(drawn_of(len(names), self.client_fraction))
         runs = Path(self.default_root_dir) / (self.name or f"{self.aggregator.name}-{datamodule.name}")
         checkpoint = None if ckpt_path is None else find_checkpoint(ckpt_path, runs)
         manifest = None if checkpoint is None else read_manifest(checkpoint, self.checkpoint_key)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 from safetensors import SafetensorError, TensorSpec, serialize
-from torch import Tensor
+from torch import Tensor, strided
 
 from flgraph.errors import InputError, expect
 
@@ -206,6 +206,7 @@ def pack(value: Any) -> Payload:
 
     def plain(part: Any, where: str) -> Any:
         if isinstance(part, Tensor):
+            expect(part.layout == strided, where, "a dense tensor", part.layout)
             tensors[str(len(tensors))] = part
             return {_TENSOR: str(len(tensors) - 1)}
         if isinstance(part, Mapping):

@@ -37,6 +37,11 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+def drawn_of(clients: int, fraction: float) -> int:
+    """How many of so many clients take part in a round."""
+    return max(1, round(fraction * clients))
+
+
 class Server:
     """Runs exchanges between an algorithm's server half and the clients of an engine.
 
@@ -191,7 +196,7 @@ class Server:
         return [name for name in self.members if name in drawn - self.retired]
 
     def _drawn(self, number: int) -> set[str]:
-        count = max(1, round(self.client_fraction * len(self.clients)))
+        count = drawn_of(len(self.clients), self.client_fraction)
         if count == len(self.clients):
             return set(self.clients)
         return set(random.Random(derive_seed(self.seed, "participants", number)).sample(self.clients, count))

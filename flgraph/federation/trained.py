@@ -20,6 +20,8 @@ class TrainedLoop(FederatedLoop):
     def client_model(self, name: str) -> pl.LightningModule:
         """A client's model as it is now: a copy on the CPU, in evaluation mode, with no federation in sight.
 
+        A plain Trainer keeps the mode that it finds: call ``train()`` first where it is to train the model further.
+
         Args:
             name: of the client.
 

@@ -8,13 +8,14 @@ import json
 import os
 import re
 import shutil
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flgraph.errors import InputError
+from flgraph.errors import InputError, first_line
 from flgraph.runs.files import Digest, digest, flush
 from flgraph.runs.keys import canonical, is_signed, signature
 from flgraph.runs.results import version_of
@@ -365,16 +366,51 @@ def _save(state: Mapping[str, Any], to: Any) -> None:
 
 def readable(values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of ``values`` that :func:`load_file` takes back: functions and other objects would bar the whole file."""
-    return {name: value for name, value in values.items() if _is_readable(value)}
+    plain = {name: _plain(value) for name, value in values.items()}
+    return {name: value for name, value in plain.items() if _is_readable(value)}
+
+
+def storable(value: Any, where: str) -> Any:
+    """The same state, with Python's numbers for NumPy's, which :func:`load_file` would not take back.
+
+    Args:
+        value: tensors and plain values, and mappings and lists of these.
+        where: its name, for messages.
+
+    Raises:
+        InputError: something in it is of another kind; it would bar the whole file.
+    """
+    kind = type(value)
+    if kind in (dict, OrderedDict, list, tuple):
+        named = kind not in (list, tuple)
+        items = list(value.items() if named else enumerate(value))
+        parts = [(_plain(key), storable(inner, f"{where}.{key}")) for key, inner in items]
+        if all(
+            mine is own for pair, part in zip(items, parts, strict=True) for own, mine in zip(pair, part, strict=True)
+        ):
+            return value  # with what hangs on it, such as the versions of a module's state
+        return kind(parts if named else (inner for _, inner in parts))
+    value = _plain(value)
+    if not _is_readable(value):
+        raise InputError(where, "tensors, plain values, and dictionaries and lists of these", kind.__name__)
+    return value
+
+
+_PLAIN = (type(None), bool, int, float, str)
+
+
+def _plain(value: Any) -> Any:
+    """Python's number instead of NumPy's, of the same value."""
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0 else value
 
 
 def _is_readable(value: Any) -> bool:
-    if value is None or type(value) in (bool, int, float, str):
-        return True
-    if type(value) in (list, tuple) and all(inner is None or type(inner) in (bool, int, float, str) for inner in value):
+    if type(value) in _PLAIN or (type(value) in (list, tuple) and all(type(inner) in _PLAIN for inner in value)):
         return True
     import torch
 
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        return True
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
@@ -404,7 +440,7 @@ def _load(source: Path | io.BytesIO, field: str, expected: str) -> dict[str, Any
     try:
         state: dict[str, Any] = torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a broken file
-        raise InputError(field, expected, f"{type(error).__name__}: {error}") from error
+        raise InputError(field, expected, f"{type(error).__name__}: {first_line(error)}") from error
     return state
 
 

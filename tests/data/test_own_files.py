@@ -221,7 +221,10 @@ X, EDGES = torch.rand(4, 2), torch.tensor([[0, 1], [1, 2]])
             r"one for each but got of shape \[4, 3\]: several labels for",
         ),
         (Data(x=X, edge_index=EDGES + 2, y=torch.ones(4)), r"edge_index of a` to be edges between nodes 0 to 3"),
-        (Data(x=X / 0, edge_index=EDGES, y=torch.ones(4)), "x of a` to be finite but got NaN or infinity"),
+        (
+            Data(x=X / 0, edge_index=EDGES, y=torch.ones(4)),
+            r"x of a` to be finite \(`data.missing` is for tables\) but got NaN or infinity",
+        ),
         (Data(x=X, edge_index=EDGES, y=torch.ones(4), train_mask=torch.ones(4, 2).bool()), r"mask of shape \[4\]"),
         (Data(x=X, edge_index=EDGES, y=torch.ones(4), train_mask=X[:, 0] >= 0, val_mask=X[:, 0] >= 0), "common nodes"),
         ("nowhere", "`data.graphs.a` to be a folder with nodes.csv and edges.csv, or a file .npz, .pt or .graphml,"),

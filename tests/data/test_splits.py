@@ -188,3 +188,18 @@ def test_one_name_is_no_list() -> None:
     """Or else its letters would be looked for."""
     with pytest.raises(InputError, match=r"`data\.datasets` to be a list of data sets but got 'MUTAG'"):
         TUFederation("MUTAG")  # type: ignore[arg-type]
+
+
+def test_small_clients_do_not_all_lack_the_same_class() -> None:
+    """Two graphs are left for validation and test, one of each class: which goes where differs by the client."""
+    y = torch.arange(10) % 2
+    tested = {int(y[stratified_split(y, client=f"client-{number}")[2]]) for number in range(9)}
+    assert tested == {0, 1}
+    federation = SyntheticFederation(num_graphs=10)
+    federation.setup()
+    kept = {int(federation.client(name).graphs.y[federation.client(name).test]) for name in federation.clients}
+    assert kept == {0, 1}
+    large, targets = torch.arange(40) % 2, torch.rand(10, 1)
+    for labels in (large, targets):  # what can be stratified, or has no classes, is as published
+        for one, other in zip(stratified_split(labels, client="A"), stratified_split(labels), strict=True):
+            assert one.tolist() == other.tolist()

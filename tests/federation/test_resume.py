@@ -384,3 +384,71 @@ def test_loaders_of_workers_resume(
     run("cut", FedAvg(), model, toy_federation(A=Own(given.x, given.y), B=toy_data(4)), rounds=2)
     fresh = toy_federation(A=Own(given.x, given.y), B=toy_data(4))
     assert_same_run(run("cut", FedAvg(), model, fresh, "last", rounds=4), whole)
+
+
+def test_numpy_numbers_resume(
+    toy_federation: Callable[..., Any], toy_module: Any, run: Run, assert_same_run: Same
+) -> None:
+    """As a sweep with ``np.logspace`` has them: in a module's fields, its optimizer and its schedule."""
+
+    class Swept(toy_module):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.Adam(self.parameters(), lr=np.logspace(-3, -1, 3)[1])
+            return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: np.cos(epoch / 9))]
+
+    whole = run("whole", FedAvg(), Swept(), toy_federation(6, 8), rounds=4)
+    run("cut", FedAvg(), Swept(), toy_federation(6, 8), rounds=2)
+    resumed = run("cut", FedAvg(), Swept(), toy_federation(6, 8), "last", rounds=4)
+    assert_same_run(resumed, whole)
+    assert resumed.run_dir is not None
+    file = resumed.run_dir / "checkpoints" / "last" / "clients" / "A.ckpt"
+    assert torch.load(file, weights_only=True)["optimizer_states"][0]["param_groups"][0]["initial_lr"] == 0.01
+
+
+def test_a_state_that_could_not_be_read_is_refused(
+    toy_federation: Callable[..., Any], toy_module: Any, run: Run
+) -> None:
+    """When the first checkpoint is due, and not when somebody goes on with the run."""
+
+    class Seen(FedAvg):
+        client_attributes = ("seen",)
+        seen = np.zeros(1)
+
+    with pytest.raises(InputError, match=r"`state\.A\.callbacks\..*Seen\.seen` to be tensors, .* but got ndarray"):
+        run("cut", Seen(), toy_module(), toy_federation(6))
+
+    class Sparse(FedAvg):
+        server_attributes = ("graph",)
+        graph = torch.eye(3).to_sparse()
+
+    with pytest.raises(InputError, match=r"graph` to be a dense tensor but got torch\.sparse_coo"):
+        run("sparse", Sparse(), toy_module(), toy_federation(6))
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+def test_weights_of_any_precision_resume(
+    precision: str, toy_federation: Callable[..., Any], run: Run, assert_same_run: Same, toy_module: Any
+) -> None:
+    settings: dict[str, Any] = {"precision": precision}
+    whole = run("whole", FedAvg(), toy_module(), toy_federation(6, 8), rounds=4, **settings)
+    run("cut", FedAvg(), toy_module(), toy_federation(6, 8), rounds=2, **settings)
+    assert_same_run(run("cut", FedAvg(), toy_module(), toy_federation(6, 8), "last", rounds=4, **settings), whole)
+
+
+def test_loaders_with_a_generator_resume(
+    toy_federation: Callable[..., Any], toy_module: Any, toy_data: Any, run: Run, assert_same_run: Same
+) -> None:
+    """It is seeded with each turn, as the others are."""
+
+    class Own(type(toy_data())):  # type: ignore[misc]
+        def train_dataloader(self) -> Any:
+            rows = torch.utils.data.TensorDataset(self.x, self.y)
+            return DataLoader(rows, 2, shuffle=True, generator=torch.Generator().manual_seed(3))
+
+    def data() -> Any:
+        given = toy_data(6)
+        return toy_federation(A=Own(given.x, given.y), B=toy_data(4))
+
+    whole = run("whole", FedAvg(), toy_module(), data(), rounds=4)
+    run("cut", FedAvg(), toy_module(), data(), rounds=2)
+    assert_same_run(run("cut", FedAvg(), toy_module(), data(), "last", rounds=4), whole)

@@ -534,6 +534,11 @@ def test_settings_are_compared_when_a_run_goes_on(run: Any) -> None:
         run(rounds=2, ckpt_path="last", secure_sums=SecureSums(fraction_bits=20))
 
 
+def test_rounds_of_two_are_refused_before_the_first(run: Any) -> None:
+    with pytest.raises(InputError, match=r"3 clients or more in each round \(`trainer.client_fraction`\), but got 2"):
+        run(client_fraction=0.4, secure_sums=SecureSums())
+
+
 def test_noise_at_the_server_is_added_to_the_sum_once(run: Any) -> None:
     """By hand: the mean of clipped updates, and noise of the deviation z c / n."""
     lengths = []

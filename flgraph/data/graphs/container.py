@@ -138,9 +138,12 @@ class FlatGraphs:
                 x, y, edges = (tensor_of(graph, field, name) for field in ("x", "y", "edge_index"))
                 one = "one class (or `data.task` multilabel or regression)"
                 require(y.numel() == 1 or task != "multiclass", f"{name}.y", one, f"{y.numel()} values")
+                real = not x.is_complex() and x.layout == torch.strided
+                require(real, f"{name}.x", "a dense tensor of real numbers", f"{x.dtype}, {x.layout}")
                 edges = edges_of(edges, f"{name}.edge_index")
             except InputError as error:
                 raise error.within(f"graph {number}") from None
+            x = x.detach()
             columns.append((x.view(-1, 1) if x.dim() == 1 else x, y.reshape(1, -1), edges))
         xs, ys, parts = zip(*columns, strict=True)
         widths = sorted({x.size(1) for x in xs})

@@ -305,6 +305,10 @@ class TUFederation(GraphFederation):
         self._taken[name] = index
         return graphs.select(index), graphs.num_classes
 
+    def splits(self, name: str, graphs: FlatGraphs) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of the published code of GCFL and FedStar."""
+        return split_client(graphs.y, self.fractions, self.split_seed, name, alike=True)
+
     def _cut(self, graphs: FlatGraphs) -> list[Tensor]:
         """Graph numbers of each shard of a data set."""
         n, seed = self.shards, self.split_seed

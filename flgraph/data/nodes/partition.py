@@ -274,7 +274,7 @@ def disjoint(
         what = f"small enough for client `client-{number}` to have a node"
         expect(part.numel() > 0, "data.num_clients", what, num_clients)
         nodes = pool[part].sort().values
-        split = split_client(graph.y[nodes], fractions, seed, f"client-{number}")
+        split = split_client(graph.y[nodes], fractions, seed, f"client-{number}", alike=True)
         clients.append(ClientNodes(nodes, *(nodes[index] for index in split)))
     return NodePartition(clients, global_test)
 

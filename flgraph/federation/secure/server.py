@@ -275,6 +275,16 @@ def _padded(rows: Sequence[bytes]) -> Tensor:
     return as_bytes(b"".join(row.ljust(size, b"\n") for row in rows)).view(-1, size)
 
 
+def check_round(clients: int) -> None:
+    """Refuses rounds of so few clients that no sum is opened.
+
+    Raises:
+        InputError: says how many take part in a round.
+    """
+    wanted = f"null, or {FEWEST} clients or more in each round (`trainer.client_fraction`),"
+    expect(clients >= FEWEST, "trainer.secure_sums", wanted, clients)
+
+
 def check_method(aggregator: Aggregator, transforms: Sequence[Transform], rounds: int) -> None:
     """Refuses an algorithm whose server needs more than weighted sums, and transforms that code uploads.
 

@@ -167,6 +167,8 @@ def toy(**changes: object) -> Data:
             [toy(), toy(x=torch.ones(2, 3))],
             r"Expected `toy.x` to be of equally many features in all graphs but got \[1, 3\]",
         ),
+        ([toy(x=torch.ones(2, 1) * 1j)], "`toy.x` to be a dense tensor of real numbers but got torch.complex64"),
+        ([toy(x=torch.ones(2, 1).to_sparse())], "`toy.x` to be a dense tensor .* torch.sparse_coo in graph 0"),
         ([toy(), toy(x=torch.tensor([[1.0], [float("nan")]]))], "to be finite but got NaN or infinity in graph 1"),
         (
             [toy(), toy(edge_index=torch.tensor([[0], [2]]))],
