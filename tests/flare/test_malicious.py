@@ -18,7 +18,7 @@ SAID = {
     "not a number": "to be finite",
     "cut short": "to be whole safetensors bytes",
     "another shape": "but got 3x3x3 float32",
-    "what nobody asked for": "to be of what the routes or `extra_tensors` name",
+    "what nobody asked for": "to be of what the routes name",
     "samples out of thin air": "samples, as at the start",
     "an error": "failed; its own log says why",
     "no message at all": "that can be read",
