@@ -147,6 +147,9 @@ class RoutingTable:
                 same = [name for name in tensors if fnmatchcase(name, route.pattern)]
                 if same and all(any(fnmatchcase(name, pattern) for pattern in first) for name in same):
                     continue  # made personal by who runs it, not overlooked by who wrote it
+                if route.pattern in first and not same:
+                    wanted = f"patterns of tensors of client `{client}`"
+                    raise InputError("trainer.personal", wanted, f"`{route.pattern}`, which matches none")
                 if network and not same:
                     wanted, found = f"{network}, the network of this algorithm,", f"one without `{route.pattern}`"
                     raise InputError("model", wanted, found)

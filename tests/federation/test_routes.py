@@ -277,7 +277,7 @@ def test_first_patterns_only_tighten() -> None:
 
 
 def test_a_first_pattern_that_matches_nothing_is_an_error() -> None:
-    with pytest.raises(InputError, match=r"`route \*batch_norm\*` to be that of a tensor of client `A`"):
+    with pytest.raises(InputError, match=r"personal` to be patterns .* client `A` but got `\*batch_norm\*`"):
         tightened(shared("*"), ["*batch_norm*"])
 
 

@@ -472,7 +472,7 @@ def test_personal_layers_tighten_any_algorithm(
 
 def test_personal_patterns_are_checked(fit: Fit, toy_module: Any, recorder: Any) -> None:
     """One that matches nothing is a misspelt one; one on a tensor that stays anyway opens no door to it."""
-    with pytest.raises(InputError, match=r"`route \*batchnorm\*` to be that of a tensor of client `A`"):
+    with pytest.raises(InputError, match=r"personal` to be patterns .* client `A` but got `\*batchnorm\*`"):
         fit(FedAvg(), toy_module(norm=True), personal=["*batchnorm*"])
     fit(FedPer(base=["first.*"]), personal=["last.*"], engine=recorder)
     assert {name for _, upload in recorder.uploads() for name in upload.tensors} == {"first.weight", "first.bias"}
