@@ -240,8 +240,8 @@ def a_lambda(hook: Any, of: str = LIGHTNING) -> list[dict[str, Any]]:
         ),
         ({"model": {"class_path": "flgraph.cli.fit.yaml.YAMLObject"}}, "`class_path` to be the name of a class"),
         (
-            {"model": {"class_path": "flgraph.cli.fit.Console"}},
-            "but got 'flgraph.cli.fit.Console, which is rich.console.",
+            {"model": {"class_path": "flgraph.cli.fit.LightningCLI"}},
+            "but got 'flgraph.cli.fit.LightningCLI, which is pytorch_lightning.",
         ),
         ({"model": {"class_path": "flgraph.__main__.Model"}}, "`class_path` to be the full name of a class"),
         ({"model": {"class_path": "flgraph.cli.main.main"}}, "`class_path` to be the name of a class"),
