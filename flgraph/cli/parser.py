@@ -21,7 +21,7 @@ _UNION = (
     r"Does not validate against any of the Union subtypes Subtypes: \[(?P<type>.*?)\] Errors: "
     r".*?Given value: (?P<value>.*?)(?: - Expected a .*)?"
 )
-_INNER = r"""Parser key "([\w.]+)": (?:(?!Parser key ").)*?class_path '[\w.]+': Parser key "([\w.]+)": """
+_INNER = r"""^Parser key "([\w.]+)": (?:(?!Parser key ").)*?class_path '[\w.]+': Parser key "([\w.]+)": """
 _NAME = "the name of a class"
 _PACKAGES = ("flgraph.callbacks", "flgraph.federation", "flgraph.models", "flgraph.data")
 _SENTENCES = [
@@ -97,7 +97,7 @@ def translated(message: str) -> InputError:
     message = " ".join(message.split())
     for pattern, words in _WORDS:
         message = re.sub(pattern, words, message)
-    while (whole := re.sub(rf"^{_INNER}", r'Parser key "\1.\2": ', message)) != message:
+    while (whole := re.sub(_INNER, r'Parser key "\1.\2": ', message)) != message:
         message = whole
     for pattern, parts in _SENTENCES:
         if found := re.fullmatch(pattern, message):

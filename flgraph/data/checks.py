@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
@@ -15,15 +15,14 @@ from flgraph.nn.tasks import check_targets, check_task
 
 
 def tensor_of(data: Any, field: str, name: str) -> Tensor:
-    """A tensor of a PyG graph or store.
+    """A tensor of a PyG graph or store, without the graph of operations that it may come from.
 
     Raises:
         InputError: ``data`` has no such field, or no tensor there.
     """
     value = data.get(field)
     expect(isinstance(value, Tensor), f"{name}.{field}", "a tensor", None if value is None else type(value).__name__)
-    found: Tensor = value
-    return found
+    return cast(Tensor, value).detach()
 
 
 def classes_of(y: Tensor, field: str, instead: str = "") -> Tensor:
@@ -170,7 +169,7 @@ def features_of_edges(edge_attr: Tensor, count: int, field: str) -> Tensor:
     dense = edge_attr.layout == torch.strided and not edge_attr.is_complex()
     fits = dense and len(shape) in (1, 2) and shape[0] == count
     expect(fits, field, f"of shape [{count}, D], a row for each edge,", shape)
-    rows = (edge_attr.unsqueeze(1) if len(shape) == 1 else edge_attr).float()
+    rows = (edge_attr.unsqueeze(1) if len(shape) == 1 else edge_attr).detach().float()
     expect(rows.size(1) > 0, field, "of one column or more", shape)
     expect_finite(rows, field)
     return rows

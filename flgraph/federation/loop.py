@@ -36,7 +36,7 @@ from flgraph.federation.run_log import RunLog
 from flgraph.federation.secure.identity import Authority
 from flgraph.federation.secure.server import check_round
 from flgraph.federation.secure.settings import SecureSums
-from flgraph.federation.server import Server, drawn_of
+from flgraph.federation.server import Server, clients_per_round
 from flgraph.federation.settings import describe, describe_run
 from flgraph.federation.template import Model, check_monitors, client_module
 from flgraph.federation.tolerance import Tolerance
@@ -163,7 +163,7 @@ class FederatedLoop(pl.Trainer):
         """Makes clients and server, in the state of the checkpoint if there is one."""
         names = self._names(datamodule, stage)
         if self.secure_sums is not None and stage == "fit":
-            check_round(drawn_of(len(names), self.client_fraction))
+            check_round(clients_per_round(len(names), self.client_fraction))
         runs = Path(self.default_root_dir) / (self.name or f"{self.aggregator.name}-{datamodule.name}")
         checkpoint = None if ckpt_path is None else find_checkpoint(ckpt_path, runs)
         manifest = None if checkpoint is None else read_manifest(checkpoint, self.checkpoint_key)

@@ -37,8 +37,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-def drawn_of(clients: int, fraction: float) -> int:
-    """How many of so many clients take part in a round."""
+def clients_per_round(clients: int, fraction: float) -> int:
+    """How many of ``clients`` are drawn for a round: this ``fraction``, and one at least."""
     return max(1, round(fraction * clients))
 
 
@@ -196,7 +196,7 @@ class Server:
         return [name for name in self.members if name in drawn - self.retired]
 
     def _drawn(self, number: int) -> set[str]:
-        count = drawn_of(len(self.clients), self.client_fraction)
+        count = clients_per_round(len(self.clients), self.client_fraction)
         if count == len(self.clients):
             return set(self.clients)
         return set(random.Random(derive_seed(self.seed, "participants", number)).sample(self.clients, count))

@@ -13,7 +13,7 @@ from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from flgraph.console import Console
-from flgraph.errors import InputError, expect
+from flgraph.errors import InputError, expect, expect_kind
 from flgraph.federation.aggregator import Aggregator, check_made
 from flgraph.federation.callback import FederatedCallback
 from flgraph.federation.client import Client
@@ -138,12 +138,9 @@ class FederatedTrainer(TrainedLoop):
     ) -> None:
         _expect_counts(rounds=rounds, local_epochs=local_epochs, evaluate_every=evaluate_every)
         _expect_counts(checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
-        _expect_kinds(Engine, engine=engine)
-        _expect_kinds(Policy, policy=policy)
-        _expect_kinds(Tolerance, tolerance=tolerance)
-        _expect_kinds(Privacy, privacy=privacy)
-        _expect_kinds(SecureSums, secure_sums=secure_sums)
-        _expect_kinds(str, monitor=monitor, name=name)
+        _expect_kinds(engine=(engine, Engine), policy=(policy, Policy), tolerance=(tolerance, Tolerance))
+        _expect_kinds(privacy=(privacy, Privacy), secure_sums=(secure_sums, SecureSums))
+        _expect_kinds(monitor=(monitor, str), name=(name, str))
         share = isinstance(client_fraction, int | float) and 0 < client_fraction <= 1
         expect(share, "trainer.client_fraction", "above 0 and at most 1", client_fraction)
         expect(not isinstance(personal, str), "trainer.personal", "a list of patterns", personal)
@@ -396,10 +393,11 @@ def _expect_counts(**values: int) -> None:
         expect(isinstance(value, int) and value >= 1, f"trainer.{field}", "a whole number of 1 or more", value)
 
 
-def _expect_kinds(kind: type, **values: Any) -> None:
-    """Raises :class:`InputError` for arguments that are given and of another class."""
-    for field, value in values.items():
-        expect(isinstance(value, kind | None), f"trainer.{field}", f"of type {kind.__name__}, or None,", value)
+def _expect_kinds(**arguments: tuple[object, type]) -> None:
+    """Raises :class:`InputError` for arguments that are given and not of the class beside them."""
+    for field, (value, kind) in arguments.items():
+        if value is not None:
+            expect_kind(value, kind, f"trainer.{field}", f"of type {kind.__name__}, or None,")
 
 
 def _check_processes(engine: Engine, processes: int, devices: Any) -> None:

@@ -11,7 +11,7 @@ import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -366,8 +366,11 @@ def _save(state: Mapping[str, Any], to: Any) -> None:
 
 def readable(values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of ``values`` that :func:`load_file` takes back: functions and other objects would bar the whole file."""
-    plain = {name: _plain(value) for name, value in values.items()}
-    return {name: value for name, value in plain.items() if _is_readable(value)}
+    kept = {}
+    for name, value in values.items():
+        with suppress(InputError):
+            kept[name] = storable(value, name)
+    return kept
 
 
 def storable(value: Any, where: str) -> Any:
@@ -385,9 +388,7 @@ def storable(value: Any, where: str) -> Any:
         named = kind not in (list, tuple)
         items = list(value.items() if named else enumerate(value))
         parts = [(_plain(key), storable(inner, f"{where}.{key}")) for key, inner in items]
-        if all(
-            mine is own for pair, part in zip(items, parts, strict=True) for own, mine in zip(pair, part, strict=True)
-        ):
+        if all(old[0] is new[0] and old[1] is new[1] for old, new in zip(items, parts, strict=True)):
             return value  # with what hangs on it, such as the versions of a module's state
         return kind(parts if named else (inner for _, inner in parts))
     value = _plain(value)
@@ -396,16 +397,13 @@ def storable(value: Any, where: str) -> Any:
     return value
 
 
-_PLAIN = (type(None), bool, int, float, str)
-
-
 def _plain(value: Any) -> Any:
     """Python's number instead of NumPy's, of the same value."""
     return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0 else value
 
 
 def _is_readable(value: Any) -> bool:
-    if type(value) in _PLAIN or (type(value) in (list, tuple) and all(type(inner) in _PLAIN for inner in value)):
+    if type(value) in (type(None), bool, int, float, str):
         return True
     import torch
 

@@ -143,7 +143,6 @@ class FlatGraphs:
                 edges = edges_of(edges, f"{name}.edge_index")
             except InputError as error:
                 raise error.within(f"graph {number}") from None
-            x = x.detach()
             columns.append((x.view(-1, 1) if x.dim() == 1 else x, y.reshape(1, -1), edges))
         xs, ys, parts = zip(*columns, strict=True)
         widths = sorted({x.size(1) for x in xs})
