@@ -94,9 +94,9 @@ def read_source(
     graphs = list(given) if many and not isinstance(given, Data | nx.Graph) and hasattr(given, "__iter__") else [given]
     require(len(graphs) > 0, f"data.graphs.{name}", "one graph or more", "none")
     kinds = (nx.Graph,) if isinstance(graphs[0], nx.Graph) else (Data,)
-    sound = all(isinstance(graph, kinds) for graph in graphs)
-    wanted = f"a path, or {'PyG or networkx graphs' if many else 'a PyG or networkx graph'},"
-    expect(sound, f"data.graphs.{name}", wanted, type(graphs[0]).__name__)
+    wanted = f"a path, or {'all PyG or all networkx graphs' if many else 'a PyG or networkx graph'},"
+    for graph in graphs:
+        expect(isinstance(graph, kinds), f"data.graphs.{name}", wanted, type(graph).__name__)
     make = _of_networkx if kinds == (nx.Graph,) else _of_pyg
     parts = [
         make(graph, name if len(graphs) == 1 else f"{name}, graph {number}", many, task)
@@ -419,17 +419,16 @@ def _joined(parts: Sequence[Source], name: str) -> Source:
     counts = [part.num_nodes for part in parts]
     first = np.cumsum([0, *counts[:-1]])
     edges = [part.edge_index + int(start) for part, start in zip(parts, first, strict=True)]
-    same = all(
-        list(part.columns) == list(parts[0].columns) or set(part.columns) == set(parts[0].columns) for part in parts
-    )
+    filled = [part for part in parts if part.num_nodes] or parts  # a graph without nodes shows no fields
+    same = all(part.columns.keys() == filled[0].columns.keys() for part in filled)
     require(same, f"data.graphs.{name}", "graphs whose nodes have the same fields", "others")
     xs = [part.x for part in parts]
     widths = sorted({x.size(1) for x in xs if x is not None})
     fits = len(widths) <= 1 and (all(x is None for x in xs) or all(x is not None for x in xs))
     expect(fits, f"x of {name}", "of equally many features in all graphs", widths)
     columns = {
-        key: Column.of([value for part in parts for value in _plain(part.columns[key])], f"{key} of {name}")
-        for key in parts[0].columns
+        key: Column.of([value for part in filled for value in _plain(part.columns[key])], f"{key} of {name}")
+        for key in filled[0].columns
     }
     unused = dict.fromkeys(entry.split(" of ")[0] for part in parts for entry in part.unused)
     same = all(part.targets.keys() == parts[0].targets.keys() for part in parts)

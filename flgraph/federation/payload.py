@@ -193,7 +193,9 @@ def _plain_scalars(scalars: dict[str, Any]) -> dict[str, Scalar]:
 
 
 def pack(value: Any) -> Payload:
-    """Nested dictionaries (with names as keys) and lists of tensors and plain values as a payload; for checkpoints.
+    """Nested dictionaries (with names as keys), lists and tuples of tensors and plain values as a payload.
+
+    For checkpoints.
 
     Raises:
         InputError: something in it is of another kind.
@@ -214,7 +216,8 @@ def pack(value: Any) -> Payload:
                 expect(isinstance(key, str), where, "a dictionary with names as keys", f"the key {key!r}")
             return {key: plain(inner, f"{where}.{key}") for key, inner in part.items()}
         if isinstance(part, list | tuple):
-            return [plain(inner, f"{where}[{number}]") for number, inner in enumerate(part)]
+            items = [plain(inner, f"{where}[{number}]") for number, inner in enumerate(part)]
+            return {_TUPLE: items} if isinstance(part, tuple) else items
         plain_value = part is None or isinstance(part, Scalar)
         expect(plain_value, where, "a tensor, a plain value, or dictionaries and lists of these", type(part).__name__)
         return part
@@ -223,10 +226,12 @@ def pack(value: Any) -> Payload:
 
 
 def unpack(payload: Payload) -> Any:
-    """What :func:`pack` packed; tuples are lists then."""
+    """What :func:`pack` packed."""
 
     def whole(part: Any) -> Any:
         if isinstance(part, dict):
+            if _TUPLE in part:
+                return tuple(whole(inner) for inner in part[_TUPLE])
             key = part.get(_TENSOR)
             return {name: whole(inner) for name, inner in part.items()} if key is None else payload.tensors[key]
         return [whole(inner) for inner in part] if isinstance(part, list) else part
@@ -234,7 +239,7 @@ def unpack(payload: Payload) -> Any:
     return whole(json.loads(str(payload.scalars[_TENSOR])))
 
 
-_TENSOR = "$tensor"
+_TENSOR, _TUPLE = "$tensor", "$tuple"
 
 
 def _flat(tensors: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -236,6 +236,25 @@ def test_refused_graphs(given: Any, sentence: str) -> None:
         NodeClients({"a": given}).setup()
 
 
+GOOD, EMPTY = nx.complete_graph(3), nx.Graph(label="b")
+GOOD.graph["label"] = "a"
+nx.set_node_attributes(GOOD, 1.0, "weight")
+
+
+@pytest.mark.parametrize(
+    ("graphs", "sentence"),
+    [
+        ([EMPTY, GOOD], "`a` to be graphs with one node or more but got 1 without"),
+        ([GOOD, EMPTY], "`a` to be graphs with one node or more but got 1 without"),
+        ([GOOD, Data()], "a path, or all PyG or all networkx graphs, but got 'Data'"),
+    ],
+)
+def test_the_graph_at_fault_is_the_one_named(graphs: list[Any], sentence: str) -> None:
+    """An empty graph lacks the fields of nodes, too; that says nothing of the others."""
+    with pytest.raises(InputError, match=sentence):
+        GraphClients({"a": graphs}).setup()
+
+
 KINDS = {"years": "number", "branch": ["city"]}
 
 

@@ -240,6 +240,7 @@ def test_states_of_tensors_and_plain_values_come_back() -> None:
     assert (back["clusters"], back["loss"], back["none"]) == (state["clusters"], math.inf, None)
     number, *rest = back["deep"]["a"]["b"]
     assert (number.item(), rest) == (3, ["text", True])
+    assert type(back["deep"]["a"]["b"]) is tuple
     assert unpack(pack({})) == {}
 
 
