@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -49,7 +49,7 @@ def loss_of(module: pl.LightningModule, batch: Any) -> Tensor:
     Raises:
         InputError: it returns none.
     """
-    takes_index = "batch_idx" in inspect.signature(module.training_step).parameters
+    takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)  # as Lightning asks it
     result = module.training_step(*((batch, 0) if takes_index else (batch,)))
     loss = result["loss"] if isinstance(result, Mapping) else result
     expect(
