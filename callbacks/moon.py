@@ -62,8 +62,9 @@ class MOON(AddsLoss, FedAvg):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Makes the models to compare with: the client's is the global one now."""
-        if self.adds_loss:
+        if self.mu > 0:  # in the first round, too, which adds no loss yet
             expect(isinstance(pl_module, Classifier), "model", "a classifier for MOON", type(pl_module).__name__)
+        if self.adds_loss:
             assert isinstance(pl_module, Classifier)
             self._others = [copy_of(pl_module).eval() for _ in range(2)]
             self._others[1].load_state_dict(self._previous)

@@ -16,7 +16,7 @@ from flgraph.errors import LONGEST, InputError
 
 _FIELD = r"""Parser key "(?P<field>[\w.]+)": """
 _CLASS = _FIELD + r".*?class_path '(?P<cls>[\w.]+)': "
-_TYPE = r"Expected a (?P<type>.+?)\. Got value: "
+_TYPE = r"Expected a (?P<type>.+?)\. Got value: ?"
 _UNION = (
     r"Does not validate against any of the Union subtypes Subtypes: \[(?P<type>.*?)\] Errors: "
     r".*?Given value: (?P<value>.*?)(?: - Expected a .*)?"
@@ -49,6 +49,14 @@ _SENTENCES = [
     (
         _FIELD + r".*Expected a dot import path string: (?P<cls>\S+).*",
         ("{field}", _NAME, "'{cls}'"),
+    ),
+    (
+        _FIELD + r"Import path (?P<cls>[\w.]+) does not correspond to a subclass of (?P<kind>\w+).*",
+        ("{field}", "a class of kind {kind}", "'{cls}'"),
+    ),
+    (
+        _FIELD + r"Not of type NonNegativeInt: (?:invalid literal .*?: )?(?P<value>.*?)(?: does not conform .*)?",
+        ("{field}", "a whole number of 0 or more", "{value}"),
     ),
     (_FIELD + _UNION, ("{field}", "{type}", "{value}")),
     (_FIELD + _TYPE + r"(?P<value>.*?)(?: - Expected a or null.*)?", ("{field}", "{type}", "{value}")),
@@ -104,12 +112,13 @@ def translated(message: str) -> InputError:
             values = {
                 name: _cut(text) if name in ("value", "cls") else text for name, text in found.groupdict().items()
             }
-            field, expected, got = (part.format(**values) for part in parts)
+            field, expected, got = (part.format(**values) or "nothing" for part in parts)
             if expected == _NAME:
                 names = [name for package in _PACKAGES for name in exported(package)]
                 last = values["cls"].rpartition(".")[2]
                 word = last in ("true", "false")
-                got += ", a class of another kind" if last in names else "" if word else suggestion(last, names)
+                known = last in names and "why" not in values
+                got += ", a class of another kind" if known else "" if word else suggestion(last, names)
             return InputError(field, expected, got)
     return UsageError("command line", "as --help says", _cut(message, 4 * LONGEST))
 

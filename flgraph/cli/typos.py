@@ -69,7 +69,9 @@ def check(command: str, args: Sequence[str]) -> None:
     """
     seen = _Seen()
     for name, value in _options(args):
-        if name != "config":
+        if not name:
+            seen.runs = False
+        elif name != "config":
             _check_option(name, value, seen)
         elif value is not None:
             _check_file(value, seen)
@@ -95,13 +97,14 @@ def chosen(args: Sequence[str], name: str) -> str | None:
 
 
 def _options(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Names of options and their values; what is neither ends it, for the parser to judge."""
+    """Names of options and their values; what is neither ends it with an empty name, for the parser to judge."""
     rest = list(args)
     while rest:
         name, equals, value = rest.pop(0).partition("=")
         if name in ("-c", "-h"):
             name = {"-c": "--config", "-h": "--help"}[name]
         if not name.startswith("--"):
+            yield "", name
             return
         follows = not equals and bool(rest) and not rest[0].startswith("--") and rest[0] not in ("-c", "-h")
         yield name.removeprefix("--").removesuffix("+"), value if equals else rest.pop(0) if follows else None

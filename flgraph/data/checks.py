@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -12,6 +12,14 @@ from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
 
 from flgraph.errors import InputError, expect
 from flgraph.nn.tasks import check_targets, check_task
+
+
+def check_clients(graphs: Mapping[str, Any]) -> None:
+    """Refuses what is no mapping of clients' names to their data, or an empty one."""
+    expect(isinstance(graphs, Mapping), "data.graphs", "a mapping from clients to their data", type(graphs).__name__)
+    require(len(graphs) > 0, "data.graphs", "the data of at least one client", "none")
+    for name in graphs:
+        expect(isinstance(name, str), "data.graphs", "a mapping with texts for clients' names", f"the name {name!r}")
 
 
 def tensor_of(data: Any, field: str, name: str) -> Tensor:

@@ -84,7 +84,7 @@ class Declared:
                 require(not several, f"label of {source.name}", "a column of classes", got)
             least = max(source.least_classes for source in sources.values())
             classes = self.classes or derived_classes((source.labels for source in sources.values()), least)
-            if len(classes) == 1:
+            if len(classes) == 1 and self.classes is None:
                 rank_zero_warn("All labels of `data` are of one class: every answer will be right.")
         else:
             classes = self.classes or derived_targets({name: source.targets for name, source in sources.items()})

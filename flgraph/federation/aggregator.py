@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import pytorch_lightning as pl
 from torch import Tensor
 
-from flgraph.errors import expect
+from flgraph.errors import expect, expect_kind
 from flgraph.federation.aggregation import Combine, WeightedMean
 from flgraph.federation.callback import FederatedCallback
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route, UploadKind
 from flgraph.federation.template import Model, server_module
+
+InitialWeights = Literal["first", "mean", "own"]
+EvaluatedModel = Literal["aggregated", "trained"]
+_INITIAL, _EVALUATED = get_args(InitialWeights), get_args(EvaluatedModel)
 
 
 class Aggregator(FederatedCallback):
@@ -67,12 +71,12 @@ class Aggregator(FederatedCallback):
     needs_classes: bool = False
     """Whether it has no meaning for models that learn several labels or numbers; these are refused then."""
 
-    initial_weights: Literal["first", "mean", "own"] = "first"
+    initial_weights: InitialWeights = "first"
     """Which values shared tensors begin with at all clients: those of the first client that has them; the mean over the
     clients' own, which is smaller by the square root of their number where these are independent draws; or each client
     with its own, so that the server knows none."""
 
-    evaluated_model: Literal["aggregated", "trained"] = "aggregated"
+    evaluated_model: EvaluatedModel = "aggregated"
     """Which model of a client is evaluated after a round: the one that it would use, with the newest aggregate
     installed; or the one that its last local training left, which some published code evaluates."""
 
@@ -91,10 +95,10 @@ class Aggregator(FederatedCallback):
         self,
         optimizer_state: Literal["keep", "reset"] = "keep",
         combine: Combine | None = None,
-        evaluated_model: Literal["aggregated", "trained"] | None = None,
+        evaluated_model: EvaluatedModel | None = None,
     ) -> None:
         expect(optimizer_state in ("keep", "reset"), "aggregator.optimizer_state", "keep or reset", optimizer_state)
-        known = (None, "aggregated", "trained")
+        known = (None, *_EVALUATED)
         expect(evaluated_model in known, "aggregator.evaluated_model", "aggregated or trained", evaluated_model)
         self.evaluated_model = evaluated_model or type(self).evaluated_model
         self.optimizer_state: Literal["keep", "reset"] = optimizer_state
@@ -195,7 +199,9 @@ class Aggregator(FederatedCallback):
             The new values of shared tensors; those that it leaves out stay as they are.
         """
         tensors = {client: upload.group() for client, upload in uploads.items()}
-        return self.take_mean(self.combine(tensors, self.client_weights(uploads)), round, exchange)
+        wanted = "a mapping of clients to numbers"
+        weights = expect_kind(self.client_weights(uploads), dict, f"client_weights of {type(self).__name__}", wanted)
+        return self.take_mean(self.combine(tensors, weights), round, exchange)
 
     def take_mean(self, mean: Mapping[str, Tensor], round: int, exchange: str) -> Mapping[str, Tensor]:
         """Makes new shared tensors of the clients' weighted mean of these; by default they are the mean."""
@@ -307,13 +313,24 @@ def check_made(aggregator: Aggregator) -> None:
     """Refuses an algorithm that is not fit to begin.
 
     Raises:
-        InputError: its constructor did not call that of its base, or text stands where it declares several names.
+        InputError: its constructor did not call that of its base, or what it declares is of another form.
     """
     name = type(aggregator).__name__
     expect("_payloads" in vars(aggregator), "trainer.aggregator", "one whose __init__ calls super().__init__()", name)
     for field in ("upload_scalars", "common_scalars", "reported_scalars", "server_attributes", "client_attributes"):
         value = getattr(aggregator, field)
         expect(not isinstance(value, str), f"{field} of {name}", "a tuple of names", value)
+    for field, known in (("initial_weights", _INITIAL), ("evaluated_model", _EVALUATED)):
+        value = getattr(aggregator, field)
+        expect(value in known, f"{field} of {name}", " or ".join(known), value)
+    extra: Any = aggregator.extra_tensors
+    expect(isinstance(extra, Mapping), f"extra_tensors of {name}", "a mapping of patterns to what they are", extra)
+    for kind in extra.values():
+        expect(kind in get_args(UploadKind), f"extra_tensors of {name}", " or ".join(get_args(UploadKind)), kind)
+    for round in (0, 1):
+        exchanges = aggregator.exchanges(round)
+        listed = isinstance(exchanges, list | tuple) and all(isinstance(exchange, str) for exchange in exchanges)
+        expect(listed, f"exchanges of {name}", "a list of names", exchanges)
 
 
 def needs_only_sums(aggregator: Aggregator, round: int, exchange: str) -> bool:

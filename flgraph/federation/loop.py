@@ -20,7 +20,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from flgraph.console import Console
-from flgraph.errors import expect
+from flgraph.errors import expect, expect_kind
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.callback import FederatedCallback, acts_in_clients
 from flgraph.federation.client import Client
@@ -321,9 +321,10 @@ class FederatedLoop(pl.Trainer):
         if self.writes:
             self._store.wait()
         run: Any = self
-        own, name = server.aggregator.summary(), type(server.aggregator).__name__
+        field = f"summary of {type(server.aggregator).__name__}"
+        own = expect_kind(server.aggregator.summary(), dict, field, "a mapping of names to values")
         unfit = sorted(own.keys() - plain_values(own).keys())
-        expect(not unfit, f"summary of {name}", "values that JSON can hold", ", ".join(unfit))
+        expect(not unfit, field, "values that JSON can hold", ", ".join(unfit))
         results = {
             **self.history.results(),
             "stopped_early": self.should_stop,
@@ -381,8 +382,8 @@ class FederatedLoop(pl.Trainer):
         self.record = RoundRecord(self.current_round)
         self._call("on_round_start")
         server.round(self.current_round, self.record)
-        own = server.aggregator.log_scalars()
         field = f"log_scalars of {type(server.aggregator).__name__}"
+        own = expect_kind(server.aggregator.log_scalars(), dict, field, "a mapping of names to numbers")
         for name, value in own.items():
             expect(isinstance(value, Real | Tensor), field, "numbers", {name: value})
         self.record.server = {**own, **server.transforms.download_scalars()}

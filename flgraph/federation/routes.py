@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -45,6 +45,10 @@ class Route:
     pattern: str
     kind: RouteKind
     on_mismatch: OnMismatch = "error"
+
+    def __post_init__(self) -> None:
+        known = get_args(OnMismatch)
+        expect(self.on_mismatch in known, f"on_mismatch of `{self.pattern}`", " or ".join(known), self.on_mismatch)
 
     @property
     def may_lack(self) -> bool:
@@ -129,7 +133,7 @@ class RoutingTable:
         network: str = "",
     ) -> None:
         self.client, self.extra, self.scalars, self.metrics = client, dict(extra), tuple(scalars), tuple(metrics)
-        expect(not isinstance(routes, str), "routes", "a list of Route", routes)
+        expect(isinstance(routes, list | tuple), "routes", "a list of Route", routes)
         routes = [*personal(*first), *(expect_kind(route, Route, "routes", "a list of Route") for route in routes)]
         self.rows: dict[str, RoutedTensor] = {}
         matched: set[str] = set()

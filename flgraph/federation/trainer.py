@@ -217,7 +217,7 @@ class FederatedTrainer(TrainedLoop):
         with quiet_lightning(), self.engine.alone():
             try:
                 super().__init__(**self._client_args, **further, **silent)
-            except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
+            except (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError) as error:
                 raise refused_by_lightning(lightning, error) from error
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,13 +14,16 @@ Task = Literal["multiclass", "multilabel", "regression"]
 """One class of several, numbered from 0; labels that are there (1) or not (0), of which none excludes another; or
 numbers. Targets of the first are ``[n]`` int64, of the others ``[n, T]`` floats, NaN where one is not known."""
 
+NodeTask = Literal["multiclass", "multilabel", "regression", "links"]
+"""The same of nodes, or which of them are linked."""
+
 PREDICTED = {"multiclass": "probabilities", "multilabel": "label_probabilities", "regression": "values"}
 """What a model of a task predicts."""
 
 
-def check_task(task: str, field: str) -> None:
-    """Raises :class:`~flgraph.errors.InputError` unless this is a task."""
-    expect(task in get_args(Task), field, f"one of {', '.join(get_args(Task))}", task)
+def check_task(task: str, field: str, tasks: Any = Task) -> None:
+    """Raises :class:`~flgraph.errors.InputError` unless this is a task of these."""
+    expect(task in get_args(tasks), field, f"one of {', '.join(get_args(tasks))}", task)
 
 
 def check_targets(y: Tensor, task: str, field: str) -> None:

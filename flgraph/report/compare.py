@@ -258,6 +258,11 @@ class Comparison:
     clients: list[str]
 
     @property
+    def shown(self) -> list[Method]:
+        """The finished methods, or all if none is."""
+        return [method for method in self.methods if method.finished] or self.methods
+
+    @property
     def compared(self) -> list[Method]:
         """Methods with a gain over the baseline."""
         return [m for m in self.methods if self.baseline is not None and m is not self.baseline and m.finished]

@@ -128,17 +128,21 @@ def _head(part: Comparison, method: Method) -> Row:
 
 # -------------------------------------------------------------------------------------------------------------- LaTeX
 def to_latex(comparisons: Sequence[Comparison]) -> str:
-    """A ``booktabs`` table: of one data set results and costs, of several the last round of each; the best is bold."""
+    """A ``booktabs`` table: of one data set results and costs, of several the last round of each; the best is bold.
+
+    Without methods that still go on, where others are finished.
+    """
     if len(comparisons) == 1:
         (part,) = comparisons
         columns = [*result_columns(part), *cost_columns(part)]
         kept = [column for column in columns if column.key in ("final", "gain", "best_val", "seconds")]
         kept += [column for column in columns if column.key.startswith("bytes")]
         heads = [[column.head for column in kept]]
-        rows = {m.label: [column.cells[number] for column in kept] for number, m in enumerate(part.methods)}
+        numbered = [(number, method) for number, method in enumerate(part.methods) if method in part.shown]
+        rows = {method.label: [column.cells[number] for column in kept] for number, method in numbered}
         said = f"{part.metric.words.capitalize()}{part.metric.unit} on {part.title}"
     else:
-        labels = dict.fromkeys(method.label for part in comparisons for method in part.methods)
+        labels = dict.fromkeys(method.label for part in comparisons for method in part.shown)
         heads = [[part.title for part in comparisons], [part.metric.words + part.metric.unit for part in comparisons]]
         cells = [_finals(part) for part in comparisons]
         rows = {label: [own.get(label, Cell("–", "", False)) for own in cells] for label in labels}
@@ -175,7 +179,7 @@ def latex_text(text: str) -> str:
 
 def _finals(part: Comparison) -> Mapping[str, Cell]:
     final = result_columns(part)[0]
-    return {method.label: cell for method, cell in zip(part.methods, final.cells, strict=True)}
+    return {method.label: cell for method, cell in zip(part.methods, final.cells, strict=True) if method in part.shown}
 
 
 def _row(head: str, cells: Sequence[str], escape: bool = True) -> str:

@@ -90,7 +90,7 @@ class Panels:
     def __init__(self, part: Comparison, styles: Mapping[str, Style]) -> None:
         self.part, self.metric, self.styles = part, part.metric, styles
         self.label = f"{part.metric.words}{part.metric.unit}"
-        self.shown = [method for method in part.methods if method.finished] or part.methods
+        self.shown = part.shown
         """The methods that are compared."""
         keys = sorted({key for m in part.methods for run in m.all for record in run.rounds for key in record.server})
         self.keys = [key for key in keys if "/" not in key]

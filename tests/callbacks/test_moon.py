@@ -77,3 +77,13 @@ def test_bad_settings() -> None:
     ):
         with pytest.raises(InputError, match=sentence):
             MOON(**settings)
+
+
+def test_a_model_that_is_no_classifier_is_refused_in_the_first_round(
+    toy_federation: Callable[..., Any], toy_module: Any, federate: Federate
+) -> None:
+    """There is nothing to compare with yet: a whole round would be done before."""
+    trainer = federate(MOON(), rounds=2)
+    with pytest.raises(InputError, match="`model` to be a classifier for MOON"):
+        trainer.fit(toy_module(), toy_federation(6, 9))
+    assert not trainer.history.last

@@ -256,7 +256,19 @@ def test_configs_are_found_beside_or_in_the_package() -> None:
             ["--model.conv", "sagee"],
             "Expected `model.conv` to be one of 'gcn', 'gin', 'sage', 'gine', 'gat', 'pna' but got sagee.",
         ),
-        (["--seed_everything", "-1"], 'Parser key "seed_everything": Not of type NonNegativeInt: -1'),
+        (["--seed_everything", "-1"], "Expected `seed_everything` to be a whole number of 0 or more but got -1."),
+        (["--seed_everything", "x"], "Expected `seed_everything` to be a whole number of 0 or more but got 'x'."),
+        (["--trainer.rounds", ""], "Expected `trainer.rounds` to be of type int but got nothing."),
+        (
+            ["--trainer.aggregator", "flgraph.models.GNN"],
+            "to be a class of kind Aggregator but got 'flgraph.models.GNN'",
+        ),
+        (["--trainer.aggregator", "nothere.FedAvg"], "but got 'nothere.FedAvg' (No module named 'nothere')"),
+        (
+            ["--trainer.accelerator", "gpu"],
+            "Expected `trainer.accelerator` to be one that Lightning takes here but got",
+        ),
+        (["further"], "unrecognized arguments: further"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -292,7 +304,7 @@ def test_refused_options(call: Call, small: list[str], tmp_path: Path, options: 
         ),
         (
             "trainer:\n  aggregator:\n    class_path: flgraph.models.GNN\n",
-            "flgraph.models.GNN does not correspond to a subclass of Aggregator",
+            "to be a class of kind Aggregator but got 'flgraph.models.GNN'",
         ),
         (
             "model:\n  class_path: tests.cli.own.Needing\n",

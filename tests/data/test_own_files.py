@@ -15,7 +15,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from flgraph import callbacks, models
-from flgraph.data import Diffusion, GraphClients, HeteroClients, HeteroGraph, NodeClients
+from flgraph.data import Diffusion, GraphClients, GraphFederation, HeteroClients, HeteroGraph, NodeClients
 from flgraph.data.sources import read_source
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
@@ -253,6 +253,31 @@ def test_the_graph_at_fault_is_the_one_named(graphs: list[Any], sentence: str) -
     """An empty graph lacks the fields of nodes, too; that says nothing of the others."""
     with pytest.raises(InputError, match=sentence):
         GraphClients({"a": graphs}).setup()
+
+
+@pytest.mark.parametrize("made", [NodeClients, GraphClients, HeteroClients, GraphFederation])
+@pytest.mark.parametrize(
+    ("graphs", "sentence"),
+    [
+        ([Data()], "`data.graphs` to be a mapping from clients to their data but got 'list'"),
+        ({}, "`data.graphs` to be the data of at least one client but got none"),
+        ({0: Data()}, "`data.graphs` to be a mapping with texts for clients' names but got 'the name 0'"),
+    ],
+)
+def test_clients_have_names(made: Any, graphs: Any, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        made(graphs).setup()
+
+
+def test_links_are_of_no_class(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = NodeClients({"a": Data(x=X, edge_index=EDGES)}, task="links", fractions=(1.0, 0.0, 0.0))
+        data.setup()
+    with pytest.raises(
+        InputError, match=r"`data\.task` to be one of multiclass, multilabel, regression, links but got"
+    ):
+        NodeClients({"a": Data()}, task="lnks")  # type: ignore[arg-type]
 
 
 KINDS = {"years": "number", "branch": ["city"]}

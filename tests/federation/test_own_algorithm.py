@@ -10,7 +10,7 @@ import torch
 
 from flgraph.callbacks import FedAvg
 from flgraph.errors import InputError
-from flgraph.federation import Payload
+from flgraph.federation import Payload, shared
 
 
 class _Silent(FedAvg):
@@ -32,6 +32,12 @@ def _returning(name: str, value: Any) -> type[FedAvg]:
     return _changed(name, lambda self, *args: value)
 
 
+def test_routes_of_an_unknown_option_are_refused() -> None:
+    """It would count as the usual one, whose sentence then says the opposite of what was meant."""
+    with pytest.raises(InputError, match=r"`on_mismatch of `\*`` to be error or personal or owners but got 'owner'"):
+        shared("*", on_mismatch="owner")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
@@ -46,6 +52,19 @@ def _returning(name: str, value: Any) -> type[FedAvg]:
         (_changed("server_attributes", ("v",)), "`server_attributes of Own` to be names of attributes that it has"),
         (_changed("client_attributes", ("v",)), "`client_attributes of Own` to be names of attributes that it has"),
         (_changed("server_attributes", "velocity"), "`server_attributes of Own` to be a tuple of names but got"),
+        (_changed("initial_weights", "firs"), "`initial_weights of Own` to be first or mean or own but got 'firs'"),
+        (_changed("evaluated_model", "best"), "`evaluated_model of Own` to be aggregated or trained but got 'best'"),
+        (_changed("extra_tensors", ("x/*",)), "`extra_tensors of Own` to be a mapping of patterns to what they are"),
+        (_changed("extra_tensors", {"x/*": "stuff"}), "`extra_tensors of Own` to be weights or update or gradient or"),
+        (_returning("exchanges", "train"), "`exchanges of Own` to be a list of names but got 'train'"),
+        (_returning("exchanges", None), "`exchanges of Own` to be a list of names but got None"),
+        (_returning("routes", None), "`routes` to be a list of Route but got None"),
+        (
+            _returning("log_scalars", None),
+            "`log_scalars of Own` to be a mapping of names to numbers but got",
+        ),
+        (_returning("summary", None), "`summary of Own` to be a mapping of names to values but got 'NoneType'"),
+        (_returning("client_weights", [1, 1]), "`client_weights of Own` to be a mapping of clients to numbers but got"),
     ],
 )
 def test_mistakes_are_named(

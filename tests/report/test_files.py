@@ -112,6 +112,15 @@ def test_latex_of_several_data_sets_has_a_column_each(study: Path, make_run: Any
     assert_balanced(text)
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_latex_is_without_methods_that_still_go_on(study: Path, make_run: Any, tmp_path: Path) -> None:
+    make_run("MOON-seed1", [{"A": 1.0, "B": 1.0}], aggregator="MOON", finished=False, planned=3)
+    call(study, "--out", tmp_path / "r.html", "--latex", tmp_path / "table.tex")
+    text = (tmp_path / "table.tex").read_text()
+    assert "FedAvg" in text
+    assert "MOON" not in text
+
+
 def assert_balanced(text: str) -> None:
     """Every group is closed, and every row has the cells of the head."""
     plain = re.sub(r"\\[{}]", "", text)

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flgraph.data.checks import require, warn_of_unused
+from flgraph.data.checks import check_clients, require, warn_of_unused
 from flgraph.data.columns import Coding, Missing
 from flgraph.data.graphs.container import FlatGraphs
 from flgraph.data.graphs.datamodule import GraphDataModule
 from flgraph.data.graphs.federation import GraphFederation
-from flgraph.data.nodes.clients import check_clients
 from flgraph.data.own import Declared, Splits, edges_of_source, features_of, has_label, labels_of, left_out, splits_of
 from flgraph.data.sources import Source, read_source
 from flgraph.nn.sparse.adjacency import offsets

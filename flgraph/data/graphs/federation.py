@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flgraph.configs import tu_setting
 from flgraph.data.cache import cached, content_key
+from flgraph.data.checks import check_clients
 from flgraph.data.federation import Federation
 from flgraph.data.graphs.container import FlatGraphs
 from flgraph.data.graphs.datamodule import GraphDataModule, Graphs, ViewDataModule
@@ -148,6 +149,7 @@ class GraphFederation(Federation[GraphDataModule]):
 
     def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
         """Client name, graphs and number of classes of every client, one after another."""
+        check_clients(self._given)
         for name, given in self._given.items():
             graphs = given if isinstance(given, FlatGraphs) else FlatGraphs.from_pyg(given, name, self.task)
             classes = self._num_classes.get(name) if isinstance(self._num_classes, Mapping) else self._num_classes

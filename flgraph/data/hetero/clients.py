@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from flgraph.data.checks import warn_of_unused
+from flgraph.data.checks import check_clients, warn_of_unused
 from flgraph.data.columns import Coding, Missing, declared_columns, derived_classes, derived_columns
 from flgraph.data.federation import Federation
 from flgraph.data.hetero.container import HeteroGraph
 from flgraph.data.hetero.datamodule import HeteroClientData, HeteroTask, check_task, client_data
 from flgraph.data.hetero.schema import canonical, with_reverse
 from flgraph.data.hetero.sources import HeteroTables, read_hetero_source
-from flgraph.data.nodes.clients import check_clients
 from flgraph.data.own import Declared, split_rows
 from flgraph.data.statistics import hetero_statistics
 from flgraph.errors import expect

@@ -109,7 +109,8 @@ def read_hetero_source(
         if path.is_dir():
             return _of_folder(path)
         wanted = "a folder with a table for each type, or a file .npz or .pt,"
-        require(path.is_file() and path.suffix in (".npz", ".pt"), f"data.graphs.{name}", wanted, str(path))
+        require(path.is_file(), f"data.graphs.{name}", wanted, f"{path}, which is not there")
+        require(path.suffix in (".npz", ".pt"), f"data.graphs.{name}", wanted, str(path))
         given = read_npz(path, name=name) if path.suffix == ".npz" else load_pt(path)
     if isinstance(given, HeteroData):
         known = [kind for kind in given.node_types if "y" in given[kind] or "train_y" in given[kind]]

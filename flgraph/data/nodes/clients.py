@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from flgraph.data.checks import require, warn_of_unused
+from flgraph.data.checks import check_clients, require, warn_of_unused
 from flgraph.data.columns import Coding, Missing
 from flgraph.data.federation import Federation
 from flgraph.data.nodes.container import NodeGraph, sparse_rows
@@ -19,7 +19,7 @@ from flgraph.data.nodes.whole_graph import WholeGraphDataModule
 from flgraph.data.own import Declared, Splits, edges_of_source, features_of, labels_of, left_out, splits_of
 from flgraph.data.sources import Source, read_source
 from flgraph.errors import expect
-from flgraph.nn.tasks import Task
+from flgraph.nn.tasks import NodeTask, check_task
 
 
 class NodeClients(Federation[NodeDataModule]):
@@ -97,7 +97,7 @@ class NodeClients(Federation[NodeDataModule]):
         epoch_fraction: float = 1.0,
         eval_batch_size: int = 512,
         name: str = "nodes",
-        task: Task | Literal["links"] = "multiclass",
+        task: NodeTask = "multiclass",
         partition_key: str | None = None,
         edge_columns: dict[str, str | list[str | int | bool | None]] | None = None,
         links: Mapping[str, Any] | None = None,
@@ -106,6 +106,7 @@ class NodeClients(Federation[NodeDataModule]):
         check_clients(graphs)
         alone = partition_key is None or len(graphs) == 1
         expect(alone, "data.partition_key", "null where there are graphs of several clients", partition_key)
+        check_task(task, "data.task", NodeTask)
         self.partition_key = partition_key
         self.graphs, self.root = dict(graphs), root
         self.links = link_arguments(task, links) if task == "links" or links else None
@@ -184,9 +185,3 @@ class NodeClients(Federation[NodeDataModule]):
         how = {"fractions": list(self.fractions), "split_seed": self.split_seed, "normalize": self.normalize}
         settings = {**how, **self.declared.settings}
         return kind(graph, *splits, **{**self.sampling, **(self.links or {}), "settings": settings})
-
-
-def check_clients(graphs: Mapping[str, Any]) -> None:
-    """Refuses what is no mapping of clients to their data, or an empty one."""
-    expect(isinstance(graphs, Mapping), "data.graphs", "a mapping from clients to their data", type(graphs).__name__)
-    require(len(graphs) > 0, "data.graphs", "the data of at least one client", "none")

@@ -280,7 +280,9 @@ def disjoint(
 
 
 def _check(graph: NodeGraph, num_clients: int, global_fraction: float, seed: int) -> None:
-    expect(num_clients >= 1, "data.num_clients", "1 or more", num_clients)
+    most = graph.num_nodes
+    fits = 1 <= num_clients <= most
+    expect(fits, "data.num_clients", f"between 1 and the {most} nodes of {graph.name}", num_clients)
     expect(0 <= global_fraction < 1, "data.global_fraction", "0 or more and below 1", global_fraction)
     expect(0 <= seed < 2**32, "data.partition_seed", "between 0 and 2^32 - 1", seed)
     expect(graph.y.device.type == "cpu", "graph", "on the CPU, for a partition,", graph.y.device)

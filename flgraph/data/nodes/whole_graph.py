@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from flgraph.data.nodes.partition import NodePartition
 from flgraph.data.nodes.sampled import SampledLoader
 from flgraph.errors import expect
 from flgraph.nn.batches import WholeGraph
-from flgraph.nn.tasks import Task
+from flgraph.nn.tasks import NodeTask, check_task
 
 
 class WholeGraphDataModule(NodeDataModule):
@@ -78,10 +78,11 @@ class WholeGraphFederation(NodeFederation):
         *args: Any,
         cross_edges: bool = True,
         sampled: bool = False,
-        task: Task | Literal["links"] = "multiclass",
+        task: NodeTask = "multiclass",
         links: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        check_task(task, "data.task", NodeTask)
         kwargs["task"] = "multiclass" if task == "links" else task
         super().__init__(*args, **kwargs)
         expect(not (sampled and cross_edges), "data.cross_edges", "false where training is sampled", cross_edges)
