@@ -274,9 +274,7 @@ def test_links_are_of_no_class(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         data = NodeClients({"a": Data(x=X, edge_index=EDGES)}, task="links", fractions=(1.0, 0.0, 0.0))
         data.setup()
-    with pytest.raises(
-        InputError, match=r"`data\.task` to be one of multiclass, multilabel, regression, links but got"
-    ):
+    with pytest.raises(InputError, match="multilabel, regression, links but got 'lnks'"):
         NodeClients({"a": Data()}, task="lnks")  # type: ignore[arg-type]
 
 
