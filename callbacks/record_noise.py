@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytorch_lightning as pl
@@ -144,7 +144,7 @@ class RecordNoise(FederatedCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.steps = state_dict.get("steps", 0)
 
-    def uncovered(self, half: AlgorithmHalf) -> list[str]:
+    def uncovered(self, half: AlgorithmHalf, leave: Sequence[str] = ()) -> list[str]:
         """What of uploads it does not cover.
 
         That is data, gradients, what an algorithm makes of losses without noise, and numbers but that of graphs, which

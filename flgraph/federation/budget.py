@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +36,13 @@ class AddsNoise(Protocol):
     def local(self) -> bool:
         """Whether it is there before anything leaves the client."""
 
-    def uncovered(self, half: AlgorithmHalf) -> list[str]:
-        """What of uploads it does not cover."""
+    def uncovered(self, half: AlgorithmHalf, leave: Sequence[str]) -> list[str]:
+        """What of uploads it does not cover.
+
+        Args:
+            half: of the algorithm.
+            leave: patterns of tensors that the run's transforms, any of them, leave as they are.
+        """
 
 
 @dataclass(frozen=True, order=True)

@@ -35,6 +35,7 @@ class ClientDoor:
         num_samples: training samples of the client.
         secure_sums: how uploads are masked, if they are.
         noise: what adds noise before anything leaves the client.
+        leave: patterns of tensors that transforms leave as they are.
 
     Raises:
         PolicyError: the policy does not let the client take part.
@@ -50,6 +51,7 @@ class ClientDoor:
         num_samples: int,
         secure_sums: SecureSums | None = None,
         noise: Sequence[AddsNoise] = (),
+        leave: Sequence[str] = (),
     ) -> None:
         self.routing, self.aggregator, self.policy = routing, aggregator, policy
         self.ledger: Ledger | None = None
@@ -77,7 +79,7 @@ class ClientDoor:
             local_epochs=local_epochs,
             num_samples=num_samples,
             noise=min((own.multiplier for own in noise), default=None),
-            uncovered=[name for own in noise for name in own.uncovered(aggregator)],
+            uncovered=[name for own in noise for name in own.uncovered(aggregator, leave)],
             masks=secure_sums is not None,
             neighbours=None if secure_sums is None else secure_sums.neighbours,
         )

@@ -36,6 +36,7 @@ _INSTEAD = {
     "WeightAveraging": _AVERAGES,
     "LearningRateFinder": _TUNERS,
     "BatchSizeFinder": _TUNERS,
+    "SpikeDetection": "none that write files by names of their own, which a job could choose at a site,",
     "BaseFinetuning": (
         "none that freeze layers and thaw them later, since every turn would begin with frozen ones (set "
         "`requires_grad` in the model, or keep layers at home by `trainer.personal`),"

@@ -61,6 +61,7 @@ class Account:
         clients: of the federation.
         trusted: whether all is a simulation.
         sums_only: whether uploads are masked, so that the server sees sums.
+        leave: patterns of tensors that the run's transforms leave as they are.
 
     Raises:
         InputError: the noise hides nothing in this algorithm, or a limit is set where nothing can be claimed.
@@ -74,9 +75,10 @@ class Account:
         clients: Sequence[str],
         trusted: bool,
         sums_only: bool = False,
+        leave: Sequence[str] = (),
     ) -> None:
         self.privacy, self.noise, self.clients, self.trusted = privacy, noise, list(clients), trusted
-        self.sums_only = sums_only
+        self.sums_only, self.leave = sums_only, list(leave)
         self.uploads: Counter[str] = Counter()
         """Client to how many uploads it was asked for."""
         self.sums: Counter[str] = Counter()
@@ -94,7 +96,7 @@ class Account:
     @property
     def uncovered(self) -> list[str]:
         """What of uploads leaves without noise; nothing is claimed then."""
-        return self.noise.uncovered(self.aggregator)
+        return self.noise.uncovered(self.aggregator, self.leave)
 
     def count(self, clients: Collection[str], drawn: int, times: int = 1) -> None:
         """Counts an exchange.
@@ -191,7 +193,8 @@ def account_of(
 ) -> Account | None:
     """The account of a run with noise; see :class:`Account`."""
     noise = next((own for own in transforms if isinstance(own, GaussianNoise)), None)
-    return None if noise is None else Account(privacy, noise, aggregator, clients, trusted, sums_only)
+    leave = [pattern for own in transforms for pattern in own.leave]
+    return None if noise is None else Account(privacy, noise, aggregator, clients, trusted, sums_only, leave)
 
 
 class PrivacyBudget(FederatedCallback):

@@ -176,4 +176,5 @@ def _change_config(file: Path, name: str, out: Path) -> None:
     content = yaml.safe_load(file.read_text())
     content.pop("data", None)
     content["trainer"] = {**content["trainer"], "default_root_dir": str(out), "name": name}
+    content["trainer"].pop("enable_progress_bar", None)  # false at the server, which has no terminal
     file.write_text(yaml.safe_dump(content, sort_keys=False))

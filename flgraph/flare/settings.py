@@ -15,7 +15,7 @@ from flgraph.configs import read_yaml
 from flgraph.errors import expect
 
 FILE, SECRET, SITE_KEY = "flgraph.yaml", "secret", "FLGRAPH_SITE_KEY"
-ALLOWED = ("flgraph.*", "pytorch_lightning.callbacks.*")
+ALLOWED = ("flgraph.*", "pytorch_lightning.callbacks.GradientAccumulationScheduler")
 """Classes that the configuration of a job may name, unless the site says otherwise."""
 
 

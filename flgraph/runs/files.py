@@ -96,8 +96,8 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def write_text(text: str, file: Path) -> None:
-    """Writes a text file in UTF-8; see :func:`write_bytes`."""
-    write_bytes(text.encode(), file)
+    """Writes a text file in UTF-8, with escapes for what that has no letter for; see :func:`write_bytes`."""
+    write_bytes(text.encode(errors="backslashreplace"), file)
 
 
 def write_json(value: Any, file: Path) -> None:

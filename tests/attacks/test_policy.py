@@ -19,6 +19,7 @@ from flgraph.errors import InputError
 from flgraph.federation import (
     Aggregator,
     Client,
+    Clip,
     FederatedTrainer,
     GaussianNoise,
     Payload,
@@ -304,6 +305,11 @@ def test_a_site_counts_what_noise_costs_over_all_runs(site: Callable[..., Server
 @pytest.mark.parametrize(
     ("policy", "noise", "sentence"),
     [
+        (
+            Policy(min_noise=2),
+            [Clip(9.0, leave=["first.*"]), GaussianNoise(1.0, 9.0)],
+            "noise does not cover.* but got first",
+        ),
         (Policy(min_noise=2), None, "noise before anything leaves the client .* of a multiplier of 2 or more"),
         (Policy(min_noise=2), GaussianNoise(1.0, 1.5), "of a multiplier of 2 or more, as the policy says, but got 1.5"),
         (Policy(min_noise=2), GaussianNoise(1.0, 9.0, at="server"), "but got none"),
@@ -316,7 +322,7 @@ def test_jobs_without_the_noise_that_a_site_asks_for(
     site: Callable[..., Server], policy: Policy, noise: Any, sentence: str
 ) -> None:
     with pytest.raises(PolicyError, match=f"`trainer` to be .*{sentence}"):
-        site(policy, aggregator=FedAvg(), transforms=[] if noise is None else [noise])
+        site(policy, aggregator=FedAvg(), transforms=noise if isinstance(noise, list) else [noise] if noise else [])
 
 
 def test_megabytes(site: Callable[..., Server]) -> None:

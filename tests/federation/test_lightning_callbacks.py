@@ -40,11 +40,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "WeightAveraging": (lambda: lightning.WeightAveraging(), "`local_update` or `aggregate`"),
     "LearningRateFinder": (lightning.LearningRateFinder, "`flgraph report`"),
     "BatchSizeFinder": (lightning.BatchSizeFinder, "`flgraph report`"),
+    "SpikeDetection": (lambda: lightning.SpikeDetection(), "write files by names of their own"),
     "BackboneFinetuning": (lightning.BackboneFinetuning, "`requires_grad`"),
     "ModelPruning": (lambda: lightning.ModelPruning("l1_unstructured"), "routes"),
     "BasePredictionWriter": (lambda: type("Writer", (lightning.BasePredictionWriter,), {})(), "`flgraph predict`"),
 }
-WORKS = {"LambdaCallback", "GradientAccumulationScheduler", "SpikeDetection"}
+WORKS = {"LambdaCallback", "GradientAccumulationScheduler"}
 BASES = {"Callback", "Checkpoint", "ProgressBar", "BaseFinetuning"}
 
 

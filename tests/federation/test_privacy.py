@@ -250,8 +250,27 @@ def test_nothing_is_claimed_where_something_leaves_without_noise(run: Any) -> No
     assert told["claim"] == "none: num_samples leave without noise"
     told = privacy_of(run(GaussianNoise(1.0, 10.0, leave=["last.*"]), rounds=1))
     assert told["claim"] == "none: last.* leave without noise"
+    told = privacy_of(run(Clip(9.0, leave=["last.*"]), GaussianNoise(1.0, 10.0), rounds=1))
+    assert told["claim"] == "none: last.* leave without noise"  # what one transform leaves, none changes
     with pytest.raises(InputError, match=r"`trainer.privacy.max_epsilon` to be null where uploads hold more"):
         run(GaussianNoise(1.0, 10.0), aggregator=FedAvg(), rounds=1, privacy=Privacy(max_epsilon=5.0))
+
+
+def test_noise_at_the_server_is_enough_for_tensors_of_few_clients() -> None:
+    """Their sum is over fewer uploads, and gets no less noise."""
+    rng = torch.Generator().manual_seed(0)
+    noise = Pipeline([GaussianNoise(1.0, 3.0, at="server")], FedAvg("uniform"))
+    zeros, own = {"all": torch.zeros(20_000)}, {"one": torch.zeros(20_000)}
+    sent = {name: Payload({**zeros, **(own if name == "A" else {})}) for name in "ABCD"}
+    seeds = {name: int(torch.randint(2**30, (1,), generator=rng)) for name in sent}
+    received = noise.receive(sent, sent, lambda client, transform: Draw(draw_key(True, seeds[client])))
+    assert received["A"].tensors["one"].std() == pytest.approx(3.0, rel=0.05)
+    assert sum(upload.tensors["all"] for upload in received.values()).std() >= 0.95 * 3.0  # type: ignore[union-attr]
+
+
+def test_a_run_hides_clients_or_records(run: Any) -> None:
+    with pytest.raises(InputError, match="hides clients, or records, not both, .* 'client and record'"):
+        run(GaussianNoise(1.0, 10.0), rounds=1, callbacks=[RecordNoise(1.0, 1.0, 0.5)])
 
 
 def test_noise_goes_with_what_comes_after_it(run: Any) -> None:

@@ -172,6 +172,13 @@ def test_bytes_of_quantised_numbers(bits: Any, count: int, size: int) -> None:
     torch.testing.assert_close(codes.decode(wire, {"w": count}, "upload")["w"], values, rtol=0, atol=0.15)
 
 
+def test_what_is_not_finite_spoils_no_later_update() -> None:
+    """A client that failed once is back in the next round; what is kept for it must be numbers."""
+    top, draw = TopK(0.25), Draw(draw_key(True, 1))
+    top.encode({"w": torch.tensor([math.nan, math.inf, -math.inf, 1.0], dtype=torch.float64)}, draw)
+    assert top.encode({"w": torch.zeros(4, dtype=torch.float64)}, draw)["w"].tolist() == [1.0]
+
+
 def test_top_k_keeps_what_it_does_not_send() -> None:
     """After some rounds of the same update, what was sent and what is kept are all of it."""
     top, update = TopK(0.25), torch.tensor([4.0, -3.0, 2.0, 1.0], dtype=torch.float64)

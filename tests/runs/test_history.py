@@ -185,3 +185,9 @@ def test_versions_name_what_computed() -> None:
     found = versions()
     assert {"python", "flgraph", "torch", "torch_geometric", "pytorch-lightning", "numpy", "git"} <= found.keys()
     assert all(isinstance(version, str) and version for version in found.values())
+
+
+def test_texts_with_what_is_no_letter_are_written(tmp_path: Path) -> None:
+    """Python has names of files that are no UTF-8 so, and errors repeat them."""
+    write_text("file \udcff", tmp_path / "error.txt")
+    assert (tmp_path / "error.txt").read_text() == "file \\udcff"

@@ -6,6 +6,7 @@ import hashlib
 import math
 import secrets
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -124,7 +125,7 @@ class Transform(ABC):
         Args:
             update: of a client.
             draw: random numbers.
-            count: how many clients' uploads are used.
+            count: how many clients' uploads are used, of that of its tensors which fewest clients hold.
         """
         return update
 
@@ -191,14 +192,19 @@ class Pipeline:
         """Patterns of tensors that are added to uploads, see :attr:`Aggregator.extra_tensors`."""
         return {f"{GROUP}/*": "data"} if self.codes else {}
 
+    @property
+    def leave(self) -> list[str]:
+        """Patterns of tensors that leave as they are: what one transform leaves, none changes."""
+        return list(dict.fromkeys(pattern for transform in self.transforms for pattern in transform.leave))
+
     def leaves(self, name: str) -> bool:
         """Whether a tensor leaves as it is."""
-        return any(fnmatchcase(name, pattern) for transform in self.transforms for pattern in transform.leave)
+        return any(fnmatchcase(name, pattern) for pattern in self.leave)
 
     def check_names(self, names: Collection[str], client: str) -> None:
         """Refuses patterns of ``leave`` that match neither ``names``, of a client's model, nor extra tensors."""
         known = [*names, *self._half.extra_tensors]
-        for pattern in (pattern for transform in self.transforms for pattern in transform.leave):
+        for pattern in self.leave:
             found = any(fnmatchcase(name, pattern) for name in known)
             expect(found, "transforms.leave", f"patterns of tensors of client `{client}`", pattern)
 
@@ -299,6 +305,7 @@ class Pipeline:
             draw_of: random numbers for a client and a transform.
         """
         received = {}
+        holders = Counter(name for upload in uploads.values() for name in upload.tensors)
         for client, upload in uploads.items():
             reference = references.get(client, Payload())
             bases = {
@@ -308,9 +315,10 @@ class Pipeline:
             }
             before = _differences(upload.tensors, bases)
             update: Update = dict(before)
+            fewest = min((holders[name] for name in bases), default=len(uploads))
             for transform in self.transforms:
                 transform.read(reference.scalars)
-                update = transform.receive(update, draw_of(client, transform), len(uploads))
+                update = transform.receive(update, draw_of(client, transform), fewest)
             new = {n: _added(bases[n], t, upload.tensors[n].dtype) for n, t in update.items() if t is not before[n]}
             received[client] = Payload({**upload.tensors, **new}, upload.scalars) if new else upload
         for transform in self.transforms:

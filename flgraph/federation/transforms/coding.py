@@ -46,7 +46,7 @@ class TopK(Transform):
             values = own.flatten() + self._rest.get(name, 0)
             place = values.abs().topk(self.left(values.numel()), sorted=False).indices.sort().values
             found[name] = values[place]
-            self._rest[name] = values.index_fill(0, place, 0)
+            self._rest[name] = values.index_fill(0, place, 0).nan_to_num(0, 0, 0)  # one bad turn is to spoil no later
             places.append(place)
         return {**found, _INDEX: torch.cat([torch.empty(0, dtype=torch.long), *places]).int()}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -54,9 +54,9 @@ class GaussianNoise(Transform):
         """Whether it is there before anything leaves the client."""
         return self.at == "client"
 
-    def uncovered(self, half: AlgorithmHalf) -> list[str]:
-        """What of uploads leaves without noise."""
-        return [*self.leave, *half.upload_scalars]
+    def uncovered(self, half: AlgorithmHalf, leave: Sequence[str]) -> list[str]:
+        """What of uploads leaves without noise: what some transform leaves, none changes."""
+        return [*leave, *half.upload_scalars]
 
     def encode(self, update: Update, draw: Draw) -> Update:
         known = clipped(_withheld(update), self.norm)
