@@ -269,7 +269,7 @@ def test_noise_at_the_server_is_enough_for_tensors_of_few_clients() -> None:
 
 
 def test_a_run_hides_clients_or_records(run: Any) -> None:
-    with pytest.raises(InputError, match="hides clients, or records, not both, .* 'client and record'"):
+    with pytest.raises(InputError, match=r"hides clients, or records, not both, .* 'client and record'"):
         run(GaussianNoise(1.0, 10.0), rounds=1, callbacks=[RecordNoise(1.0, 1.0, 0.5)])
 
 
