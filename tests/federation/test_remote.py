@@ -553,6 +553,33 @@ def test_a_failing_client_costs_itself_its_place(
     assert "left out of round 3 (train), and for the rest of the run" in caplog.text
 
 
+def test_a_turn_that_could_not_be_undone_is_undone_before_the_next(
+    remote: Callable[..., Any], assert_same: Callable[..., None]
+) -> None:
+    """As where a class has a state that cannot be loaded: the client does not go on from what is half done."""
+    last = []
+    for undone in (True, False):
+        trainer, office, fitted = remote(rounds=2)
+        client = office.hosts["two"].clients["C"]
+        fail_once(client.module, "on_train_batch_end")  # it has made a step
+        if undone:
+            fail_once(client, "load_state")
+        trainer.fit(*fitted)
+        assert [line["clients"] for line in history(trainer)] == [["A", "B"], ["A", "B", "C"]]
+        last.append(client.state()["state_dict"])
+    assert_same(*last)
+
+
+def fail_once(of: Any, name: str) -> None:
+    """The next call of a method fails."""
+
+    def failing(*args: Any, **kwargs: Any) -> None:
+        delattr(of, name)
+        raise RuntimeError("out of luck")
+
+    vars(of)[name] = failing
+
+
 def test_a_client_that_is_missing_is_named(remote: Callable[..., Any], federate: Any, toy_federation: Any) -> None:
     federate(FedPer(**PERSONAL), rounds=1, name="cut").fit(remote(rounds=1)[2][0], toy_federation(6, 8, 9))
     module = remote(rounds=1)[2][0]

@@ -243,6 +243,10 @@ class Host:
             client.changed = False
 
 
+_HALF_DONE = -1
+"""Number of a turn that failed and could not be undone yet: the client does not go on from there."""
+
+
 class SiteHost(Host):
     """Holds the clients of a site, and answers a server of another owner, whose requests may come twice or never.
 
@@ -354,7 +358,8 @@ class SiteHost(Host):
         try:
             upload = super().turn(name, turn)
         except (Exception, SystemExit) as error:  # half done; who asks again asks of what was before
-            self.clients[name].load_state(load_bytes(before, f"the state of client `{name}`"))
+            self._number[name] = _HALF_DONE
+            self._go_to(name, base)
             if isinstance(error, SystemExit):  # of somebody's class
                 raise ClientError.in_turn(name, turn.round, turn.name, error) from error
             raise
@@ -362,7 +367,7 @@ class SiteHost(Host):
         return upload
 
     def _go_to(self, name: str, base: int) -> None:
-        """Undoes the last turn if the server does not know of it."""
+        """Undoes the last turn if the server does not know of it, or it was not done."""
         if self._number[name] == base:
             return
         number, state = self._before.get(name, (-1, b""))
