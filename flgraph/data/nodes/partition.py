@@ -216,6 +216,8 @@ def check_skew(
         InputError: a number is out of range.
     """
     _check(graph, num_clients, global_fraction, seed)
+    most = f"at most {graph.num_nodes}, the nodes of {graph.name},"
+    expect(num_clients <= graph.num_nodes, "data.num_clients", most, num_clients)
     expect(0 < local_fraction <= 1, "data.local_fraction", "above 0 and at most 1", local_fraction)
     expect(0 <= major_rate <= 1, "data.major_rate", "between 0 and 1", major_rate)
     expect(0 <= val_fraction < 1, "data.val_fraction", "0 or more and below 1", val_fraction)
@@ -280,9 +282,7 @@ def disjoint(
 
 
 def _check(graph: NodeGraph, num_clients: int, global_fraction: float, seed: int) -> None:
-    most = graph.num_nodes
-    fits = 1 <= num_clients <= most
-    expect(fits, "data.num_clients", f"between 1 and the {most} nodes of {graph.name}", num_clients)
+    expect(num_clients >= 1, "data.num_clients", "1 or more", num_clients)
     expect(0 <= global_fraction < 1, "data.global_fraction", "0 or more and below 1", global_fraction)
     expect(0 <= seed < 2**32, "data.partition_seed", "between 0 and 2^32 - 1", seed)
     expect(graph.y.device.type == "cpu", "graph", "on the CPU, for a partition,", graph.y.device)

@@ -285,6 +285,7 @@ def test_one_client_has_no_distance_to_itself() -> None:
     ("arguments", "message"),
     [
         ({"num_clients": 0}, "`data.num_clients` to be 1 or more but got 0."),
+        ({"num_clients": 401}, "`data.num_clients` to be at most 400, the nodes of toy, but got 401."),
         ({"local_fraction": 0}, "`data.local_fraction` to be above 0 and at most 1 but got 0."),
         ({"global_fraction": 1.0}, "`data.global_fraction` to be 0 or more and below 1 but got 1.0."),
         ({"global_fraction": 0.999}, "`data.global_fraction` to be small enough to leave nodes of toy but got 0.999."),
