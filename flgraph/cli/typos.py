@@ -70,8 +70,8 @@ def check(command: str, args: Sequence[str]) -> None:
     seen = _Seen()
     for name, value in _options(args):
         if not name:
-            seen.runs = False
-        elif name != "config":
+            raise UsageError("", "", f"unrecognized arguments: {(value or '')[:60]}")
+        if name != "config":
             _check_option(name, value, seen)
         elif value is not None:
             _check_file(value, seen)
@@ -97,7 +97,7 @@ def chosen(args: Sequence[str], name: str) -> str | None:
 
 
 def _options(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Names of options and their values; what is neither ends it with an empty name, for the parser to judge."""
+    """Names of options and their values; what is neither ends it with an empty name."""
     rest = list(args)
     while rest:
         name, equals, value = rest.pop(0).partition("=")
