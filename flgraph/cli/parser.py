@@ -112,14 +112,14 @@ def translated(message: str) -> InputError:
             values = {
                 name: _cut(text) if name in ("value", "cls") else text for name, text in found.groupdict().items()
             }
-            field, expected, got = (part.format(**values) or "nothing" for part in parts)
+            field, expected, got = (part.format(**values) for part in parts)
             if expected == _NAME:
                 names = [name for package in _PACKAGES for name in exported(package)]
                 last = values["cls"].rpartition(".")[2]
                 word = last in ("true", "false")
                 known = last in names and "why" not in values
                 got += ", a class of another kind" if known else "" if word else suggestion(last, names)
-            return InputError(field, expected, got)
+            return InputError(field, expected, got or "nothing")
     return UsageError("command line", "as --help says", _cut(message, 4 * LONGEST))
 
 

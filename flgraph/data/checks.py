@@ -15,7 +15,7 @@ from flgraph.nn.tasks import check_targets, check_task
 
 
 def check_clients(graphs: Mapping[str, Any]) -> None:
-    """Refuses what is no mapping of clients' names to their data, or an empty one."""
+    """Raises :class:`~flgraph.errors.InputError` unless this maps clients' names to their data, one at least."""
     expect(isinstance(graphs, Mapping), "data.graphs", "a mapping from clients to their data", type(graphs).__name__)
     require(len(graphs) > 0, "data.graphs", "the data of at least one client", "none")
     for name in graphs:

@@ -114,8 +114,17 @@ class Client:
         self.transforms.check_names(self.routing.rows, name)
         noise = [own for own in [*self.transforms.transforms, *callbacks] if isinstance(own, AddsNoise) and own.local]
         samples = data.num_train_samples
-        limits = (policy, rounds, local_epochs, samples, secure_sums, noise, self.transforms.leave)
-        self.door = ClientDoor(self.routing, self.aggregator, *limits)
+        self.door = ClientDoor(
+            self.routing,
+            self.aggregator,
+            policy,
+            rounds,
+            local_epochs,
+            samples,
+            secure_sums,
+            noise,
+            self.transforms.leave,
+        )
         fewest = 0 if policy is None else policy.secure_sums or 0
         self.masked = None if secure_sums is None else MaskedUploads(name, secure_sums, fewest, job)
         """Its half of secure sums, where uploads are masked."""

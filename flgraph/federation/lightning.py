@@ -35,8 +35,8 @@ def refused_by_lightning(arguments: Mapping[str, Any], error: Exception, prefix:
     objection = " ".join(str(error).split()).rstrip(".!")
     named = [key for key in arguments if re.search(rf"`{key}\b", objection)]
     named += [key for key in arguments if re.search(rf"\b{key}\b", objection, re.IGNORECASE)]
-    texts = {key: value for key, value in arguments.items() if isinstance(value, str)}
-    named += [key for key, value in texts.items() if re.search(rf"\b{re.escape(value)}", objection, re.IGNORECASE)]
+    chosen = {key: value for key, value in arguments.items() if isinstance(value, str) and value != "auto"}
+    named += [key for key, value in chosen.items() if re.search(rf"\b{re.escape(value)}\b", objection, re.IGNORECASE)]
     if not named:
         return InputError(f"{prefix}*", "arguments that Lightning takes", objection)
     return InputError(f"{prefix}{named[0]}", "one that Lightning takes here", f"{arguments[named[0]]!r}: {objection}")

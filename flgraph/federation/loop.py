@@ -22,7 +22,6 @@ from torch import Tensor
 from flgraph.console import Console
 from flgraph.errors import expect, expect_kind
 from flgraph.federation.aggregator import Aggregator
-from flgraph.federation.budget import AddsNoise
 from flgraph.federation.callback import FederatedCallback, acts_in_clients
 from flgraph.federation.client import Client
 from flgraph.federation.data import FederatedData, client_names
@@ -199,11 +198,8 @@ class FederatedLoop(pl.Trainer):
             ledger=Ledger() if self.writes else None,
         )
         server.aggregator.template, server.job, server.authority = model, self.job, self.authority
-        units = {own.unit for own in [*self.transforms, *self.given_callbacks] if isinstance(own, AddsNoise)}
-        wanted = "with noise that hides clients, or records, not both, as a run claims one of these,"
-        expect(len(units) < 2, "trainer.transforms", wanted, " and ".join(sorted(units)))
         trusted, sums_only = self.engine.trusted, self.secure_sums is not None
-        server.account = account_of(self.transforms, self.privacy, server.aggregator, names, trusted, sums_only)
+        server.account = account_of(server.transforms, self.privacy, server.aggregator, names, trusted, sums_only)
         self._budget = [] if server.account is None else [PrivacyBudget(server.account)]
         if checkpoint is None or manifest is None:
             self.run_dir = runs

@@ -12,8 +12,9 @@ from typing import Any
 from flgraph.errors import InputError, expect
 from flgraph.federation.accountant import spent
 from flgraph.federation.aggregator import Aggregator, needs_only_sums
+from flgraph.federation.budget import AddsNoise
 from flgraph.federation.callback import FederatedCallback, Run
-from flgraph.federation.transforms import GaussianNoise, Transform
+from flgraph.federation.transforms import GaussianNoise, Pipeline, Transform
 from flgraph.runs.history import EPSILON
 from flgraph.runs.ledger import LEDGER
 from flgraph.runs.ledger_reader import read_ledger
@@ -183,8 +184,21 @@ def noise_drawn(simulated: bool) -> str:
     return seed if simulated else "from the operating system"
 
 
+def check_noise(privacy: Privacy | None, transforms: Sequence[Transform], callbacks: Sequence[object]) -> None:
+    """Refuses limits without noise, and noise of which a run could not claim all.
+
+    Raises:
+        InputError: names the field.
+    """
+    noisy = privacy is None or any(isinstance(own, GaussianNoise) for own in transforms)
+    expect(noisy, "trainer.privacy", "null without GaussianNoise in `trainer.transforms`", privacy)
+    units = {own.unit for own in [*transforms, *callbacks] if isinstance(own, AddsNoise)}
+    wanted = "with noise that hides clients, or records, not both, as a run claims one of these,"
+    expect(len(units) < 2, "trainer.transforms", wanted, " and ".join(sorted(units)))
+
+
 def account_of(
-    transforms: Sequence[Transform],
+    transforms: Pipeline,
     privacy: Privacy,
     aggregator: Aggregator,
     clients: Sequence[str],
@@ -192,9 +206,10 @@ def account_of(
     sums_only: bool = False,
 ) -> Account | None:
     """The account of a run with noise; see :class:`Account`."""
-    noise = next((own for own in transforms if isinstance(own, GaussianNoise)), None)
-    leave = [pattern for own in transforms for pattern in own.leave]
-    return None if noise is None else Account(privacy, noise, aggregator, clients, trusted, sums_only, leave)
+    noise = next((own for own in transforms.transforms if isinstance(own, GaussianNoise)), None)
+    if noise is None:
+        return None
+    return Account(privacy, noise, aggregator, clients, trusted, sums_only, transforms.leave)
 
 
 class PrivacyBudget(FederatedCallback):

@@ -25,7 +25,7 @@ from flgraph.federation.lightning import refused_by_lightning
 from flgraph.federation.lightning_callbacks import check_callbacks
 from flgraph.federation.plain import check_model, federated, what_is
 from flgraph.federation.policy import Policy
-from flgraph.federation.privacy import Privacy
+from flgraph.federation.privacy import Privacy, check_noise
 from flgraph.federation.secure.server import check_method
 from flgraph.federation.secure.settings import SecureSums
 from flgraph.federation.server import Server
@@ -33,7 +33,7 @@ from flgraph.federation.signals import stop_on_signals
 from flgraph.federation.template import Model
 from flgraph.federation.tolerance import Tolerance
 from flgraph.federation.trained import TrainedLoop
-from flgraph.federation.transforms import GaussianNoise, Transform, check_order
+from flgraph.federation.transforms import Transform, check_order
 from flgraph.runs.files import write_text
 from flgraph.runs.history import Metrics, RoundRecord
 from flgraph.runs.results import Results
@@ -182,8 +182,6 @@ class FederatedTrainer(TrainedLoop):
         self.secure_sums = secure_sums
         if secure_sums is not None:
             check_method(aggregator, transforms, rounds)
-        noisy = privacy is None or any(isinstance(own, GaussianNoise) for own in transforms)
-        expect(noisy, "trainer.privacy", "null without GaussianNoise in `trainer.transforms`", privacy)
         self._given_monitor = monitor, monitor_mode
         self._watch()
         self.policy, self.tolerance = policy, tolerance or Tolerance()
@@ -193,6 +191,7 @@ class FederatedTrainer(TrainedLoop):
         shows = enable_progress_bar and self.writes
         self.keep_checkpoints, self.console = keep_checkpoints, Console(quiet=not shows)
         self.given_callbacks: list[pl.Callback] = list(self.callbacks)  # type: ignore[attr-defined]
+        check_noise(privacy, transforms, self.given_callbacks)
         self.round_callbacks = [c for c in self.given_callbacks if isinstance(c, FederatedCallback)]
         self.round_callbacks.append(RoundProgress(self.console))
         self._logger_choice = logger

@@ -14,7 +14,7 @@ Task = Literal["multiclass", "multilabel", "regression"]
 """One class of several, numbered from 0; labels that are there (1) or not (0), of which none excludes another; or
 numbers. Targets of the first are ``[n]`` int64, of the others ``[n, T]`` floats, NaN where one is not known."""
 
-NodeTask = Literal["multiclass", "multilabel", "regression", "links"]
+NodeTask = Literal[Task, "links"]
 """The same of nodes, or which of them are linked."""
 
 PREDICTED = {"multiclass": "probabilities", "multilabel": "label_probabilities", "regression": "values"}

@@ -138,8 +138,8 @@ def to_latex(comparisons: Sequence[Comparison]) -> str:
         kept = [column for column in columns if column.key in ("final", "gain", "best_val", "seconds")]
         kept += [column for column in columns if column.key.startswith("bytes")]
         heads = [[column.head for column in kept]]
-        numbered = [(number, method) for number, method in enumerate(part.methods) if method in part.shown]
-        rows = {method.label: [column.cells[number] for column in kept] for number, method in numbered}
+        whole = enumerate(part.methods)
+        rows = {m.label: [column.cells[number] for column in kept] for number, m in whole if m in part.shown}
         said = f"{part.metric.words.capitalize()}{part.metric.unit} on {part.title}"
     else:
         labels = dict.fromkeys(method.label for part in comparisons for method in part.shown)

@@ -243,10 +243,6 @@ class Host:
             client.changed = False
 
 
-_HALF_DONE = -1
-"""Number of a turn that failed and could not be undone yet: the client does not go on from there."""
-
-
 class SiteHost(Host):
     """Holds the clients of a site, and answers a server of another owner, whose requests may come twice or never.
 
@@ -355,10 +351,10 @@ class SiteHost(Host):
         self._go_to(name, base)
         before = state_bytes(self.clients[name].state())
         self._before[name] = (base, before)
+        del self._number[name]  # half done, it has none: nothing goes on from there
         try:
             upload = super().turn(name, turn)
-        except (Exception, SystemExit) as error:  # half done; who asks again asks of what was before
-            self._number[name] = _HALF_DONE
+        except (Exception, SystemExit) as error:  # who asks again asks of what was before
             self._go_to(name, base)
             if isinstance(error, SystemExit):  # of somebody's class
                 raise ClientError.in_turn(name, turn.round, turn.name, error) from error
@@ -368,11 +364,11 @@ class SiteHost(Host):
 
     def _go_to(self, name: str, base: int) -> None:
         """Undoes the last turn if the server does not know of it, or it was not done."""
-        if self._number[name] == base:
+        if name in self._number and self._number[name] == base:
             return
         number, state = self._before.get(name, (-1, b""))
         if number != base:
-            raise EngineError(f"Client `{name}` has no state of turn {base}; it is at turn {self._number[name]}.")
+            raise EngineError(f"Client `{name}` has no state of turn {base}; it is at turn {self._number.get(name)}.")
         self.clients[name].load_state(load_bytes(state, f"the state of client `{name}`"))
         self._number[name] = base
 
