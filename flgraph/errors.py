@@ -94,8 +94,14 @@ def shown(value: Any) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, fit for the end of a sentence; its type where it says nothing."""
-    return str(error).split("\n")[0] or type(error).__name__
+    """What an error of another library says, fit for the end of a sentence.
+
+    One that says nothing has its failed ``assert`` shown, which often lists what is allowed, or its type.
+    """
+    said = str(error).split("\n")[0]
+    if not said and isinstance(error, AssertionError) and error.__traceback__ is not None:
+        said = traceback.extract_tb(error.__traceback__)[-1].line or ""
+    return said or type(error).__name__
 
 
 class RemoteTracebackError(Exception):

@@ -38,6 +38,8 @@ def main(args: Sequence[str]) -> None:
     for name in ("out", "latex"):
         place = getattr(given, name)
         expect(place is None or not Path(place).is_dir(), f"--{name}", "a file", f"the folder {place}")
+    page = Path(given.out).suffix.lower() in (".html", ".htm")
+    expect(page, "--out", "a page, *.html (for others see --csv, --latex and --figures),", given.out)
     runs, waiting = find_runs(given.runs)
     comparisons = compare(runs, given.metric and given.metric.removeprefix("test/"))
     wanted: list[tuple[str, str, Callable[[Path], list[Path]]]] = [

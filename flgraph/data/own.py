@@ -181,6 +181,8 @@ def split_rows(
     for name, part in zip(SPLITS, (train, val, test), strict=True):
         bare = int((~known[part]).sum())
         require(bare == 0, where, f"there for all that are for `{name}`", f"{bare} without")
+        if not part.numel():
+            rank_zero_warn(f"The split that the data of `{client}` has leaves nothing for `{name}`.")
     return train, val, test
 
 

@@ -138,6 +138,7 @@ class FederatedTrainer(TrainedLoop):
     ) -> None:
         _expect_counts(rounds=rounds, local_epochs=local_epochs, evaluate_every=evaluate_every)
         _expect_counts(checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
+        _expect_counts(accumulate_grad_batches=accumulate_grad_batches)
         _expect_kinds(engine=(engine, Engine), policy=(policy, Policy), tolerance=(tolerance, Tolerance))
         _expect_kinds(privacy=(privacy, Privacy), secure_sums=(secure_sums, SecureSums))
         _expect_kinds(monitor=(monitor, str), name=(name, str))
@@ -169,7 +170,6 @@ class FederatedTrainer(TrainedLoop):
             "detect_anomaly": detect_anomaly,
         }
         self._client_args = self.engine.lightning(lightning)
-        expect(accumulate_grad_batches >= 1, "trainer.accumulate_grad_batches", "1 or more", accumulate_grad_batches)
         clips = gradient_clip_val is None or gradient_clip_val >= 0
         expect(clips, "trainer.gradient_clip_val", "0 or more", gradient_clip_val)
         self._begin_lightning(lightning, max_epochs=rounds, default_root_dir=default_root_dir, callbacks=callbacks)

@@ -38,7 +38,7 @@ class Metric:
     """What methods are compared by.
 
     Args:
-        name: for example ``accuracy``, or with the split it is of, such as ``global_test/accuracy``.
+        name: for example ``accuracy``, or with the split it is of, such as ``global_test/accuracy`` or ``val/loss``.
         lower: whether less is better.
     """
 
@@ -47,7 +47,9 @@ class Metric:
 
     @property
     def words(self) -> str:
-        """``test accuracy``, ``global test accuracy``."""
+        """``test accuracy``, ``global test accuracy``, ``validation loss``."""
+        if self.name.startswith("val/"):
+            return f"validation {self.bare}"
         return self.test.replace("/", " ").replace("_", " ")
 
     @property
@@ -295,13 +297,14 @@ def compare(runs: Sequence[Run], name: str | None = None) -> list[Comparison]:
     Args:
         runs: at least one.
         name: the metric, without the split if that is ``test``. When ``None``, every group takes its own: the accuracy
-            in the test, or else in other tests, or what decided the best round, or what there is. Runs on the same
+            in the test, or else in other tests, or what decided the best round, or what there is; of runs without any
+            test, in validation. Runs on the same
             data that have no metric in common are groups of their own.
 
     Raises:
         InputError: no run has the metric, or any.
     """
-    names = _names_of(runs)
+    names = sorted({name for run in runs for name in _names_of(run)})
     if not names:
         raise InputError("RUN", "the folder of a run that was evaluated, or above one,", f"{len(runs)} without metrics")
     expect(name is None or name in names, "--metric", f"one of {', '.join(names)}", name)
@@ -312,22 +315,21 @@ def compare(runs: Sequence[Run], name: str | None = None) -> list[Comparison]:
     return _told_apart([_comparison(group, metric) for groups in by_metric for group, metric in groups])
 
 
-def _names_of(runs: Sequence[Run], *groups: str) -> list[str]:
-    """What any of the runs measured in ``test``, ``val`` (or one of them), and in other tests, which have a name."""
-    measured = {metric for run in runs for metric in run.metrics}
-    begins = tuple(f"{group}/" for group in groups or ("test", "val"))
-    names = sorted({m.partition("/")[2] for m in measured if m.startswith(begins)})
-    return names + sorted(m for m in measured if m.partition("/")[0].endswith("_test"))
+def _names_of(run: Run) -> set[str]:
+    """What a run measured in tests; of one without any, in validation."""
+    tested = {name.removeprefix("test/") for name in run.metrics if name.partition("/")[0].endswith("test")}
+    return tested or {name for name in run.metrics if name.startswith("val/")}
 
 
 def _by_metric(runs: Sequence[Run]) -> list[tuple[list[Run], str]]:
     """Runs with the metric that all of them have; the fewest groups of such, those without any metric in the first."""
-    tested = {id(run): set(_names_of([run], "test") or _names_of([run], "val")) for run in runs}
+    tested = {id(run): _names_of(run) for run in runs}
     rest, groups = [run for run in runs if tested[id(run)]], list[tuple[list[Run], str]]()
     while rest:
         names = sorted({name for run in rest for name in tested[id(run)]})
-        monitored = [run.monitor[0].partition("/")[2] for run in rest]
-        usual = dict.fromkeys(["accuracy", "global_test/accuracy", *monitored, *names])
+        monitored = [run.monitor[0] for run in rest]
+        bare = [name.partition("/")[2] for name in monitored]
+        usual = dict.fromkeys(["accuracy", "global_test/accuracy", *bare, *monitored, *names])
         known = [name for name in usual if name in names]
         # Losses of unlike models cannot be compared: they are the last that is thought of.
         known = [name for name in known if name.rpartition("/")[2] != "loss"] or known
@@ -341,7 +343,8 @@ def _by_metric(runs: Sequence[Run]) -> list[tuple[list[Run], str]]:
 
 def _comparison(runs: Sequence[Run], name: str) -> Comparison:
     """Compares runs on the same data."""
-    modes = {mode for run in runs for metric, mode in [run.monitor] if metric.partition("/")[2] == name}
+    monitored = dict(run.monitor for run in runs)
+    modes = {mode for key, mode in monitored.items() if key.partition("/")[2] == name.removeprefix("val/")}
     metric = Metric(name, modes == {"min"} or lower_is_better(name))
     methods = [Method(group, metric) for group in _grouped(runs, method_key)]
     _rename(methods)

@@ -112,14 +112,14 @@ class Panels:
         def of_server(key: str) -> Callable[[Method, Sequence[Run]], list[list[float]]]:
             return lambda _, runs: [run.server_curve(key) for run in runs]
 
-        wanted = [
-            (metric.words.capitalize(), self.label, of(metric.test)),
-            (f"Validation {metric.bare}", f"validation {metric.bare}{metric.unit}", of(metric.val)),
-            ("Training loss", "training loss", of("train/loss")),
-            *((f"Server: {key}", key, of_server(key)) for key in self.keys),
-        ]
+        wanted = {
+            metric.words.capitalize(): (self.label, of(metric.test)),
+            f"Validation {metric.bare}": (f"validation {metric.bare}{metric.unit}", of(metric.val)),
+            "Training loss": ("training loss", of("train/loss")),
+            **{f"Server: {key}": (key, of_server(key)) for key in self.keys},
+        }
         panels: list[Panel] = []
-        for title, ylabel, get in wanted:
+        for title, (ylabel, get) in wanted.items():
             series = {method.label: get(method, method.runs) for method in self.part.methods if method.finished}
             going = {m.label: get(m, [run for run in m.all if not run.finished]) for m in self.part.methods}
             lines = [line for group in (series, going) for lines in group.values() for line in lines]

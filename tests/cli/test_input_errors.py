@@ -110,7 +110,10 @@ def test_malformed_data_set(
         ),
         (["--trainer.limit_train_batches", "2.5"], "Expected `trainer.limit_train_batches` to be one that Lightning"),
         (["--trainer.gradient_clip_val", "-1"], "Expected `trainer.gradient_clip_val` to be 0 or more but got -1.0."),
-        (["--trainer.accumulate_grad_batches", "0"], "Expected `trainer.accumulate_grad_batches` to be 1 or more but"),
+        (
+            ["--trainer.accumulate_grad_batches", "0"],
+            "Expected `trainer.accumulate_grad_batches` to be a whole number of 1 or more but",
+        ),
         (["--model.lr", "-1"], "Expected `model.lr` to be a finite number, 0 or more but got -1.0."),
         (["--model.dropout", "1"], "Expected `model.dropout` to be at least 0 and less than 1 but got 1.0."),
         (

@@ -12,6 +12,7 @@ import yaml
 
 from flgraph.errors import InputError
 from flgraph.report.compare import Comparison, Method, compare
+from flgraph.report.page import render
 from flgraph.report.settings import shown
 from flgraph.report.tables import left_out
 from flgraph.runs import reader
@@ -239,11 +240,17 @@ def test_where_a_run_computed_makes_no_method(make_run: Any, tmp_path: Path) -> 
 
 
 def test_what_is_compared_unless_told(study: Path, tmp_path: Path) -> None:
-    """The accuracy in the test, or else in another one."""
+    """The accuracy in the test, or else in another one; of what nobody tested, in validation."""
     assert compare(find_runs([study])[0])[0].metric.name == "accuracy"
     for file in study.rglob("*.json*"):
         file.write_text(file.read_text().replace('"test/', '"global_test/').replace('"val/accuracy', '"val/other'))
     assert compare(find_runs([study])[0])[0].metric.test == "global_test/accuracy"
+    for file in study.rglob("*.json*"):
+        file.write_text(file.read_text().replace('"global_test/', '"train/'))
+    [part] = compare(find_runs([study])[0])
+    assert (part.metric.words, part.metric.unit) == ("validation other", "")
+    assert all(math.isfinite(method.final()[0]) for method in part.methods)
+    assert "Validation other" in render([part], [])
 
 
 def test_every_task_takes_its_own_metric(make_run: Any, tmp_path: Path) -> None:

@@ -163,6 +163,7 @@ class FlatGraphs:
             expect(len(widths) == 1, f"{name}.edge_attr", "of equally many features in all graphs", widths)
             edge_attr = torch.cat(rows)[order]
         edges = edge_index[:, order]
+        require(int(node_ptr[-1]) > 0, name, "graphs with nodes", "none with any")
         return cls(torch.cat(xs), edges, y, node_ptr, edge_ptr, name=name, task=task, edge_attr=edge_attr)
 
     def _validate(self) -> None:

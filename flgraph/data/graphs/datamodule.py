@@ -7,6 +7,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -166,6 +167,8 @@ class ViewDataModule(GraphDataModule):
         enough = self.train.numel() > 1
         require(enough, "data", f"two training graphs or more in `{graphs.name}`, the negatives of each other,", "one")
         expect(batch_size > 1, "data.batch_size", "2 or more: a batch of one graph has no negatives", batch_size)
+        if self.val.numel() == 1:
+            rank_zero_warn(f"Nothing is validated of `{graphs.name}`: a single validation graph has no negatives.")
         self.everywhere = everywhere
 
     def to(self, device: torch.device | str) -> ViewDataModule:

@@ -41,6 +41,10 @@ class Encoded(NamedTuple):
     graphs: Tensor
 
 
+def _is_single(batch: Data) -> bool:
+    return isinstance(batch, Data) and getattr(batch, "num_graphs", 1) == 1  # a graph that is no batch has no number
+
+
 class GraphEmbedding(SizedModule, ABC):
     """One embedding per graph, learned without labels: a base for modules with a contrastive loss.
 
@@ -49,6 +53,8 @@ class GraphEmbedding(SizedModule, ABC):
     (macro) after the best matching of clusters and classes, ``nmi``, ``ari`` and ``silhouette`` are logged under
     ``test/``, of a second test loader under ``global_test/``; nothing where nobody has labelled the graphs. ``predict``
     gives embeddings ``[B, C]``.
+
+    A batch of a single graph has no negatives, and is passed over in training and validation.
 
     Args:
         in_channels: columns of the node features; -1: given by the data.
@@ -106,8 +112,11 @@ class GraphEmbedding(SizedModule, ABC):
         """Embeddings ``[B, C]``."""
         return embedded(self.encode(batch).graphs, self.embedding)
 
-    def training_step(self, batch: Data, batch_idx: int = 0) -> Tensor:
+    def training_step(self, batch: Data, batch_idx: int = 0) -> Tensor | None:
         """The module's own loss, and :attr:`further_loss` if there is one, of the batch and :class:`Encoded`."""
+        if _is_single(batch):
+            self.collect("passed over", batch_idx)
+            return None
         loss, encoded = self.contrast(batch)
         if self.further_loss is None:
             losses = {"loss": loss}
@@ -117,11 +126,23 @@ class GraphEmbedding(SizedModule, ABC):
         self._collect(encoded, losses, "train")
         return losses["loss"]
 
-    def validation_step(self, batch: Data, batch_idx: int = 0) -> Tensor:
+    def validation_step(self, batch: Data, batch_idx: int = 0) -> Tensor | None:
         """The module's own loss."""
+        if _is_single(batch):
+            return None
         loss, encoded = self.contrast(batch)
         self._collect(encoded, {"loss": loss}, "val")
         return loss
+
+    def on_train_epoch_end(self) -> None:
+        """Logs the losses.
+
+        Raises:
+            InputError: all batches were passed over.
+        """
+        if self._collected.pop("passed over", None) and "train" not in self._collected:
+            raise InputError("data", "one with two graphs in a training batch, negatives of each other,", "one in each")
+        super().on_train_epoch_end()
 
     @property
     def validation_names(self) -> tuple[str, ...] | None:

@@ -155,6 +155,10 @@ def toy(**changes: object) -> Data:
     ("dataset", "sentence"),
     [
         ([], "Expected `toy` to be one graph or more but got none"),
+        (
+            [toy(x=torch.ones(0, 1), edge_index=torch.empty(2, 0).long())] * 2,
+            "Expected `toy` to be graphs with nodes but got none with any",
+        ),
         ([toy(), toy(x=None)], "Expected `toy.x` to be a tensor but got None in graph 1"),
         ([toy(y=None)], "Expected `toy.y` to be a tensor but got None in graph 0"),
         (

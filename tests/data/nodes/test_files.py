@@ -89,6 +89,8 @@ class Toy(InMemoryDataset):
         return ["data.pt"]
 
     def download(self) -> None:
+        if self.name == "three":
+            raise AssertionError
         (Path(self.raw_dir) / "torn").write_text("half")
         raise OSError("no network here")
 
@@ -130,6 +132,8 @@ def test_a_failed_download_leaves_nothing(toy: Path, tmp_path: Path) -> None:
 
 
 def test_refuses_data_sets_of_pyg(toy: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"'Toy:three' \(AssertionError: raise AssertionError\)"):
+        read_nodes("Toy:three", tmp_path / "data", tmp_path / "cache")
     (toy / "two.json").write_text(json.dumps([EDGES.tolist(), EDGES.tolist()]))
     with pytest.raises(InputError, match=r"Expected `data.dataset` to be of a single graph but got 'Toy:two, which ha"):
         read_nodes("Toy:two", tmp_path / "data", tmp_path / "cache")

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv
 
-from flgraph.data import Diffusion, FlatGraphs, diffused
+from flgraph.data import Diffusion, FlatGraphs, GraphDataModule, ViewDataModule, diffused
 from flgraph.errors import InputError
 from flgraph.models import MVGRL, GraphEmbedding, InfoGraph
 
@@ -100,3 +101,26 @@ def test_a_single_graph_has_no_negatives(kind: Any, graph_list: Callable[..., li
     loss.backward()
     assert loss == 0
     assert not any(weight.grad.any() for weight in net.parameters() if weight.grad is not None)
+
+
+def trained(net: GraphEmbedding, data: GraphDataModule) -> dict[str, float]:
+    trainer = pl.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer.fit(net, data)
+    return {name: value.item() for name, value in trainer.callback_metrics.items()}
+
+
+def test_passes_over_batches_of_one_graph(graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
+    """They would count as the best loss of all, 0, and a node alone cannot be normalized."""
+    given = graph_list(6)
+    given[4] = Data(x=torch.ones(1, 4), edge_index=torch.empty(2, 0, dtype=torch.long), y=torch.tensor(0))
+    given[5] = given[4].clone()
+    splits = torch.tensor([0, 1, 2, 3, 4]), torch.tensor([5]), torch.arange(0)
+    graphs = flat(given, tmp_path)
+    net = InfoGraph(4, 2, hidden_channels=6, num_layers=2)
+    assert set(trained(net, GraphDataModule(graphs, splits, batch_size=4))) == {"train/loss"}
+    with pytest.raises(
+        InputError, match=r"one with two graphs in a training batch, negatives of each other, but got one"
+    ):
+        trained(net, GraphDataModule(graphs, splits, batch_size=1))
+    with pytest.warns(UserWarning, match="Nothing is validated of `.*`: a single validation graph has no negatives"):
+        ViewDataModule(graphs, splits, batch_size=4)
