@@ -13,11 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import yaml
-from jsonargparse.typing import PositiveFloat, PositiveInt
+from jsonargparse.typing import PositiveInt, restricted_number_type
 
 from flgraph.cli.parser import Refusing
 from flgraph.configs import read_config
 from flgraph.errors import expect
+
+_Seconds = restricted_number_type("Seconds", float, [(">", 0), ("<=", 1e7)])
 
 _ELSEWHERE = {
     "data": "which sites have",
@@ -80,9 +82,9 @@ def _parser() -> tuple[ArgumentParser, dict[str, Callable[[Namespace, Sequence[s
     add("--sites", help="comma-separated; all that are connected if not given")
     add("--name", help="of the run; the same name goes on where an earlier run was stopped")
     add("--out", type=Path, default=Path("runs/flare"), help="where results go, OUT/NAME")
-    add("--deadline", type=PositiveFloat, default=600.0, help="seconds a site has for an exchange")
-    add("--wait", type=PositiveFloat, default=120.0, help="seconds in which the server and all sites must be there")
-    add("--ask_every", type=PositiveFloat, default=10.0, help="seconds between questions to a late site")
+    add("--deadline", type=_Seconds, default=600.0, help="seconds a site has for an exchange")
+    add("--wait", type=_Seconds, default=120.0, help="seconds in which the server and all sites must be there")
+    add("--ask_every", type=_Seconds, default=10.0, help="seconds between questions to a late site")
     add("--attempts", type=PositiveInt, default=20, help="jobs at most, where jobs are lost")
 
     add = command(_explain, f"Says what a federation would take from a site, before anything runs. Takes {run}")
@@ -124,7 +126,7 @@ def check_settings(kit: Path, site: bool) -> None:
     Raises:
         InputError: a field or a file cannot be used.
     """
-    from flgraph.flare.settings import FILE, read_settings
+    from flgraph.flare.settings import FILE, encryption_secret, read_settings
 
     settings, file = read_settings(kit), str(kit / "local" / FILE)
     if not site:
@@ -134,6 +136,7 @@ def check_settings(kit: Path, site: bool) -> None:
     from flgraph.federation.policy import Policy
 
     Policy.of(settings.policy)
+    encryption_secret(settings)
     given = isinstance(settings.data, dict) and bool(settings.data)
     expect(given, f"data in {file}", "a section as in any configuration", settings.data)
     if (own := own_clients(settings.data)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from filelock import FileLock
 from flgraph.errors import PolicyError, expect
 from flgraph.federation.accountant import spent, spent_on_records
 from flgraph.federation.halves import AlgorithmHalf
-from flgraph.runs.files import private_folder, write_bytes
+from flgraph.runs.files import flush, private_folder, write_bytes
 
 SPENDING = "privacy.json"
 """The file of a client of a site in which it is kept, beside the client's states."""
@@ -98,6 +99,7 @@ class Spending:
             if self.file is not None:
                 rows = [[e.unit, e.multiplier, e.sample_rate, n] for e, n in sorted(after.items())]
                 write_bytes(json.dumps(rows).encode(), self.file, private=True)
+                flush(self.file.parent)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -117,10 +119,10 @@ class Spending:
 
 def _read(file: Path) -> Counter[Event]:
     try:
-        rows = json.loads(file.read_bytes()) if file.is_file() else []
+        rows = json.loads(file.read_bytes()) if os.path.lexists(file) else []
         found = Counter({Event(unit, float(noise), float(rate)): int(times) for unit, noise, rate, times in rows})
         whole = all(own.unit in get_args(Unit) and own.multiplier > 0 < n for own, n in found.items())
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         found, whole = Counter(), False
     expect(whole, str(file), "what this site wrote, or not there where nothing was spent,", "something else")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import threading
 import traceback
@@ -84,7 +85,7 @@ class FederationController(Controller):
         (folder / OUTCOME).write_text(json.dumps(outcome))
 
     def _greet(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        task = Task(HELLO, Shareable(), timeout=int(self.wait))
+        task = Task(HELLO, Shareable(), timeout=math.ceil(self.wait))
         self.broadcast_and_wait(
             task, fl_ctx, targets=self.sites, min_responses=len(self.sites), abort_signal=abort_signal
         )

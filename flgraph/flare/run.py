@@ -33,9 +33,11 @@ from flgraph.flare.settings import (
     site_secret,
     site_seed,
 )
-from flgraph.runs.checkpoint import find_checkpoint
+from flgraph.runs.checkpoint import CLIENTS, find_checkpoint, read_manifest, state_name
+from flgraph.runs.compatibility import check_settings
 from flgraph.runs.files import private_folder
 from flgraph.runs.keys import canonical
+from flgraph.runs.site_states import read_locations
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ class Site:
         self.host: SiteHost | None = None
         self._opening = threading.Lock()
         self._opened: tuple[str, str] | None = None
+        self._told = Message()
 
     def answer(self, request: Message) -> Message:
         """What to answer to :func:`open_site` or a :class:`~flgraph.federation.engines.remote.Remote` engine."""
@@ -84,10 +87,12 @@ class Site:
     def _open(self, config: str, run: str) -> Message:
         # Limits are those of a run: a server that could begin others would have none.
         expect(self._opened in (None, (config, run)), "open", "asked for with the run of this job", "another one")
+        if self.host is not None:  # asked twice: the clients have gone on since
+            return self._told
         self._opened = (config, run)
         settings = read_settings(self.kit)
         try:
-            made = self.host = host(config, settings, run, Identity.of_kit(self.kit))
+            made = host(config, settings, run, Identity.of_kit(self.kit))
         except SystemExit as error:  # of somebody's class: it would end the site's process without a word
             raise ClientError(f"The clients could not be made: {error!r}.") from error
         if (self.kit / "local" / "privacy.json").is_file():
@@ -100,7 +105,8 @@ class Site:
         if trainer:
             for own in about.values():
                 own["data"] = {**own["data"], "trainer": trainer}
-        return Message({"about": about})
+        self.host, self._told = made, Message({"about": about})
+        return self._told
 
 
 def host(config: str, settings: SiteSettings, run: str, identity: Identity | None = None) -> SiteHost:
@@ -169,7 +175,10 @@ def open_site(
         raise EngineError(f"Site `{site}` did not load its data within {deadline:g} s.")
     if (error := site_error(site, answer)) is not None:
         raise error
-    return checked_about(site, answer.header.get("about"))
+    told = checked_about(site, answer.header.get("about"))
+    whole = all({"data", "parameters", "routes"} <= about.keys() for about in told.values())
+    expect(whole, f"clients of site `{site}", "described by data, parameters and routes", "some of these")
+    return told
 
 
 def serve(
@@ -188,7 +197,8 @@ def serve(
         name: of the run.
         transport: carries messages to the sites.
         sites: site to what its clients tell of themselves, by name; or the error of one that did not open the job,
-            without which a run goes on that was begun with it.
+            without which a run goes on that was begun with it. So it does without clients whose states are not at
+            the site that they are told of by, or whose data is no longer that of the checkpoint.
         settings: of the server.
         options: further arguments of :class:`~flgraph.federation.engines.remote.Remote`.
         authority: by which sites sign keys of secure sums.
@@ -201,7 +211,10 @@ def serve(
         EngineError: clients are gone; the next job goes on from the last whole round.
     """
     newest = _newest(Path(settings.folder) / name)
+    there: Mapping[str, Mapping[str, Mapping[str, Any]]]
     there = {site: told for site, told in sites.items() if not isinstance(told, Exception)}
+    if newest is not None:
+        there = _as_before(there, Path(newest), checkpoint_key(settings))
     for site, error in sites.items():
         if isinstance(error, Exception):
             if newest is None or not there:
@@ -220,18 +233,46 @@ def serve(
 def open_sites(
     transport: SiteTransport, sites: Sequence[str], config: str, deadline: float, run: str
 ) -> dict[str, Mapping[str, Mapping[str, Any]] | Exception]:
-    """What :func:`open_site` gives for each site; the error of one that would refuse or fail again.
-
-    Raises:
-        EngineError: one did not answer in time.
-    """
+    """What :func:`open_site` gives for each site, or its error."""
     opened: dict[str, Mapping[str, Mapping[str, Any]] | Exception] = {}
     for site in sites:
         try:
             opened[site] = open_site(transport, site, config, deadline, run)
-        except (InputError, ClientError) as error:
+        except (InputError, EngineError) as error:
             opened[site] = error
     return opened
+
+
+def _as_before(
+    sites: Mapping[str, Mapping[str, Mapping[str, Any]]], newest: Path, key: bytes
+) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """The clients that can go on from a checkpoint, by site.
+
+    Raises:
+        InputError: there is none; names what is wrong with the first one.
+    """
+    saved, places = read_manifest(newest, key)["settings"]["data"], read_locations(newest / CLIENTS)
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    first: InputError | None = None
+    for site, clients in sites.items():
+        for name, about in clients.items():
+            try:
+                file, place = newest / CLIENTS / state_name(name), places.get(name)
+                here = place.site == site if place is not None else not places or file.is_file()
+                expect(
+                    name in saved and here,
+                    "client",
+                    f"one whose state is at site `{site}`, as when the run began,",
+                    name,
+                )
+                check_settings({"data": {name: saved[name]}}, {"data": {name: about["data"]}}, {}, newest)
+                found.setdefault(site, {})[name] = about
+            except InputError as error:
+                first = first or error
+                _log.warning("Client `%s` of site `%s` is left out for the rest of the run: %s", name, site, error)
+    if first is not None and not found:
+        raise first
+    return found
 
 
 def _job(config: str, run: str) -> str:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.configs import read_yaml
-from flgraph.errors import expect
+from flgraph.errors import InputError, expect
+from flgraph.runs.files import private_folder, write_bytes
+from flgraph.runs.keys import derive_key, signature
 
-FILE, SECRET, SITE_KEY = "flgraph.yaml", "secret", "FLGRAPH_SITE_KEY"
+FILE, SECRET, SITE_KEY, KEY_MARK = "flgraph.yaml", "secret", "FLGRAPH_SITE_KEY", "key_mark"
 ALLOWED = ("flgraph.*", "pytorch_lightning.callbacks.GradientAccumulationScheduler")
 """Classes that the configuration of a job may name, unless the site says otherwise."""
 
@@ -127,10 +129,18 @@ def encryption_secret(settings: SiteSettings) -> bytes | None:
     if not settings.encrypt:
         return None
     given = os.environ.get(SITE_KEY)
-    return site_secret(settings) if given is None else _secret(given, SITE_KEY, "or not set,")
+    secret = site_secret(settings) if given is None else _secret(given, SITE_KEY, "or not set,")
+    mark, file = signature(derive_key(secret, "mark"), b"states"), Path(settings.folder) / KEY_MARK
+    private_folder(file.parent)
+    if not file.exists():
+        write_bytes(mark.encode(), file, private=True)
+    if file.read_text() != mark:
+        wanted = f"what the states in {settings.folder} are encrypted with ({file} is there for this comparison only)"
+        raise InputError(SITE_KEY, wanted, "not set" if given is None else "another key")
+    return secret
 
 
 def _secret(text: str, field: str, else_: str) -> bytes:
-    sound = re.fullmatch(r"[0-9a-f]{64}", text.strip()) is not None
-    expect(sound, field, f"a secret of 64 digits, {else_}", f"{len(text.strip())}")
+    sound = re.fullmatch(r"[0-9A-Fa-f]{64}", text.strip()) is not None
+    expect(sound, field, f"a secret of 64 hexadecimal digits, {else_}", "something else")
     return bytes.fromhex(text.strip())

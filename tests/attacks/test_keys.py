@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,9 +85,24 @@ def test_where_the_key_of_states_is_from(tmp_path: Path, monkeypatch: pytest.Mon
     assert encryption_secret(settings) == site_secret(settings)
     assert stat.S_IMODE(Path(settings.folder).stat().st_mode) == 0o700
     assert stat.S_IMODE((Path(settings.folder) / "secret").stat().st_mode) == 0o600
-    monkeypatch.setenv(SITE_KEY, "ab" * 32)
-    assert encryption_secret(settings) == b"\xab" * 32
-    for weak in ("", "password", "AB" * 32, "ab" * 31):
+    other = replace(settings, folder=str(tmp_path / "other"))
+    for given in ("ab" * 32, "AB" * 32):
+        monkeypatch.setenv(SITE_KEY, given)
+        assert encryption_secret(other) == b"\xab" * 32
+    for weak in ("", "password", "ab" * 31):
         monkeypatch.setenv(SITE_KEY, weak)
-        with pytest.raises(InputError, match=f"`{SITE_KEY}` to be a secret of 64 digits, or not set, but got"):
+        with pytest.raises(InputError, match=f"`{SITE_KEY}` to be a secret of 64 hexadecimal digits, or not set, but"):
             encryption_secret(settings)
+
+
+def test_another_key_is_refused_before_a_state_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run would go on for good without clients whose states cannot be read."""
+    settings = SiteSettings(folder=str(tmp_path), encrypt=True)
+    monkeypatch.setenv(SITE_KEY, "ab" * 32)
+    encryption_secret(settings)
+    monkeypatch.setenv(SITE_KEY, "cd" * 32)
+    with pytest.raises(InputError, match=rf"`{SITE_KEY}` to be what the states in .* but got another key\."):
+        encryption_secret(settings)
+    monkeypatch.delenv(SITE_KEY)
+    with pytest.raises(InputError, match=rf"`{SITE_KEY}` to be what the states in .* but got not set\."):
+        encryption_secret(settings)

@@ -250,7 +250,8 @@ def test_turns_that_are_repeated_cost_turns(site: Callable[..., Server], tmp_pat
     """A server may say that it never got an answer; the client goes back, and what it has spent does not."""
     server = site(Policy(turns=6, accept_states=True))
     server.begin()
-    server.send(Message({"do": "save", "label": "run.old", "bases": {"A": server.done["A"]}, "needed": []}))
+    saving = {"do": "save", "label": "run.old", "bases": {"A": server.done["A"]}, "needed": [], "number": server.count}
+    server.send(Message(saving))
     base = server.done["A"]
     first = server.ask(Turn(1, Request.EXCHANGE, "train"))
     answers = []
@@ -270,6 +271,21 @@ def test_turns_that_are_repeated_cost_turns(site: Callable[..., Server], tmp_pat
     assert site(Policy(turns=6), ledger="other.jsonl").begin()
     verdicts = [line.verdict for line in read_ledger(tmp_path / "ledger.jsonl") if "refused" in line.verdict]
     assert len(verdicts) == 2
+
+
+def test_a_request_that_comes_after_a_newer_one_undoes_nothing(site: Callable[..., Server]) -> None:
+    """A slow download that the server no longer waits for; the client goes on from where it is."""
+    server = site(None)
+    server.begin()
+    late = {"bases": dict(server.done), "numbers": {"A": server.count}}
+    saving = {"do": "save", "label": "run.x", "bases": dict(server.done), "needed": [], "number": server.count}
+    assert isinstance(server.ask(Turn(1, Request.EXCHANGE, "train")), Payload)
+    trained = server.weights()
+    answer = server.send(run_request({"A": evaluation()}, keep_going=True, **late))
+    assert answer.header["errors"] == {"A": "refused"}
+    assert server.send(Message(saving)).header["error"] == "refused"
+    _assert_equal(server.weights(), trained)
+    assert isinstance(server.ask(evaluation()), Payload)
 
 
 def test_a_site_counts_what_noise_costs_over_all_runs(site: Callable[..., Server], tmp_path: Path) -> None:

@@ -40,9 +40,8 @@ def site(federate: Any, toy_federation: Any, toy_module: Any, tmp_path: Path) ->
 
 # `Host.answer` and not the site's own, of whose errors only codes come back.
 def save(host: SiteHost, label: str = LABEL, **further: Any) -> Message:
-    return Host.answer(
-        host, Message({"do": "save", "label": label, "needed": [label], "bases": {"A": 0, "B": 0}, **further})
-    )
+    common = {"do": "save", "label": label, "needed": [label], "bases": {"A": 0, "B": 0}, "number": 0}
+    return Host.answer(host, Message({**common, **further}))
 
 
 def load(host: SiteHost, label: str = LABEL, name: str = "A") -> Exception | None:

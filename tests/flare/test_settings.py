@@ -20,6 +20,7 @@ import yaml
 from flgraph.cli.flare import check_settings, configuration, main
 from flgraph.errors import InputError
 from flgraph.federation import EngineError
+from flgraph.federation.engines.host import Message
 from flgraph.flare.classes import refuse_foreign_classes, refuse_foreign_names
 from flgraph.flare.kits import start
 from flgraph.flare.run import SitesData, host, serve
@@ -117,8 +118,59 @@ def test_too_few_sites_end_a_run(handing: Any, tmp_path: Path) -> None:
     transport.send = lambda site, message, timeout: None
     with pytest.raises(EngineError, match="Only 0 of at least 2 clients answered in time; missing: trees, rings"):
         serve(config(), "x", transport, sites, SiteSettings(folder=str(tmp_path)), {})
+    silent = transport.open(config(), "first")
     with pytest.raises(EngineError, match="Site `north` did not load its data within 60 s"):
-        transport.open(config(), "first")
+        serve(config(), "y", transport, silent, SiteSettings(folder=str(tmp_path)), {})
+
+
+def test_what_a_site_tells_when_a_run_goes_on_costs_itself_only(handing: Any, tmp_path: Path) -> None:
+    server = SiteSettings(folder=str(tmp_path / "server"))
+
+    def run(name: str, rounds: int, lie: Callable[[Any], Any] | None = None) -> list[str]:
+        what = config(f"--trainer.rounds={rounds}")
+        opened = transport.open(what, name)
+        if lie is not None:
+            opened["east"] = lie(opened["east"])
+        folder = serve(what, name, transport, opened, server, {"deadline": 60.0})
+        return sorted(json.loads((folder / "results.json").read_text())["final"]["clients"])
+
+    transport = handing(tmp_path)
+    lies: dict[str, Callable[[Any], Any]] = {
+        "fewer": lambda told: {n: {**of, "data": {**of["data"], "num_train_samples": 1}} for n, of in told.items()},
+        "anothers": lambda told: {"trees": told["rings"]},
+        "unknown": lambda told: {"new": told["rings"]},
+        "silent": lambda _: EngineError("It did not load its data."),
+    }
+    for name, lie in lies.items():
+        assert run(name, 2) == ["rings", "trees"]
+        assert run(name, 3, lie) == ["trees"]
+    assert run("more", 2) == ["rings", "trees"]
+    assert run("more", 3, lambda told: {**told, "new": told["rings"]}) == ["rings", "trees"]
+
+
+@pytest.mark.parametrize("field", ["data", "parameters", "routes"])
+def test_a_site_describes_its_clients_wholly(handing: Any, tmp_path: Path, field: str) -> None:
+    transport = handing(tmp_path)
+    send = transport.send
+
+    def without(site: str, message: Message, timeout: float) -> Message:
+        answer: Message = send(site, message, timeout)
+        for about in answer.header.get("about", {}).values():
+            about.pop(field, None)
+        return answer
+
+    transport.send = without
+    told = transport.open(config(), "first")["east"]
+    assert str(told).startswith("Expected `clients of site `east` to be described by data, parameters and routes")
+
+
+def test_a_job_that_is_opened_twice_keeps_its_clients(handing: Any, tmp_path: Path) -> None:
+    """They have trained since."""
+    site = handing(tmp_path).sites["east"]
+    request = Message({"do": "open", "config": config(), "run": "first"})
+    told, made = site.answer(request), site.host
+    assert site.answer(request) == told
+    assert site.host is made
 
 
 def test_what_a_site_refuses_is_told_by_a_code(
@@ -483,7 +535,7 @@ def test_what_clients_draw_derives_from_a_secret_of_the_site(tmp_path: Path) -> 
     named = settings("north", tmp_path / "named", seed=7)
     assert host(config(), named, "first").clients["trees"].seed == 7
     file.write_text("abc")
-    with pytest.raises(InputError, match="to be a secret of 64 digits, or not there, to be drawn anew, but got '3'"):
+    with pytest.raises(InputError, match="a secret of 64 hexadecimal digits, or not there, to be drawn anew, but"):
         site_seed(one, 0)
 
 

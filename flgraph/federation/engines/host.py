@@ -284,6 +284,7 @@ class SiteHost(Host):
         }
         self._number = dict.fromkeys(self.clients, 0)
         self._before: dict[str, tuple[int, bytes]] = {}
+        self._newest: dict[str, int] = {}  # the number of the last request for each client
         self._bases, self._numbers = dict[str, int](), dict[str, int]()  # of the request that is worked on
         for name, client in self.clients.items():  # of all runs: no server can begin anew
             client.door.spending = Spending(folder / name / SPENDING)
@@ -339,7 +340,7 @@ class SiteHost(Host):
                     self._ledger.add(event=SUM, clients=len(told), data=answer.pieces[f"{SUMS}/{number}"])
                 return answer
             case "save":
-                self._save_as(header["label"], header["bases"], header["needed"])
+                self._save_as(header["label"], header["bases"], header["needed"], header["number"])
             case "load":
                 self._load_labels(header["labels"], request.pieces)
             case other:
@@ -348,6 +349,7 @@ class SiteHost(Host):
 
     def turn(self, name: str, turn: Turn) -> bytes:
         base, number = self._bases[name], self._numbers[name]
+        self._expect_newest(name, number)
         self._go_to(name, base)
         before = state_bytes(self.clients[name].state())
         self._before[name] = (base, before)
@@ -362,6 +364,12 @@ class SiteHost(Host):
         self._number[name] = number
         return upload
 
+    def _expect_newest(self, name: str, number: int) -> None:
+        """Refuses what was asked before something else, which undoes the turn that the server goes on from."""
+        newest = self._newest.get(name, 0)
+        expect(number >= newest, "number", f"that of a request after number {newest} of client `{name}`", number)
+        self._newest[name] = number
+
     def _go_to(self, name: str, base: int) -> None:
         """Undoes the last turn if the server does not know of it, or it was not done."""
         if name in self._number and self._number[name] == base:
@@ -372,10 +380,11 @@ class SiteHost(Host):
         self.clients[name].load_state(load_bytes(state, f"the state of client `{name}`"))
         self._number[name] = base
 
-    def _save_as(self, label: str, bases: Mapping[str, int], needed: Sequence[str]) -> None:
+    def _save_as(self, label: str, bases: Mapping[str, int], needed: Sequence[str], number: int) -> None:
         """Saves clients as they were after the turns ``bases``; removes states of the same run not ``needed``."""
         for name, base in bases.items():
             self._expect_here(name)
+            self._expect_newest(name, number)
             self._go_to(name, base)
             self.states.save(name, label, self._algorithm[name], state_bytes(self.clients[name].state()))
             self.states.keep_only(name, {label, *needed})
@@ -397,6 +406,7 @@ class SiteHost(Host):
             self.clients[name].door.begun = True
             self._number[name] = 0
             self._before.pop(name, None)
+            self._newest.pop(name, None)
 
     def _expect_here(self, name: str) -> None:
         expect(name in self.clients, "client", "one of this site's", name)

@@ -71,6 +71,7 @@ class Remote(Engine):
         ask_every: float = 10.0,
     ) -> None:
         expect(deadline > 0, "deadline", "a positive number of seconds", deadline)
+        expect(ask_every >= 0, "ask_every", "a number of seconds, 0 or more,", ask_every)
         self.transport, self.deadline, self.ask_every = transport, deadline, ask_every
         self.site_of: dict[str, str] = {}
         self._about: dict[str, dict[str, Any]] = {}
@@ -167,7 +168,7 @@ class Remote(Engine):
         requests: dict[str, Message] = {}
         for name, site in self._there.items():
             if site not in self.absent:
-                request = Message({"do": "save", "label": label, "needed": needed, "bases": {}})
+                request = Message({"do": "save", "label": label, "needed": needed, "bases": {}, "number": self._count})
                 requests.setdefault(site, request).header["bases"][name] = self._done[name]
         answers = self._ask(requests)
         if not self.keep_going:
