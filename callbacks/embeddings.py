@@ -73,11 +73,11 @@ class EmbeddingPictures(FederatedCallback):
                 writer.writerow([client, graph, label, *(f"{value:.4f}" for value in point)])
 
     def _show(self, trainer: Run, folder: Path, labels: Tensor, points: Tensor, embeddings: Tensor) -> None:
-        from flgraph.report.charts import embedding_panels, save_png  # matplotlib loads slowly
+        from flgraph.report.charts import embedding_panels, save_figure  # matplotlib loads slowly
 
         number = trainer.current_round
         panel = {f"round {number}": (points.tolist(), labels.tolist())}
-        save_png(embedding_panels(panel), folder / f"round-{number}.png")
+        save_figure(embedding_panels(panel), folder / f"round-{number}.png", dpi=160)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_figure("embeddings/tsne", embedding_panels(panel), number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import cache
 from typing import Any, Literal, get_args
 
 import pytorch_lightning as pl
@@ -21,8 +22,6 @@ from flgraph.nn.sparse.adjacency import gather_ranges, offsets
 
 Inter = Literal["contrast", "kl", "mse", "none"]
 Level = Literal["graph", "node"]
-
-_warned = False
 
 
 class FCLG(AddsLoss, FedAvg):
@@ -158,12 +157,10 @@ class FCLG(AddsLoss, FedAvg):
         return torch.cat([part.nodes for part in parts])
 
 
+@cache
 def _warn_once() -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warnings.warn(
-            "FCLG's inter-contrast compares with the previous local epoch and has no effect with 1 local epoch; "
-            "clients train by the intra-contrast alone.",
-            stacklevel=2,
-        )
+    warnings.warn(
+        "FCLG's inter-contrast compares with the previous local epoch and has no effect with 1 local epoch; "
+        "clients train by the intra-contrast alone.",
+        stacklevel=2,
+    )

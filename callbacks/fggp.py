@@ -17,7 +17,6 @@ from flgraph.federation.received import expect_between, expect_count, expect_gro
 from flgraph.federation.routes import UploadKind
 from flgraph.models.classifier import Classifier
 from flgraph.models.nodes import fggp
-from flgraph.nn import Adjacency
 from flgraph.nn.distillation import nearest_graph
 from flgraph.nn.prototypes import class_means, first_neighbour_clusters, nearest_vote
 
@@ -149,7 +148,7 @@ class FGGP(SendsPrototypes, FedAvg):
         alike = nearest_graph(rows.cpu(), min(self.neighbours + 1, graph.num_nodes))
         edges = torch.eye(graph.num_nodes)
         for adj in (alike, batch.adj.to("cpu")):
-            edges[_rows_of(adj), adj.col] = 1.0
+            edges[adj.row, adj.col] = 1.0
         module.use_view(edges.to(module.device))
         super().local_update(client, round, exchange)
         module.use_view(None)
@@ -182,7 +181,3 @@ class FGGP(SendsPrototypes, FedAvg):
         self.check_columns(means, rows)
         shares = nearest_vote(rows, means.to(rows), classes, module.num_classes, self.k, self.temperature)
         return (shares + 1e-5).log()
-
-
-def _rows_of(adj: Adjacency) -> Tensor:
-    return torch.repeat_interleave(adj.rowptr.diff(), output_size=adj.col.numel())

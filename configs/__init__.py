@@ -11,6 +11,15 @@ import yaml
 
 from flgraph.errors import InputError
 
+PACKAGES = {
+    "model": "flgraph.models",
+    "data": "flgraph.data",
+    "trainer.aggregator": "flgraph.callbacks",
+    "trainer.callbacks": "flgraph.callbacks",
+    "trainer.engine": "flgraph.federation",
+}
+"""Fields that take a class, and where those are that have a short name."""
+
 
 def find_config(name: str) -> Path:
     """Where a configuration file lies: as named, or, for ``configs/...`` away from a checkout, in the package.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import tempfile
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
+from flgraph.errors import InputError
 from flgraph.federation import Aggregator, FederatedTrainer, Payload, ProcessGroup, Request, Sequential, Turn
 from flgraph.federation.data import FederatedData
 from flgraph.federation.payload import unpack
@@ -32,7 +34,7 @@ def check_algorithm(setup: Setup, rounds: int = 3, processes: int = 1, **trainer
     - So does a run whose clients are made anew from their saved states before every round, as when they move to another
       process: from one round to the next the client half remembers nothing that it does not declare.
     - So does one on several processes, where ``processes`` is above 1. This starts processes, which takes seconds, and
-      needs a ``setup`` that they can import.
+      needs a ``setup`` that they can import, and in a script a call below ``if __name__ == "__main__":``.
 
     Args:
         setup: a function without arguments; what it makes must not depend on how often it was called.
@@ -42,7 +44,7 @@ def check_algorithm(setup: Setup, rounds: int = 3, processes: int = 1, **trainer
 
     Raises:
         AssertionError: says which promise is broken.
-        InputError: an upload is refused.
+        InputError: an upload is refused, or ``setup`` is no function that other processes can import.
 
     >>> from flgraph.callbacks import FedAvg
     >>> from flgraph.data import SyntheticFederation
@@ -52,6 +54,11 @@ def check_algorithm(setup: Setup, rounds: int = 3, processes: int = 1, **trainer
     >>> check_algorithm(setup, rounds=2)
     """
     assert rounds >= 2, "a run of one round cannot be stopped before its end"
+    if processes > 1:
+        try:
+            pickle.dumps(setup)
+        except Exception as error:  # as many as there are ways to be no such function
+            raise InputError("setup", "a function that other processes can import", error) from error
     with tempfile.TemporaryDirectory(prefix="flgraph-check-") as folder:
 
         def run(name: str, count: int = rounds, engine: Sequential | None = None, **resume: Any) -> dict[str, Any]:

@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from flgraph.cli.outline import Field, Outline, exported, outline
-from flgraph.cli.typos import PACKAGES, chosen, trainer_fields
+from flgraph.cli.typos import chosen, trainer_fields
+from flgraph.configs import PACKAGES
 
 _WIDTH = 100
 _INDENT = 26

@@ -55,7 +55,7 @@ def main(args: Sequence[str]) -> None:
         try:
             files = write(Path(place))
         except OSError as error:
-            raise InputError(f"--{name}", f"a {expected} that can be written", error) from error
+            raise InputError(f"--{name}", f"a {expected} that can be written", f"{place} ({error.strerror or error})") from error
         if name == "figures":
             lines.append(f"wrote {len(files) // len(FORMATS)} charts to {place}, as {', '.join(FORMATS)}")
         else:

@@ -12,22 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentParser
 
 from flgraph.cli.outline import Outline, exported, outline
-from flgraph.cli.parser import Refusing, UsageError, suggestion
-from flgraph.configs import Loader, find_config
+from flgraph.cli.parser import CommandParser, UsageError, suggestion
+from flgraph.configs import PACKAGES, Loader, find_config
 from flgraph.errors import InputError
 
 TRAINER = "flgraph.federation.FederatedTrainer"
-PACKAGES = {
-    "model": "flgraph.models",
-    "data": "flgraph.data",
-    "trainer.aggregator": "flgraph.callbacks",
-    "trainer.callbacks": "flgraph.callbacks",
-    "trainer.engine": "flgraph.federation",
-}
-"""Fields that take a class, and where those are that have a short name."""
 OWN_FILES = tuple(f"flgraph.data.{kind}Clients" for kind in ("Node", "Graph", "Hetero"))
 NEEDED = ("model", "data", "trainer.aggregator")
 _TOP = ("config", "help", "print_config", "seed_everything", "ckpt_path", "trainer", "model", "data")
@@ -115,7 +106,8 @@ def _check_option(name: str, value: str | None, seen: _Seen) -> None:
     seen.runs = seen.runs and top not in ("help", "print_config") and parts[-1:] != ["help"]
     if top not in _TOP:
         given = f"--{name}" + ("" if value is None else f" {value[:60]}")
-        raise UsageError("", "", f"unrecognized arguments: {given}{suggestion(name, _all_names(), '--{}')}")
+        names = [*_TOP, *(f"trainer.{name}" for name in trainer_fields())]
+        raise UsageError("", "", f"unrecognized arguments: {given}{suggestion(name, names, '--{}')}")
     if top == "trainer" and not parts:  # all of its fields at once
         seen.runs = False
     elif top == "trainer":
@@ -126,10 +118,6 @@ def _check_option(name: str, value: str | None, seen: _Seen) -> None:
         _check_field(f"trainer.{parts[0]}", parts[1:], value, seen)
     elif top in PACKAGES:
         _check_field(top, parts, value, seen)
-
-
-def _all_names() -> list[str]:
-    return [*_TOP, *(f"trainer.{name}" for name in trainer_fields())]
 
 
 def _check_field(name: str, parts: Sequence[str], value: Any, seen: _Seen) -> None:
@@ -188,15 +176,11 @@ def _known(name: str, seen: _Seen) -> Outline | None:
     return None if path is None else outline(path)
 
 
-class _ValueParser(Refusing, ArgumentParser):
-    """For one value."""
-
-
 def _check_value(name: str, kind: Any, value: Any) -> None:
     """Whether a field of one of Python's types can take a value; classes are left to the parser."""
     if kind is Any or value is None:
         return
-    parser = _ValueParser()
+    parser = CommandParser()
     parser.add_argument(f"--{name}", type=kind)
     parser.parse_args([f"--{name}={value}" if isinstance(value, str) else f"--{name}={yaml.safe_dump(value).strip()}"])
 

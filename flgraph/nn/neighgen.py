@@ -121,7 +121,7 @@ class ImpairedGraph:
             adj: the graph's.
             hidden: whether to hide each of its nodes ``[N]``.
         """
-        target = torch.repeat_interleave(adj.rowptr.diff(), output_size=adj.col.numel())
+        target = adj.row
         source, visible = adj.col, (~hidden).nonzero().squeeze(1)
         position = torch.cumsum(~hidden, 0) - 1
         seen, lost = ~hidden[target] & ~hidden[source], ~hidden[target] & hidden[source]
@@ -162,7 +162,7 @@ def mend(adj: Adjacency, counts: Tensor) -> Adjacency:
     n = adj.num_nodes
     owner = torch.repeat_interleave(counts)
     new = n + torch.arange(owner.numel(), device=owner.device)
-    target = torch.repeat_interleave(adj.rowptr.diff(), output_size=adj.col.numel())
+    target = adj.row
     edges = torch.cat([torch.stack([adj.col, target]), torch.stack([new, owner]), torch.stack([owner, new])], dim=1)
     return Adjacency.from_edges(edges, n + owner.numel())
 

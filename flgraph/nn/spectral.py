@@ -94,16 +94,11 @@ def sum_by_row(values: Tensor, adj: Adjacency) -> Tensor:
 
 def softmax_by_row(values: Tensor, adj: Adjacency) -> Tensor:
     """The softmax of values of edges ``[E, C]`` among those that a node receives."""
-    row = rows_of(adj)
+    row = adj.row
     top = values.detach().new_zeros(adj.num_nodes, values.size(1))
     top = top.scatter_reduce(0, row.unsqueeze(1).expand_as(values), values.detach(), "amax", include_self=False)
     share = (values - top.index_select(0, row)).exp()
     return share / sum_by_row(share, adj).index_select(0, row)
-
-
-def rows_of(adj: Adjacency) -> Tensor:
-    """The receiver of each edge ``[E]``; ``adj.col`` has senders."""
-    return torch.repeat_interleave(adj.rowptr.diff(), output_size=adj.col.numel())
 
 
 def laplacian_spectra(adj: Adjacency, ptr: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -121,7 +116,7 @@ def laplacian_spectra(adj: Adjacency, ptr: Tensor) -> tuple[list[Tensor], list[T
     """
     bounds, device = ptr.tolist(), ptr.device
     edge_bounds = adj.rowptr[ptr].tolist()
-    row, col = (part.cpu() for part in (rows_of(adj), adj.col))
+    row, col = (part.cpu() for part in (adj.row, adj.col))
     values, products = [], []
     for number, first in enumerate(bounds[:-1]):
         n, edges = bounds[number + 1] - first, slice(edge_bounds[number], edge_bounds[number + 1])

@@ -32,7 +32,7 @@ def drop_edges(adj: Adjacency, p: float) -> Adjacency:
     expect(0 <= p <= 1, "p", "a number from 0 to 1", p)
     if p == 0:
         return adj
-    receiver, sender = torch.repeat_interleave(adj.rowptr.diff(), output_size=adj.col.numel()), adj.col
+    receiver, sender = adj.row, adj.col
     undirected = adj.transposed is None
     if undirected:
         once = receiver < sender

@@ -54,9 +54,9 @@ def plan_figures(study: Study, done: Done, cells: Sequence[Cell], out: Path) -> 
 
 
 def _save(draw: Callable[[], Any], file: Path) -> None:
-    from flgraph.report.charts import save_png  # matplotlib loads slowly
+    from flgraph.report.charts import save_figure  # matplotlib loads slowly
 
-    save_png(draw(), file)
+    save_figure(draw(), file, dpi=160)
 
 
 def _convergence(study: Study, series: Series, setting: str, metric: str) -> Any:

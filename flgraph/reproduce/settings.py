@@ -12,17 +12,8 @@ from typing import Any
 
 import yaml
 
-from flgraph.configs import find_config
+from flgraph.configs import PACKAGES, find_config
 from flgraph.errors import InputError
-
-_CLASSES = {
-    "model": "flgraph.models",
-    "data": "flgraph.data",
-    "trainer.aggregator": "flgraph.callbacks",
-    "trainer.callbacks": "flgraph.callbacks",
-    "trainer.engine": "flgraph.federation",
-}
-"""Settings that are classes with arguments of their own, and where classes without a dot in their name are."""
 
 _OF_A_CLASS = ("class_path", "init_args")
 
@@ -96,7 +87,7 @@ def _nested(option: str, value: str) -> dict[str, Any]:
 
 def _merged(old: Any, new: Any, name: str = "") -> Any:
     """Settings with further ones; what is no mapping takes the place of what was there."""
-    if name in _CLASSES:
+    if name in PACKAGES:
         new = [_as_class(name, item) for item in new] if isinstance(new, list) else _as_class(name, new)
     if name == "trainer.callbacks" and isinstance(new, Mapping):  # one of a list, or arguments of the last one
         return [new] if "class_path" in new else [*(old or [])[:-1], _merged((old or [{}])[-1], new)]
@@ -118,7 +109,7 @@ def _as_class(name: str, given: Any) -> Any:
         return given
     own = {**(given.get("init_args") or {}), **{key: given[key] for key in given if key not in _OF_A_CLASS}}
     path = given.get("class_path")
-    path = f"{_CLASSES[name]}.{path}" if path and "." not in path else path
+    path = f"{PACKAGES[name]}.{path}" if path and "." not in path else path
     return {key: value for key, value in zip(_OF_A_CLASS, (path, own), strict=True) if value}
 
 

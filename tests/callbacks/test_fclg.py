@@ -142,7 +142,7 @@ def test_intra_fedavg_is_fedavg(data: Callable[..., Any], federate: Federate, as
 def test_one_local_epoch_is_said_once(
     data: Callable[..., Any], federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_warned", False)
+    module._warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         fitted(federate, FCLG(), data(), net(), local_epochs=1)

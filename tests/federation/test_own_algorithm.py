@@ -11,6 +11,7 @@ import torch
 from flgraph.callbacks import FedAvg
 from flgraph.errors import InputError
 from flgraph.federation import Payload, shared
+from flgraph.testing import check_algorithm
 
 
 class _Silent(FedAvg):
@@ -73,3 +74,8 @@ def test_mistakes_are_named(
     with pytest.raises(InputError) as caught:
         federate(kind(), rounds=1).fit(toy_module(), toy_federation(6, 9))
     assert sentence in str(caught.value)
+
+
+def test_what_other_processes_cannot_import_is_named_first() -> None:
+    with pytest.raises(InputError, match="Expected `setup` to be a function that other processes can import but got"):
+        check_algorithm(lambda: pytest.fail("it was called"), processes=2)

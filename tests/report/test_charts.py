@@ -19,7 +19,7 @@ from flgraph.report.charts import (
     error_bars,
     grouped_bars,
     learning_curves,
-    save_png,
+    save_figure,
     spread,
     styles_for,
     thinned,
@@ -122,7 +122,7 @@ def test_svg_is_ready_for_a_page() -> None:
 
 def test_png_is_the_same_twice(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
-        save_png(learning_curves({"m": [[1.0, 2.0]]}, title="t"), tmp_path / name, dpi=50)
+        save_figure(learning_curves({"m": [[1.0, 2.0]]}, title="t"), tmp_path / name, dpi=50)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 

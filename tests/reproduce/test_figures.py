@@ -50,10 +50,10 @@ def test_settings_are_drawn_in_their_order(
         if (run.method, run.setting) != ("Local", "b"):
             write_results(run_folder(study, run, tmp_path) / "version_0", 0.6, 0.5, [0.7])
 
-    def keep(figure: Any, file: Path) -> None:
+    def keep(figure: Any, file: Path, **_: Any) -> None:
         ticks.extend(label.get_text() for label in figure.axes[0].get_xticklabels())
 
-    monkeypatch.setattr("flgraph.report.charts.save_png", keep)
+    monkeypatch.setattr("flgraph.report.charts.save_figure", keep)
     write_study(study, tmp_path, tmp_path / "out")
     assert ticks == ["a", "b", "c"]
 

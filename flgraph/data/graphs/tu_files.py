@@ -101,11 +101,8 @@ class TUFiles:
         paths = [Path(self.members[key]) for key in sorted(self.members)] if self.path.is_dir() else [self.path]
         parts = []
         for path in paths:
-            digest = hashlib.sha256()
             with path.open("rb") as file:
-                while chunk := file.read(_CHUNK):
-                    digest.update(chunk)
-            parts.append((path.name, digest.hexdigest()))
+                parts.append((path.name, hashlib.file_digest(file, "sha256").hexdigest()))
         return content_key(parts)
 
     def lines(self, key: str) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ from flgraph.errors import expect
 from flgraph.models.graphs import inputs
 from flgraph.models.graphs.classifier import GraphClassifier
 from flgraph.nn import Adjacency, ConcatLinear, at_least_float32
-from flgraph.nn.spectral import EigenvalueEncoder, SpectralConv, laplacian_spectra, rows_of, softmax_by_row
+from flgraph.nn.spectral import EigenvalueEncoder, SpectralConv, laplacian_spectra, softmax_by_row
 
 
 class FedSSP(GraphClassifier):
@@ -108,6 +108,6 @@ class FedSSP(GraphClassifier):
         spectrum = at_least_float32(self.decode(rows))
         graphs = zip(products, spectrum, strict=True)
         filtered = torch.cat([product @ own[: product.size(1)] for product, own in graphs])
-        looped = (rows_of(adj) == adj.col).unsqueeze(1).to(filtered)
+        looped = (adj.row == adj.col).unsqueeze(1).to(filtered)
         weights = self.dropout(self.filters(torch.cat([looped, filtered], dim=1)))
         return softmax_by_row(at_least_float32(weights), adj)

@@ -65,6 +65,11 @@ class Adjacency:
         return self._rows[1]
 
     @property
+    def row(self) -> Tensor:
+        """The receiver of each entry of :attr:`col`, ``[E]``."""
+        return torch.repeat_interleave(self.rowptr.diff(), output_size=self.col.numel())
+
+    @property
     def num_nodes(self) -> int:
         """Rows, and columns."""
         return self.rowptr.numel() - 1

@@ -39,7 +39,7 @@ def gcn_norm(adj: Adjacency, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     cached: dict[torch.dtype, tuple[Tensor, Tensor]] = adj.derived.setdefault("gcn norm", {})
     if dtype not in cached:
         with lasting():
-            receivers = torch.repeat_interleave(adj.rowptr.diff(), output_size=adj.col.numel())
+            receivers = adj.row
             present = torch.zeros(adj.num_nodes, dtype=dtype, device=adj.col.device)
             present.index_add_(0, receivers, (receivers == adj.col).to(dtype))
             lacking = (1 - present).unsqueeze(1)
@@ -66,7 +66,7 @@ def gcn_matrix(adj: Adjacency) -> Tensor:
     if "gcn matrix" not in adj.derived:
         with lasting():
             n, loop = adj.num_nodes, torch.arange(adj.num_nodes, device=adj.col.device)
-            row = torch.cat([torch.repeat_interleave(adj.rowptr.diff(), output_size=adj.col.numel()), loop])
+            row = torch.cat([adj.row, loop])
             edges = torch.stack([row, torch.cat([adj.col, loop])])
             looped = Adjacency.from_sorted(edges[:, (edges[0] * n + edges[1]).argsort()], n, symmetric=True)
             scale = inverse_sqrt(looped.degree.double().squeeze(1))

@@ -1,7 +1,7 @@
 """Charts of runs: matplotlib figures, and the SVG text that a page takes in."""
 
 from flgraph.report.charts.bars import MAX_BARS, distributions, grouped_bars, level_bars
-from flgraph.report.charts.files import VARIABLES, save_figure, save_png, to_svg
+from flgraph.report.charts.files import VARIABLES, save_figure, to_svg
 from flgraph.report.charts.grid import number_grids
 from flgraph.report.charts.lines import MAX_POINTS, error_bars, learning_curves, metric_over_bytes, thinned
 from flgraph.report.charts.points import around_center, embedding_panels
@@ -25,7 +25,6 @@ __all__ = [
     "metric_over_bytes",
     "number_grids",
     "save_figure",
-    "save_png",
     "spread",
     "styles_for",
     "thinned",

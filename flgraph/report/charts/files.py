@@ -18,29 +18,22 @@ VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", PAPE
 """What a figure is drawn in, and what stands for it in a page."""
 
 
-def save_png(figure: Figure, file: Path, dpi: int = 160) -> None:
-    """Writes a figure as PNG, whole or not at all; the same figure gives the same bytes."""
-    stream = io.BytesIO()
-    with settings():
-        figure.savefig(stream, format="png", dpi=dpi, facecolor=PAPER, metadata={"Software": None})
-    write_bytes(stream.getvalue(), file)
+def save_figure(figure: Figure, file: Path, outlines: bool = True, dpi: int = 300) -> None:
+    """Writes a figure, whole or not at all: SVG, PDF or PNG by the file's suffix.
 
-
-def save_figure(figure: Figure, file: Path, outlines: bool = True) -> None:
-    """Writes a figure for print, whole or not at all: SVG, PDF or PNG by the file's suffix.
-
-    Letters are outlines in SVG and embedded fonts in PDF, so that they are the same everywhere; PNG has 300 dots an
-    inch. The same figure gives the same bytes.
+    Letters are outlines in SVG and embedded fonts in PDF, so that they are the same everywhere. The same figure gives
+    the same bytes.
 
     Args:
         figure: any.
         file: what is written.
         outlines: whether letters in SVG are shapes; if not, the file is smaller, and its text is text.
+        dpi: dots an inch of a PNG.
     """
     kind, stream = file.suffix[1:], io.BytesIO()
     nothing = {"svg": ("Date", "Creator"), "pdf": ("CreationDate", "Creator", "Producer"), "png": ("Software",)}[kind]
     with settings(outlines):
-        figure.savefig(stream, format=kind, dpi=300, facecolor=PAPER, metadata=dict.fromkeys(nothing))
+        figure.savefig(stream, format=kind, dpi=dpi, facecolor=PAPER, metadata=dict.fromkeys(nothing))
     write_bytes(stream.getvalue(), file)
 
 

@@ -56,7 +56,7 @@ def learning_curves(
         unfinished: more runs, drawn one by one as thin dotted lines and in no mean.
 
     Returns:
-        A figure that no ``pyplot`` knows of; :func:`save_png` and :func:`to_svg` write it.
+        A figure that no ``pyplot`` knows of; :func:`save_figure` and :func:`to_svg` write it.
     """
     unfinished = unfinished or {}
     styles = styles or styles_for(list(dict.fromkeys([*series, *unfinished])), "Local")
