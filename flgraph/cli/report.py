@@ -55,7 +55,8 @@ def main(args: Sequence[str]) -> None:
         try:
             files = write(Path(place))
         except OSError as error:
-            raise InputError(f"--{name}", f"a {expected} that can be written", f"{place} ({error.strerror or error})") from error
+            got = f"{place} ({error.strerror or error})"
+            raise InputError(f"--{name}", f"a {expected} that can be written", got) from error
         if name == "figures":
             lines.append(f"wrote {len(files) // len(FORMATS)} charts to {place}, as {', '.join(FORMATS)}")
         else:
