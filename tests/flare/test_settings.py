@@ -595,13 +595,20 @@ def test_a_kit_that_runs_is_not_started_again(tmp_path: Path) -> None:
         ({"policy": {"rounds": "many"}}, "`policy.rounds`", ""),
         ({"data": {}}, "to be a section as in any configuration", ""),
         ({"clients": ["east"]}, "to be some of those of its data but got ", ""),
+        ({"encrypt": True}, "`FLGRAPH_SITE_KEY` to be a secret of 64 hexadecimal digits, or not set, but got", ""),
         ({"data": {"graphs": {"north": "nowhere"}}}, "got one problem, see above", "nowhere, which is not there"),
         ({"data": {"classes": None}}, "got one problem, see above", "given where partners keep their files apart"),
     ],
 )
 def test_a_site_is_told_of_its_mistakes_when_it_starts(
-    changed: dict[str, Any], told: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    changed: dict[str, Any],
+    told: str,
+    line: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("FLGRAPH_SITE_KEY", "short")
     create(tmp_path / "project", "nodes")
     own = yaml.safe_load((tmp_path / "project" / "sites" / "north.yaml").read_text())
     (tmp_path / "kit" / "local").mkdir(parents=True)
