@@ -259,12 +259,8 @@ def _as_before(
             try:
                 file, place = newest / CLIENTS / state_name(name), places.get(name)
                 here = place.site == site if place is not None else not places or file.is_file()
-                expect(
-                    name in saved and here,
-                    "client",
-                    f"one whose state is at site `{site}`, as when the run began,",
-                    name,
-                )
+                wanted = f"one whose state is at site `{site}`, as when the run began,"
+                expect(name in saved and here, "client", wanted, name)
                 check_settings({"data": {name: saved[name]}}, {"data": {name: about["data"]}}, {}, newest)
                 found.setdefault(site, {})[name] = about
             except InputError as error:

@@ -343,8 +343,8 @@ def _by_metric(runs: Sequence[Run]) -> list[tuple[list[Run], str]]:
 
 def _comparison(runs: Sequence[Run], name: str) -> Comparison:
     """Compares runs on the same data."""
-    monitored = dict(run.monitor for run in runs)
-    modes = {mode for key, mode in monitored.items() if key.partition("/")[2] == name.removeprefix("val/")}
+    monitored = {run.monitor for run in runs}
+    modes = {mode for key, mode in monitored if key.partition("/")[2] == name.removeprefix("val/")}
     metric = Metric(name, modes == {"min"} or lower_is_better(name))
     methods = [Method(group, metric) for group in _grouped(runs, method_key)]
     _rename(methods)
