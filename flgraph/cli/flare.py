@@ -126,7 +126,7 @@ def check_settings(kit: Path, site: bool) -> None:
     Raises:
         InputError: a field or a file cannot be used.
     """
-    from flgraph.flare.settings import FILE, encryption_secret, read_settings
+    from flgraph.flare.settings import FILE, SITE_KEY, clients_folder, encryption_secret, read_settings
 
     settings, file = read_settings(kit), str(kit / "local" / FILE)
     if not site:
@@ -134,9 +134,17 @@ def check_settings(kit: Path, site: bool) -> None:
     from flgraph.cli.data import own_clients  # with torch, for which a server need not wait
     from flgraph.data.check import check_config
     from flgraph.federation.policy import Policy
+    from flgraph.runs.site_states import can_read
 
     Policy.of(settings.policy)
-    encryption_secret(settings)
+    if (secret := encryption_secret(settings)) is not None:
+        states = clients_folder(settings)
+        expect(
+            can_read(states, secret),
+            SITE_KEY,
+            f"what the states in {states} are encrypted with",
+            "another key, or none",
+        )
     given = isinstance(settings.data, dict) and bool(settings.data)
     expect(given, f"data in {file}", "a section as in any configuration", settings.data)
     if (own := own_clients(settings.data)) is not None:

@@ -233,13 +233,16 @@ def serve(
 def open_sites(
     transport: SiteTransport, sites: Sequence[str], config: str, deadline: float, run: str
 ) -> dict[str, Mapping[str, Mapping[str, Any]] | Exception]:
-    """What :func:`open_site` gives for each site, or its error."""
+    """What :func:`open_site` gives for each site, or its error; who did not answer in time is asked once more."""
     opened: dict[str, Mapping[str, Mapping[str, Any]] | Exception] = {}
-    for site in sites:
-        try:
-            opened[site] = open_site(transport, site, config, deadline, run)
-        except (InputError, EngineError) as error:
-            opened[site] = error
+    waiting = list(sites)
+    for _ in range(2):
+        for site in waiting:
+            try:
+                opened[site] = open_site(transport, site, config, deadline, run)
+            except (InputError, EngineError) as error:
+                opened[site] = error
+        waiting = [site for site, told in opened.items() if type(told) is EngineError]
     return opened
 
 

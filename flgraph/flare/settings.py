@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.configs import read_yaml
-from flgraph.errors import InputError, expect
-from flgraph.runs.files import private_folder, write_bytes
-from flgraph.runs.keys import derive_key, signature
+from flgraph.errors import expect
 
-FILE, SECRET, SITE_KEY, KEY_MARK = "flgraph.yaml", "secret", "FLGRAPH_SITE_KEY", "key_mark"
+FILE, SECRET, SITE_KEY = "flgraph.yaml", "secret", "FLGRAPH_SITE_KEY"
 ALLOWED = ("flgraph.*", "pytorch_lightning.callbacks.GradientAccumulationScheduler")
 """Classes that the configuration of a job may name, unless the site says otherwise."""
 
@@ -129,15 +127,7 @@ def encryption_secret(settings: SiteSettings) -> bytes | None:
     if not settings.encrypt:
         return None
     given = os.environ.get(SITE_KEY)
-    secret = site_secret(settings) if given is None else _secret(given, SITE_KEY, "or not set,")
-    mark, file = signature(derive_key(secret, "mark"), b"states"), Path(settings.folder) / KEY_MARK
-    private_folder(file.parent)
-    if not file.exists():
-        write_bytes(mark.encode(), file, private=True)
-    if file.read_text() != mark:
-        wanted = f"what the states in {settings.folder} are encrypted with ({file} is there for this comparison only)"
-        raise InputError(SITE_KEY, wanted, "not set" if given is None else "another key")
-    return secret
+    return site_secret(settings) if given is None else _secret(given, SITE_KEY, "or not set,")
 
 
 def _secret(text: str, field: str, else_: str) -> bytes:

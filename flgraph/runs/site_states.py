@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,30 @@ def state_file(folder: Path, client: str, label: str) -> Path:
     return folder / client / state_name(label)
 
 
+def can_read(folder: Path, encryption: bytes) -> bool:
+    """Whether an encrypted state of a site can be read with the key that derives from ``encryption``, or there is none.
+
+    A client whose state cannot be read would lose its place in the run.
+    """
+    cipher, seen = _cipher(encryption), False
+    for file in folder.glob("*/*.ckpt"):
+        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError, InvalidTag):
+            signed = json.loads(file.with_suffix(".json").read_bytes())
+            if signed["encrypted"]:
+                seen = True
+                _decrypted(cipher, file.read_bytes(), {key: own for key, own in signed.items() if key != "hmac"})
+                return True
+    return not seen
+
+
+def _cipher(encryption: bytes) -> AESGCM:
+    return AESGCM(derive_key(encryption, "states encrypted"))
+
+
+def _decrypted(cipher: AESGCM, state: bytes, binding: Mapping[str, Any]) -> bytes:
+    return cipher.decrypt(state[:_NONCE], state[_NONCE:], canonical(binding))
+
+
 class SiteStates:
     """The states of clients that a site keeps for one run.
 
@@ -100,7 +125,7 @@ class SiteStates:
         plain = isinstance(run, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,100}", run) is not None
         expect(plain, "run", "a name of 1 to 100 letters, digits, - and _", run)
         self.folder, self.run, self._key = folder, run, derive_key(secret, "states")
-        self._cipher = None if encryption is None else AESGCM(derive_key(encryption, "states encrypted"))
+        self._cipher = None if encryption is None else _cipher(encryption)
 
     def save(self, client: str, label: str, algorithm: str, state: bytes) -> None:
         """Writes a state.
@@ -160,7 +185,7 @@ class SiteStates:
         if self._cipher is None:
             raise InputError("encrypt", "true at this site, whose states are encrypted", "false")
         try:
-            return self._cipher.decrypt(state[:_NONCE], state[_NONCE:], canonical(binding))
+            return _decrypted(self._cipher, state, binding)
         except InvalidTag as error:
             raise InputError("ckpt_path", f"a checkpoint {whose} the site has the key for", "another key") from error
 

@@ -12,11 +12,14 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from flgraph.cli.flare import check_settings
 from flgraph.cli.main import main
 from flgraph.errors import InputError
-from flgraph.flare.settings import SITE_KEY, SiteSettings, encryption_secret, read_settings, site_secret
+from flgraph.flare.settings import SITE_KEY, SiteSettings, clients_folder, encryption_secret, read_settings, site_secret
+from flgraph.projects import create
 from flgraph.runs.compatibility import sealed
 from flgraph.runs.keys import canonical, derive_key, is_signed, signature
+from flgraph.runs.site_states import SiteStates
 
 PASSPHRASE = "FLGRAPH_AUTHORITY_PASSPHRASE"
 
@@ -96,13 +99,20 @@ def test_where_the_key_of_states_is_from(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_another_key_is_refused_before_a_state_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run would go on for good without clients whose states cannot be read."""
-    settings = SiteSettings(folder=str(tmp_path), encrypt=True)
-    monkeypatch.setenv(SITE_KEY, "ab" * 32)
-    encryption_secret(settings)
+    """A run would go on for good without clients whose states cannot be read. Any key is good while there are none."""
+    create(tmp_path / "project", "nodes")
+    own = yaml.safe_load((tmp_path / "project" / "sites" / "north.yaml").read_text())
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "flgraph.yaml").write_text(yaml.safe_dump({**own, "encrypt": True}))
+    settings = read_settings(tmp_path)
     monkeypatch.setenv(SITE_KEY, "cd" * 32)
-    with pytest.raises(InputError, match=rf"`{SITE_KEY}` to be what the states in .* but got another key\."):
-        encryption_secret(settings)
-    monkeypatch.delenv(SITE_KEY)
-    with pytest.raises(InputError, match=rf"`{SITE_KEY}` to be what the states in .* but got not set\."):
-        encryption_secret(settings)
+    check_settings(tmp_path, site=True)
+    states = SiteStates(clients_folder(settings), "first", site_secret(settings), b"\xab" * 32)
+    states.save("north", "first.x", "", b"state")
+    (clients_folder(settings) / "north" / "first.y.ckpt").write_bytes(b"half")
+    with pytest.raises(
+        InputError, match=rf"`{SITE_KEY}` to be what the states in .* are encrypted with but got 'anothe"
+    ):
+        check_settings(tmp_path, site=True)
+    monkeypatch.setenv(SITE_KEY, "ab" * 32)
+    check_settings(tmp_path, site=True)

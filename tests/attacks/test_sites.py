@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,7 @@ def test_a_site_that_cannot_load(fit: Callable[..., Any], code: str) -> None:
         {"a": {"data": {"x\n": 1}}},
         {"a": {"data": {"x": "\x1b[2J"}}},
         {"a": {"data": {"x": list(range(101))}}},
+        {"a": {"data": reduce(lambda inner, _: {"x": inner}, range(700), {})}},
         {"a": {"parameters": {"shared": -1}}},
         {"a": {"parameters": {"shared": 10**400}}},
         {"a": {"parameters": {"shared": True}}},

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -302,13 +303,16 @@ def _count(told: Any) -> str:
     return str(len(told)) if isinstance(told, Mapping) else type(told).__name__
 
 
-def _is_setting(value: Any) -> bool:
-    """Plain values, a few of them, by short names."""
+def _is_setting(value: Any, depth: int = 20) -> bool:
+    """Plain values, a few of them, by short names, one in another at most so deep."""
+    if depth == 0:
+        return False
+    within = partial(_is_setting, depth=depth - 1)
     if isinstance(value, Mapping):
         named = all(len(key) <= 100 and key.isprintable() for key in value)
-        return len(value) <= 100 and named and all(map(_is_setting, value.values()))
+        return len(value) <= 100 and named and all(map(within, value.values()))
     if isinstance(value, list):
-        return len(value) <= 100 and all(map(_is_setting, value))
+        return len(value) <= 100 and all(map(within, value))
     if isinstance(value, int | float):
         return abs(value) <= _LARGEST  # NaN is not, which equals no checkpoint's
     return value is None or (isinstance(value, str) and len(value) <= 1000 and value.isprintable())
