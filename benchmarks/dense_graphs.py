@@ -31,9 +31,8 @@ Times = dict[str, list[float]]
 def variant(graphs: FlatGraphs, twins: bool, one_hots: bool) -> FlatGraphs:
     """The same graphs, with twins and one-hots used or not, whether that pays or not."""
     same = graphs.with_tensors({})
-    same._looked_for_twins = same._looked_for_one_hots = True
-    same._twins = Twins.find(graphs.edge_index, graphs.node_ptr, graphs.edge_ptr) if twins else None
-    same._one_hot = graphs.one_hot if one_hots else None
+    same.twins = Twins.find(graphs.edge_index, graphs.node_ptr, graphs.edge_ptr) if twins else None
+    same.one_hot = graphs.one_hot if one_hots else None
     return same
 
 

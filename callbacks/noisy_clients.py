@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flgraph.data import FlatGraphs, GraphDataModule, NodeDataModule
+from flgraph.data import GraphDataModule, NodeDataModule
 from flgraph.data.checks import require, sorted_edges
 from flgraph.errors import expect
 from flgraph.federation.callback import FederatedCallback, Run
@@ -112,7 +112,7 @@ class NoisyClients(FederatedCallback):
             if rewired:
                 require(not data.graphs.views, "data", "without second views, where NoisyClients changes edges,", "one")
                 done |= self._rewire_graphs(data, changed, draw)
-            noisy.graphs = _changed(data.graphs, changed)
+            noisy.graphs = data.graphs._like(**changed)
         noisy.settings = {**data.settings, "noise": done}
         return noisy
 
@@ -176,13 +176,3 @@ class NoisyClients(FederatedCallback):
             s = structure_embedding(changed["edge_index"], graphs.node_ptr, changed["edge_ptr"], *how)
             changed["node_tensors"] = {**graphs.node_tensors, "s": s}
         return counts
-
-
-def _changed(graphs: FlatGraphs, changed: dict[str, Any]) -> FlatGraphs:
-    """A copy with other tensors; what was worked out of the old ones is worked out again."""
-    found = copy.copy(graphs)
-    for name, value in changed.items():
-        setattr(found, name, value)
-    found._one_hot, found._looked_for_one_hots = None, False
-    found._twins, found._looked_for_twins = None, False
-    return found

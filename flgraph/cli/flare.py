@@ -19,7 +19,7 @@ from flgraph.cli.parser import Refusing
 from flgraph.configs import read_config
 from flgraph.errors import expect
 
-_Seconds = restricted_number_type("Seconds", float, [(">", 0), ("<=", 1e7)])
+_Seconds = restricted_number_type("Seconds", float, [(">", 0), ("<=", 1e7)])  # FLARE cannot count to infinity
 
 _ELSEWHERE = {
     "data": "which sites have",
@@ -139,12 +139,8 @@ def check_settings(kit: Path, site: bool) -> None:
     Policy.of(settings.policy)
     if (secret := encryption_secret(settings)) is not None:
         states = clients_folder(settings)
-        expect(
-            can_read(states, secret),
-            SITE_KEY,
-            f"what the states in {states} are encrypted with",
-            "another key, or none",
-        )
+        wanted = f"what the states in {states} are encrypted with"
+        expect(can_read(states, secret), SITE_KEY, wanted, "another key, or none")
     given = isinstance(settings.data, dict) and bool(settings.data)
     expect(given, f"data in {file}", "a section as in any configuration", settings.data)
     if (own := own_clients(settings.data)) is not None:

@@ -113,17 +113,9 @@ class Client:
         )
         self.transforms.check_names(self.routing.rows, name)
         noise = [own for own in [*self.transforms.transforms, *callbacks] if isinstance(own, AddsNoise) and own.local]
-        samples = data.num_train_samples
+        samples, leave = data.num_train_samples, self.transforms.leave
         self.door = ClientDoor(
-            self.routing,
-            self.aggregator,
-            policy,
-            rounds,
-            local_epochs,
-            samples,
-            secure_sums,
-            noise,
-            self.transforms.leave,
+            self.routing, self.aggregator, policy, rounds, local_epochs, samples, secure_sums, noise, leave
         )
         fewest = 0 if policy is None else policy.secure_sums or 0
         self.masked = None if secure_sums is None else MaskedUploads(name, secure_sums, fewest, job)

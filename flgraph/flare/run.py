@@ -41,6 +41,9 @@ from flgraph.runs.site_states import read_locations
 
 _log = logging.getLogger(__name__)
 
+Opened = Mapping[str, Mapping[str, Any]] | Exception
+"""What a site tells of its clients, by name; or why it did not open the job."""
+
 
 class SitesData(pl.LightningDataModule):
     """The data of a server that has none: names of the clients that sites hold.
@@ -185,7 +188,7 @@ def serve(
     config: str,
     name: str,
     transport: SiteTransport,
-    sites: Mapping[str, Mapping[str, Mapping[str, Any]] | Exception],
+    sites: Mapping[str, Opened],
     settings: SiteSettings,
     options: Mapping[str, Any],
     authority: Authority | None = None,
@@ -211,10 +214,9 @@ def serve(
         EngineError: clients are gone; the next job goes on from the last whole round.
     """
     newest = _newest(Path(settings.folder) / name)
-    there: Mapping[str, Mapping[str, Mapping[str, Any]]]
-    there = {site: told for site, told in sites.items() if not isinstance(told, Exception)}
     if newest is not None:
-        there = _as_before(there, Path(newest), checkpoint_key(settings))
+        sites = _as_before(sites, Path(newest), checkpoint_key(settings))
+    there = {site: told for site, told in sites.items() if not isinstance(told, Exception)}
     for site, error in sites.items():
         if isinstance(error, Exception):
             if newest is None or not there:
@@ -232,9 +234,9 @@ def serve(
 
 def open_sites(
     transport: SiteTransport, sites: Sequence[str], config: str, deadline: float, run: str
-) -> dict[str, Mapping[str, Mapping[str, Any]] | Exception]:
+) -> dict[str, Opened]:
     """What :func:`open_site` gives for each site, or its error; who did not answer in time is asked once more."""
-    opened: dict[str, Mapping[str, Mapping[str, Any]] | Exception] = {}
+    opened: dict[str, Opened] = {}
     waiting = list(sites)
     for _ in range(2):
         for site in waiting:
@@ -246,31 +248,27 @@ def open_sites(
     return opened
 
 
-def _as_before(
-    sites: Mapping[str, Mapping[str, Mapping[str, Any]]], newest: Path, key: bytes
-) -> dict[str, dict[str, Mapping[str, Any]]]:
-    """The clients that can go on from a checkpoint, by site.
-
-    Raises:
-        InputError: there is none; names what is wrong with the first one.
-    """
+def _as_before(sites: Mapping[str, Opened], newest: Path, key: bytes) -> dict[str, Opened]:
+    """The same with clients alone that can go on from a checkpoint; an error for a site that has none."""
     saved, places = read_manifest(newest, key)["settings"]["data"], read_locations(newest / CLIENTS)
-    found: dict[str, dict[str, Mapping[str, Any]]] = {}
-    first: InputError | None = None
-    for site, clients in sites.items():
-        for name, about in clients.items():
+    found: dict[str, Opened] = {}
+    for site, told in sites.items():
+        if isinstance(told, Exception):
+            found[site] = told
+            continue
+        kept, errors = {}, []
+        for name, about in told.items():
             try:
                 file, place = newest / CLIENTS / state_name(name), places.get(name)
                 here = place.site == site if place is not None else not places or file.is_file()
                 wanted = f"one whose state is at site `{site}`, as when the run began,"
                 expect(name in saved and here, "client", wanted, name)
                 check_settings({"data": {name: saved[name]}}, {"data": {name: about["data"]}}, {}, newest)
-                found.setdefault(site, {})[name] = about
+                kept[name] = about
             except InputError as error:
-                first = first or error
+                errors.append(error)
                 _log.warning("Client `%s` of site `%s` is left out for the rest of the run: %s", name, site, error)
-    if first is not None and not found:
-        raise first
+        found[site] = kept or errors[0]
     return found
 
 

@@ -298,8 +298,7 @@ def compare(runs: Sequence[Run], name: str | None = None) -> list[Comparison]:
         runs: at least one.
         name: the metric, without the split if that is ``test``. When ``None``, every group takes its own: the accuracy
             in the test, or else in other tests, or what decided the best round, or what there is; of runs without any
-            test, in validation. Runs on the same
-            data that have no metric in common are groups of their own.
+            test, in validation. Runs on the same data that have no metric in common are groups of their own.
 
     Raises:
         InputError: no run has the metric, or any.

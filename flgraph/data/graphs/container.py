@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -107,10 +107,6 @@ class FlatGraphs:
         self.undirected = self._is_undirected() if look else bool(undirected)
         wanted = "in both directions, as `undirected` says,"
         require(self.undirected or not undirected, f"{name}.edge_index", wanted, "edges in one direction")
-        self._one_hot: Tensor | None = None
-        self._looked_for_one_hots = False
-        self._twins: Twins | None = None
-        self._looked_for_twins = False
 
     # ---------------------------------------------------------------------------------------------- construction
     @classmethod
@@ -230,30 +226,25 @@ class FlatGraphs:
         tensors += [*self.node_tensors.values(), *self.graph_tensors.values()]
         tensors += [] if self.edge_attr is None else [self.edge_attr]
         further = sum(view.nbytes for view in self.views.values())
-        further += 0 if self._twins is None else self._twins.nbytes
+        twins = vars(self).get("twins")  # not looked for here
+        further += 0 if twins is None else twins.nbytes
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors) + further
 
-    @property
+    @cached_property
     def one_hot(self) -> Tensor | None:
         """Column of the one in each row of ``x``, where all are wide one-hots ``[N]``; looked for once."""
-        if not self._looked_for_one_hots:
-            self._looked_for_one_hots = True
-            if not self.x.is_floating_point() and self.num_features >= WIDE and self.num_nodes:
-                top, column = self.x.max(dim=1)
-                if bool((top == 1).all() and (self.x.count_nonzero(dim=1) == 1).all()):
-                    self._one_hot = column
-        return self._one_hot
+        if self.x.is_floating_point() or self.num_features < WIDE or not self.num_nodes:
+            return None
+        top, column = self.x.max(dim=1)
+        return column if bool((top == 1).all() and (self.x.count_nonzero(dim=1) == 1).all()) else None
 
-    @property
+    @cached_property
     def twins(self) -> Twins | None:
         """Classes of nodes with equal neighbourhoods, where batches made of them are faster; looked for once."""
-        if not self._looked_for_twins:
-            # With fewer edges they could not pay, so most data sets need not be looked at.
-            may_pay = self.undirected and self.edge_index.size(1) >= 4 * self.num_nodes
-            twins = Twins.find(self.edge_index, self.node_ptr, self.edge_ptr) if may_pay else None
-            self._twins = twins if twins is not None and twins.pay else None
-            self._looked_for_twins = True
-        return self._twins
+        # With fewer edges they could not pay, so most data sets need not be looked at.
+        may_pay = self.undirected and self.edge_index.size(1) >= 4 * self.num_nodes
+        twins = Twins.find(self.edge_index, self.node_ptr, self.edge_ptr) if may_pay else None
+        return twins if twins is not None and twins.pay else None
 
     def degrees(self) -> Tensor:
         """Out-degree of every node ``[N]``, int64 (the degree, where graphs are undirected)."""
@@ -290,8 +281,7 @@ class FlatGraphs:
 
     def _with(self, **changed: Any) -> FlatGraphs:
         same = self._like(**changed)
-        same._twins, same._looked_for_twins = self._twins, self._looked_for_twins
-        same._one_hot, same._looked_for_one_hots = self._one_hot, self._looked_for_one_hots
+        vars(same).update({found: vars(self)[found] for found in ("twins", "one_hot") if found in vars(self)})
         return same
 
     def _like(self, **changed: Any) -> FlatGraphs:
@@ -309,7 +299,8 @@ class FlatGraphs:
             views={key: view.to(device) for key, view in self.views.items()},
             edge_attr=None if self.edge_attr is None else self.edge_attr.to(device),
         )
-        moved._twins, moved._looked_for_twins = self._twins and self._twins.to(device), self._looked_for_twins
+        if "twins" in vars(self):
+            moved.twins = self.twins and self.twins.to(device)
         return moved
 
     def __getitem__(self, number: int) -> Data:

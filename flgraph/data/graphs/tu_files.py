@@ -27,8 +27,8 @@ _CHUNK = 1 << 20
 """Bytes of text read at a time; Python's LZMA reader is ten times slower with 16 MB."""
 
 _MEMBERS = ("A", "graph_indicator", "graph_labels", "node_labels", "node_attributes")
-# RuntimeError is what an encrypted archive gives, NotImplementedError an unknown compression.
-_READ_ERRORS = (OSError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, NotImplementedError, RuntimeError)
+# RuntimeError is what an encrypted archive gives, and an unknown compression one of its kinds.
+_READ_ERRORS = (OSError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, RuntimeError)
 
 
 def locate(name: str, root: str | Path | None, cache_dir: str | Path | None) -> Path:

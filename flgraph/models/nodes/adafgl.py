@@ -236,8 +236,7 @@ def spread_features(x: Tensor, adj: Adjacency, soft: Tensor, steps: int, thresho
         ``[N, (K + 1) F]``.
     """
     dense = 0.5 * (likeness(soft) > threshold).to(x.dtype)
-    row = adj.row
-    dense.index_put_((row, adj.col), dense.new_tensor(0.5), accumulate=True)
+    dense.index_put_((adj.row, adj.col), dense.new_tensor(0.5), accumulate=True)
     dense.diagonal().add_(1.0)
     scale = inverse_sqrt(dense.sum(dim=1))
     dense = scale.unsqueeze(1) * dense * scale

@@ -50,8 +50,7 @@ def flatten(dataset: list[Data], twins: bool | None = None) -> FlatGraphs:
 def force(flat: FlatGraphs, twins: bool) -> FlatGraphs:
     """The same graphs, with twins whether they pay or not, or without."""
     same = flat.with_tensors({})
-    same._looked_for_twins = True
-    same._twins = Twins.find(flat.edge_index, flat.node_ptr, flat.edge_ptr) if twins else None
+    same.twins = Twins.find(flat.edge_index, flat.node_ptr, flat.edge_ptr) if twins else None
     assert twins == (same.twins is not None)
     return same
 
@@ -103,8 +102,8 @@ def test_used_where_they_pay() -> None:
     assert flat.nbytes > flatten([clique, path, clique], twins=False).nbytes
     assert flat.with_tensors({}).twins is flat.twins
     moved = flat.to("meta")
-    assert moved._twins is not None
-    assert moved._twins.neighbour.device.type == "meta"
+    assert moved.twins is not None
+    assert moved.twins.neighbour.device.type == "meta"
 
 
 def test_graphs_that_have_no_twins() -> None:
@@ -151,7 +150,7 @@ def test_wide_one_hots_are_not_made_tensors(model: type[GNN] | type[FedStar], co
     generator = torch.Generator().manual_seed(0)
     flat.x = torch.eye(WIDE, dtype=torch.uint8)[torch.randint(WIDE, (flat.num_nodes,), generator=generator)]
     plain = flat.with_tensors({})
-    plain._looked_for_one_hots = True
+    plain.one_hot = None
     sizes = {"structure_channels": 2, "feature_conv": conv} if model is FedStar else {"conv": conv}
     module = model(in_channels=WIDE, num_classes=2, hidden_channels=8, dropout=0.0, **sizes).double()  # type: ignore[arg-type]
     results = []
