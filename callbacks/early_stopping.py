@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from pytorch_lightning.utilities import rank_zero_warn
+
 from flgraph.errors import expect
 from flgraph.federation.callback import FederatedCallback, Run
 from flgraph.runs.history import evaluation, mode_of, samples_of
@@ -70,6 +72,7 @@ class EarlyStopping(FederatedCallback):
         expect(self.scope == "federation" or not trainer.shares, "EarlyStopping.scope", together, self.scope)
         if self._is_over():
             trainer.should_stop = True
+            rank_zero_warn(f"The run had stopped early, with patience {self.patience}: nothing is left to do.")
         elif self._restored and trainer.rounds > trainer.current_round:
             self._restore(trainer)
         if self.scope == "clients":

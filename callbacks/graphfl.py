@@ -19,6 +19,9 @@ from flgraph.federation.payload import Payload
 from flgraph.federation.received import expect_group
 from flgraph.federation.routes import UploadKind
 
+_FEW = 20
+"""Records of which a gradient says much of each."""
+
 
 @runtime_checkable
 class FewShot(Protocol):
@@ -84,6 +87,13 @@ class GraphFL(FedAvg):
         self.meta_lr, self.meta_optimizer = meta_lr, meta_optimizer
         self._moments: dict[str, dict[str, Tensor]] = {}  # the meta optimizer's state, by parameter
         self._gradients: dict[str, Tensor] = {}  # the client half's, between work and upload
+
+    @property
+    def reveals(self) -> str:
+        few = self.num_nodes < _FEW
+        return (
+            f"The server gets gradients of {self.num_nodes} records each, and can work out single ones." if few else ""
+        )
 
     def exchanges(self, round: int) -> Sequence[str]:
         return ("meta", "train") if round else ()

@@ -44,7 +44,7 @@ def main(args: Sequence[str]) -> None:
         "--site", type=str, nargs="+", default=[], metavar="PATH", help="ledgers of sites, folders of them, or kits"
     )
     given = parser.parse_args(list(args))
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True)
     lines = read_ledger(_ledger_of(Path(given.run)))
     rows = totals(lines)
     for direction, title in _TITLES.items():

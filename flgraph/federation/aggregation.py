@@ -110,7 +110,8 @@ class Sums:
         Raises:
             InputError: the weight is out of range, a tensor has another shape than before, or a value is not finite.
         """
-        expect(0 <= weight < float("inf"), f"weight of client `{client}", "a finite number, 0 or more", weight)
+        fits = isinstance(weight, int | float) and 0 <= weight < float("inf")
+        expect(fits, f"weight` of client `{client}", "a finite number, 0 or more", weight)
         for name, tensor in tensors.items():
             self._take_form(name, tensor, client)
             parts = [tensor.real, tensor.imag] if tensor.is_complex() else [tensor]

@@ -16,6 +16,7 @@ from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route, UploadKind
 from flgraph.federation.template import Model, server_module
+from flgraph.federation.values import largest_values
 
 InitialWeights = Literal["first", "mean", "own"]
 EvaluatedModel = Literal["aggregated", "trained"]
@@ -238,6 +239,7 @@ class Aggregator(FederatedCallback):
             expect(isinstance(tensor, Tensor), field, f"a tensor for `{name}`", type(tensor).__name__)
             shape = self.shared.get(name, tensor).shape
             expect(tensor.shape == shape, field, f"of shape {list(shape)} for `{name}`", list(tensor.shape))
+        largest_values(tensors, field)
         self.shared = {**self.shared, **tensors}
         self._payloads = {}
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from rich.cells import cell_len
 from rich.console import ConsoleOptions, RenderResult
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -43,7 +42,7 @@ class RoundProgress(FederatedCallback):
         if self.console.is_terminal or (self.console.is_jupyter and find_spec("ipywidgets")):  # rich needs them there
             columns = [TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left")]
             self._progress = Progress(
-                *columns, TimeRemainingColumn(), TextColumn("{task.fields[metric]}"), console=self.console
+                *columns, TimeRemainingColumn(), TextColumn("{task.fields[metric]}", markup=False), console=self.console
             )
             self._progress.add_task("rounds", total=trainer.rounds, completed=trainer.current_round, metric="")
             self._progress.start()
@@ -141,7 +140,7 @@ class MetricsTable:
         for column in columns:
             table.add_column(self.heads[column - 1], justify="right", no_wrap=True)
         for row in self.rows:
-            table.add_row(escape(row[0]), *(row[column] for column in columns))
+            table.add_row(row[0], *(row[column] for column in columns))
         table.add_section()
         table.add_row(self.mean[0], *(self.mean[column] for column in columns))
         return table
@@ -193,7 +192,7 @@ def routes_table(rows: Iterable[tuple[str, str, str]]) -> Table:
     """
     table = Table("name", "shape", "route", title="What may leave a client")
     for row in rows:
-        table.add_row(*(escape(cell) or "–" for cell in row))
+        table.add_row(*(cell or "–" for cell in row))
     return table
 
 

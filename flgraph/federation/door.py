@@ -198,8 +198,7 @@ class ServerDoor:
             return refused
         largest: dict[str, dict[str, float]] = {}
         for client, own in seen.items():
-            weights = {name: value for name, value in own.largest.items() if self._extra(name) != "data"}
-            for name, value in (weights | own.numbers).items():
+            for name, value in {**own.largest, **own.numbers}.items():
                 largest.setdefault(name, {})[client] = value
         for name, of in largest.items():
             most = OUTLIER * max(1.0, statistics.median(of.values()))
@@ -208,6 +207,20 @@ class ServerDoor:
                     field = f"upload` of client `{client}"
                     refused.setdefault(client, InputError(field, f"of values up to {most:g} in `{name}`", value))
         return refused
+
+    def usual_types(self, uploads: Mapping[str, Payload | Seen]) -> dict[str, torch.dtype]:
+        """The floating-point type that most have for a tensor which came in several: each owner has a precision."""
+        found: dict[str, Counter[str]] = {}
+        for own in uploads.values():
+            for name, form in (own.forms if isinstance(own, Seen) else forms_of(own)).items():
+                found.setdefault(name, Counter())[form.split()[1]] += 1
+        usual: dict[str, torch.dtype] = {}
+        for name, kinds in found.items():
+            if len(kinds) > 1 and all("float" in kind for kind in kinds):
+                if name in self.aggregator.shared:  # has a say, too
+                    kinds[form_of(self.aggregator.shared[name]).split()[1]] += 1
+                usual[name] = getattr(torch, kinds.most_common(1)[0][0])
+        return usual
 
     def _incomplete(self, uploads: Mapping[str, Seen]) -> dict[str, InputError]:
         """Clients that lack what more than half of those send that could send it, too."""

@@ -142,12 +142,19 @@ class FederatedLoop(pl.Trainer):
     def retire(self, clients: Collection[str]) -> None:
         """Lets clients take part in no more rounds; they are evaluated all the same."""
         assert self.server is not None
-        self.server.retired |= set(clients)
+        self.server.retired |= self._known("retire", clients)
 
     def skip(self, clients: Collection[str]) -> None:
         """Leaves clients out of the round that is about to begin; they are evaluated all the same."""
         assert self.server is not None
-        self.server.skipped = set(clients)
+        self.server.skipped |= self._known("skip", clients)
+
+    def _known(self, method: str, clients: Collection[str]) -> set[str]:
+        assert self.server is not None
+        known = set(self.server.clients)
+        fits = not isinstance(clients, str) and set(clients) <= known
+        expect(fits, f"clients` of `trainer.{method}", f"a list of clients, among {', '.join(sorted(known))},", clients)
+        return set(clients)
 
     # ---------------------------------------------------------------------------------------------------- preparing
     def _serve(self, model: Model | None, datamodule: FederatedData, stage: str) -> None:
@@ -212,9 +219,12 @@ class FederatedLoop(pl.Trainer):
                 self.current_round = index(saved["round"])
                 self.history.load_state(saved["history"])
                 self._ended = saved["ended"]
-                for callback in self.round_callbacks:
-                    if callback.state_key in saved["callbacks"]:
-                        callback.load_state_dict(saved["callbacks"][callback.state_key])
+                here = {callback.state_key: callback for callback in self.round_callbacks}
+                for key, state in saved["callbacks"].items():
+                    if key in here:
+                        here[key].load_state_dict(state)
+                    elif stage == "fit":
+                        rank_zero_warn(f"The run goes on without {key}, a callback of the checkpoint: not as before.")
             for name in self.engine.load(checkpoint / CLIENTS):
                 server.installed.pop(name, None)
             server.exclude(self.engine.unable)
@@ -296,7 +306,7 @@ class FederatedLoop(pl.Trainer):
                     truncate_records(self.run_dir / "history.jsonl", self.current_round)
                     discard_results(self.run_dir, self.current_round)
             line = f"continuing {self.run_dir} after round {self.current_round}"
-            self.console.print(line, soft_wrap=True, markup=False)
+            self.console.print(line, soft_wrap=True)
         else:
             server.begin()
         idle = self.transforms and not self.shares
@@ -350,7 +360,7 @@ class FederatedLoop(pl.Trainer):
         if final := self.history.final or self.history.last:
             self.console.print(final_table(final, self.history.best, self.monitor))
         self.console.print(f"newest line of the ledger: {server.ledger.head[:16] if server.ledger else 'none'}")
-        self.console.print(f"results in {self.run_dir}", soft_wrap=True, markup=False)
+        self.console.print(f"results in {self.run_dir}", soft_wrap=True)
         return results
 
     def _begin_folder(
@@ -434,7 +444,10 @@ class FederatedLoop(pl.Trainer):
         # Clients that hold nothing back for validation have no best round.
         unmeasured = self.monitor.startswith("val/") and not any(name.startswith("val/") for name in metrics)
         known = not metrics or unmeasured or self.monitor in metrics
-        expect(known, "trainer.monitor", f"one of {', '.join(metrics)}", self.monitor)
+        if known or self.simulated:
+            expect(known, "trainer.monitor", f"one of {', '.join(metrics)}", self.monitor)
+        else:  # sites may withhold it, and tell others
+            rank_zero_warn(f"No client tells `{self.monitor}`, by which the best round is chosen.")
 
     def _evaluate(self, server: Server) -> None:
         self.record.metrics = server.evaluate(self.current_round, SPLITS, self.record)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError, TensorSpec, serialize
 from torch import Tensor, strided
 
@@ -62,6 +63,7 @@ class Payload:
         tensors = dict(_flat(self.tensors))
         for name, tensor in tensors.items():
             expect(len(name) <= _LONGEST_NAME, "payload", f"of names of at most {_LONGEST_NAME} letters", len(name))
+            expect(name.isprintable(), "payload", "of names that can be printed", name)
             expect(isinstance(tensor, Tensor), f"payload.tensors.{name}", "a tensor", type(tensor).__name__)
         for name, scalar in self.scalars.items():
             plain = type(scalar) in (str, int, float, bool)
@@ -81,6 +83,11 @@ class Payload:
             return {key: tensor for key, tensor in self.tensors.items() if "/" not in key}
         start = f"{name}/"
         return {key.removeprefix(start): tensor for key, tensor in self.tensors.items() if key.startswith(start)}
+
+    def cast(self, dtypes: Mapping[str, torch.dtype]) -> Payload:
+        """The same with those of its tensors in other types."""
+        cast = {name: self.tensors[name].to(dtype) for name, dtype in dtypes.items() if name in self.tensors}
+        return Payload({**self.tensors, **cast}, self.scalars) if cast else self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Payload:
         return Payload({name: tensor.clone() for name, tensor in self.tensors.items()}, self.scalars)

@@ -143,7 +143,12 @@ class Account:
             "delta": self.privacy.delta,
             "neighbours": "federations in which one client has other data",
             "noise_drawn": noise_drawn(self.trusted),
-            "outside_of_the_guarantee": [*self.uncovered, "metrics of evaluations", "who took part"],
+            "outside_of_the_guarantee": [
+                *self.uncovered,
+                *self.aggregator.reported_scalars,
+                "metrics of training and of evaluations",
+                "who took part",
+            ],
         }
         if self.uncovered:
             return {**told, "epsilon": None, "claim": f"none: {', '.join(self.uncovered)} leave without noise"}
@@ -240,7 +245,7 @@ class PrivacyBudget(FederatedCallback):
             trainer.should_stop = True
 
     def on_federation_end(self, trainer: Run) -> None:
-        trainer.console.print(f"privacy: {self.account.summary()['claim']}", soft_wrap=True, markup=False)
+        trainer.console.print(f"privacy: {self.account.summary()['claim']}", soft_wrap=True)
 
     def _further(self, trainer: Run) -> int:
         return len(self.account.aggregator.exchanges(trainer.current_round + 1))

@@ -151,7 +151,7 @@ def _groups(
     """Names of tensors that the same clients have, and those clients, both sorted; who counts nothing is left out."""
     for client in tensors:
         counts = 0 <= weights[client] < math.inf
-        expect(counts, f"weight of client `{client}", "a finite number, 0 or more", weights[client])
+        expect(counts, f"weight` of client `{client}", "a finite number, 0 or more", weights[client])
     counting = sorted(client for client in tensors if weights[client] > 0)
     owners: dict[str, list[str]] = {}
     for client in counting:

@@ -140,6 +140,10 @@ class Server:
             initial = weighted_mean(own, dict.fromkeys(own, 1.0))
         self.aggregator.owners = {name: agreed[name] if name in self.members else [] for name in self.clients}
         self.aggregator.start(initial, self.members)
+        lost = initial.keys() - self.aggregator.shared.keys()
+        kept = not lost or type(self.aggregator).download is not Aggregator.download
+        wanted = "one that keeps what it is given, for downloads (`super().start(initial, clients)`),"
+        expect(kept, f"{type(self.aggregator).__name__}.start", wanted, f"none of `{''.join(sorted(lost)[:1])}`")
         if self.secure_sums is not None:
             layout = layout_of(self.aggregator.shared, {name: self.aggregator.owners[name] for name in self.members})
             numbers = sum(math.prod(shape) for _, shape in layout)
@@ -253,14 +257,16 @@ class Server:
             return upload if summing is None else summing.add(name, upload, self.door.forms.get(name, {}))
 
         answers = self._ask(turns, record, read, self.door.compare, missing=missing, summing=summing)
-        uploads = {name: answer for name, answer in answers.items() if isinstance(answer, Payload)}
+        usual = self.door.usual_types(answers)
+        uploads = {name: own.cast(usual) for name, own in answers.items() if isinstance(own, Payload)}
         if self.transforms:
             uploads = self._received(uploads, number, exchange)
         seed_all(derive_seed(self.seed, "aggregate", number, exchange))
         if summing is None:
             new = self.aggregator.aggregate(uploads, number, exchange)
         else:
-            new = self.aggregator.take_mean(summing.total(answers).mean(), number, exchange)
+            mean = Payload(summing.total(answers).mean()).cast(usual).tensors
+            new = self.aggregator.take_mean(mean, number, exchange)
         self.aggregator.accept(new)
         self.version += 1
         return list(answers)

@@ -10,6 +10,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.model_helpers import is_overridden
+from torch.nn.parameter import is_lazy
 
 from flgraph.errors import InputError, expect
 from flgraph.federation.data import ClientData
@@ -39,6 +40,9 @@ def client_module(model: Model, data: ClientData, seed: int, name: str) -> pl.Li
         module = model(data)
     made = type(module).__name__
     expect(isinstance(module, pl.LightningModule), "model", "a function that returns a LightningModule", made)
+    unknown = [parameter for parameter, value in module.named_parameters() if is_lazy(value)]
+    wanted = f"of sizes that its hyper-parameters or the data of client `{name}` (`model_args`) say"
+    expect(not unknown, "model", wanted, f"{made} with `{''.join(unknown[:1])}` that waits for its first batch")
     if is_overridden("configure_callbacks", module):
         check_callbacks(module.configure_callbacks(), f"{made}.configure_callbacks")
     return module

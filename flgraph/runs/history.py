@@ -103,14 +103,14 @@ def mean_metrics(metrics: Metrics) -> dict[str, float]:
 def weighted_mean_metrics(metrics: Metrics) -> dict[str, float]:
     """Metric to its mean over clients, weighted by how many samples each measured it on (``GROUP/samples``).
 
-    Metrics of a group that some client reports without its number of samples are left out.
+    Clients that do not tell how many are left out of a group's means.
     """
     means = {}
     for name, column in _columns(metrics).items():
-        counts = {client: metrics[client].get(samples_of(name)) for client in column}
-        total = math.fsum(count or 0.0 for count in counts.values())
-        if total and None not in counts.values():
-            means[name] = math.fsum((counts[client] or 0.0) * value for client, value in column.items()) / total
+        counts = {client: metrics[client].get(samples_of(name), 0.0) for client in column}
+        total = math.fsum(counts.values())
+        if total:
+            means[name] = math.fsum(counts[client] * value for client, value in column.items()) / total
     return means
 
 

@@ -24,6 +24,9 @@ LEDGER = "ledger.jsonl"
 SUM = "sum"
 """The event that uploads came added up: their lines have the digests that they had before."""
 
+FAILED = "failed"
+"""The event that a client's turn failed, in the ledger of its site."""
+
 NOTHING = "0" * 64
 """What the first line has for the hash of the line before."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.errors import InputError, expect
-from flgraph.runs.ledger import NOTHING, REPEATED, checked_line
+from flgraph.runs.ledger import FAILED, NOTHING, REPEATED, checked_line
 
 
 @dataclass(frozen=True)
@@ -214,10 +214,13 @@ ABOUT_SUMS = ("keys", "shares", "hold", "confirm", "unmask")
 
 
 def spent(lines: Iterable[Line]) -> dict[str, Counter[str]]:
-    """What clients have answered: client to number of ``turns`` and ``evaluations``, and ``bytes`` sent."""
+    """What clients have answered: client to number of ``turns`` and ``evaluations``, and ``bytes`` sent.
+
+    A turn that failed counts: that it did is an answer, too.
+    """
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for line in lines:
-        if line.direction == "up":
+        if line.direction == "up" or line.event == FAILED:
             if line.request not in ABOUT_SUMS:
                 found[line.client]["evaluations" if line.request == "evaluate" else "turns"] += 1
             found[line.client]["bytes"] += line.bytes

@@ -44,6 +44,10 @@ def write_predictions(
     """
     expect(predicted in PREDICTED, "model.predicted", f"one of {', '.join(PREDICTED)}", predicted)
     values = _joined(client, batches).float()
+    if predicted in ("probabilities", "label_probabilities"):
+        odd = values[(values < 0) | (values > 1.001)]
+        wanted = "probabilities, from 0 to 1, (or the model's `predicted` another word)"
+        expect(not len(odd), f"predict_step` of client `{client}", wanted, odd[:1].tolist())
     rows = rows or {"row": list(range(len(values)))}
     for heading, column in rows.items():
         field = f"{heading} of client {client}'s prediction_rows"

@@ -124,6 +124,15 @@ def test_distances_to_weights_that_a_server_chooses_are_not_told(site: Callable[
         assert found == dict.fromkeys(told, round(0.123456789, digits or 0))
 
 
+def test_turns_that_fail_count_in_all_jobs_of_a_run(site: Callable[..., Server]) -> None:
+    """That one failed is an answer, too: with weights at the edge of failing, a bit of an upload."""
+    turn = Turn(1, Request.EXCHANGE, "train", Payload({"first.bias": torch.full((3,), math.nan)}).to_bytes())
+    for codes in (["refused"] * 3, ["refused"] * 2 + ["policy"], ["policy"] * 3):
+        server = site(Policy(turns=5))
+        assert [server.ask(turn) for _ in range(3)] == codes
+        server.host._ledger.close()
+
+
 def test_a_large_loss_tells_no_more_digits_than_a_small_one() -> None:
     """The loss of weights that a server makes large is a number of its choice with all digits that float32 has."""
     told = Policy().tell({"val/loss": 123456.789, "val/x": 9.87654321, "val/y": 1e30, "val/z": math.nan}, 10)

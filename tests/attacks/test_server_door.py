@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flgraph.callbacks import EarlyStopping, FedAvg, FedNova, FedPer
+from flgraph.callbacks import SCAFFOLD, EarlyStopping, FedAvg, FedNova, FedPer
 from flgraph.errors import InputError
 from flgraph.federation import ClientError, FederatedTrainer, Payload, Request, Sequential, Tolerance, Turn
 from flgraph.federation.door import ServerDoor
@@ -348,6 +348,28 @@ def test_bad_metrics(fit: Callable[..., Any], lie: Lie, assert_same: Callable[..
     assert_same(weights(trainer), weights(fit(Sequential(), name="honest")))
     for record in read_records(trainer.run_dir / "history.jsonl"):
         assert list(record["dropped"]) == [BAD]
+
+
+def test_names_of_metrics_are_no_markup(fit: Callable[..., Any]) -> None:
+    """Where nobody else tells a metric of validation, one client's name decides what is printed."""
+
+    def lie(honest: Payload, turn: Turn) -> bytes:
+        return Payload(scalars={"val/[/x]": 0.5, "val/samples": 3}).to_bytes()
+
+    trainer = fit(Rogue(_after_round_0(lie), Request.EVALUATE), name="attacked", monitor="val/[/x]")
+    assert trainer.history.rounds == 2
+
+
+@pytest.mark.parametrize("aggregator", [SCAFFOLD(server_lr=0.5), FedAvg()], ids=["SCAFFOLD", "FedAvg"])
+def test_one_client_s_precision_is_not_all_others(fit: Callable[..., Any], aggregator: Any) -> None:
+    """What is added to float32 at the server, or comes back to clients, stays float32."""
+    double = changed(
+        lambda tensors, scalars: tensors.update({n: t.double() for n, t in tensors.items() if t.is_floating_point()})
+    )
+    trainer = fit(Rogue(double), name="attacked", aggregator=aggregator)
+    assert trainer.server.dropped == {}
+    shared = trainer.server.aggregator.shared.values()
+    assert {tensor.dtype for tensor in shared if tensor.is_floating_point()} == {torch.float32}
 
 
 @pytest.mark.parametrize("value", [1e308, -1e308, math.nan])

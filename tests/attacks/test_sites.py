@@ -55,6 +55,7 @@ HOSTILE = {
     "sizes in a list": block({"header": {}, "sizes": [1]}, b"x"),
     "too much": block({"header": {}, "sizes": {"a": 1}}, b"xy"),
     "too little": block({"header": {}, "sizes": {"a": 3}}, b"xy"),
+    "a long head": block(" " * 2**24),
     "no utf-8": len(b"\xff").to_bytes(8, "little") + b"\xff",
 }
 

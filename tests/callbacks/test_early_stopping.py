@@ -91,7 +91,12 @@ def test_it_goes_back_to_the_best_round(
 
 @pytest.mark.parametrize("cut", [2, 7])
 def test_a_run_of_too_few_rounds_goes_on_as_if_it_had_not_ended(
-    cut: int, federate: Make, graph_federation: Make, assert_same: Make, tmp_path: Path
+    cut: int,
+    federate: Make,
+    graph_federation: Make,
+    assert_same: Make,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What ended at its limit went back to its best round, too; goes on from its last all the same."""
 
@@ -112,10 +117,19 @@ def test_a_run_of_too_few_rounds_goes_on_as_if_it_had_not_ended(
     assert_same(models(resumed), models(whole))
     for name, client in whole.engine.clients.items():
         assert_same(resumed.engine.clients[name].state(), client.state())
-    over = run("cut", 40, "last")  # nothing is left to do
+    with pytest.warns(UserWarning, match="stopped early, with patience 8: nothing is left to do"):
+        over = run("cut", 40, "last")
     assert over.current_round == whole.current_round
     assert over.history.final == whole.history.final
     assert_same(models(over), models(whole))
+
+
+def test_going_on_without_it_is_told(federate: Make, graph_federation: Make) -> None:
+    """The clients are those of the best round, which no run without it would have."""
+    trainer = federate(FedAvg(), rounds=25, callbacks=[EarlyStopping(patience=3)])
+    last = trainer.fit(model(), graph_federation())["rounds"]
+    with pytest.warns(UserWarning, match="goes on without EarlyStopping, a callback of the checkpoint"):
+        federate(FedAvg(), rounds=last + 1).fit(model(), graph_federation(), ckpt_path=str(trainer.run_dir))
 
 
 @pytest.mark.parametrize("cut", [3, 7])

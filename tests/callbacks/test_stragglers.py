@@ -11,6 +11,7 @@ import torch
 
 from flgraph.callbacks import FedAvg, Stragglers
 from flgraph.errors import InputError
+from flgraph.federation import FederatedCallback
 
 Federate = Callable[..., Any]
 
@@ -33,6 +34,24 @@ def run(federate: Federate, toy_module: Any, toy_federation: Any) -> Callable[..
 def test_clients_come_and_go(run: Any) -> None:
     trainer = run(4, Stragglers(away={"A": [[1, 2]], "C": [[2, 2], [4, 9]]}))
     assert took_part(trainer) == [["B", "C"], ["B"], ["A", "B", "C"], ["A", "B"]]
+
+
+class _Skip(FederatedCallback):
+    def __init__(self, clients: Any) -> None:
+        self.clients = clients
+
+    def on_round_start(self, trainer: Any) -> None:
+        trainer.skip(self.clients)
+
+
+def test_several_callbacks_skip_together(run: Any) -> None:
+    assert took_part(run(2, _Skip(["A"]), Stragglers(away={"B": [[1, 1]]}))) == [["C"], ["B", "C"]]
+
+
+@pytest.mark.parametrize("clients", ["A", ["A", "Z"]])
+def test_only_clients_that_there_are_can_be_skipped(run: Any, clients: Any) -> None:
+    with pytest.raises(InputError, match=r"`clients` of `trainer.skip` to be a list of clients, among A, B, C,"):
+        run(1, _Skip(clients))
 
 
 def test_each_is_late_as_often_as_wanted(run: Any) -> None:

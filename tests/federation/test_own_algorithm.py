@@ -33,6 +33,10 @@ def _returning(name: str, value: Any) -> type[FedAvg]:
     return _changed(name, lambda self, *args: value)
 
 
+def _nan(self: FedAvg, mean: Any, *args: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor * float("nan") for name, tensor in mean.items()}
+
+
 def test_routes_of_an_unknown_option_are_refused() -> None:
     """It would count as the usual one, whose sentence then says the opposite of what was meant."""
     with pytest.raises(InputError, match=r"`on_mismatch of `\*`` to be error or personal or owners but got 'owner'"):
@@ -46,6 +50,12 @@ def test_routes_of_an_unknown_option_are_refused() -> None:
         (_Silent, "`upload` to be with the scalar `num_samples`, by which clients are weighted, but got 'none'"),
         (_returning("upload", {}), "`upload of Own` to be a Payload or None but got 'dict'"),
         (_returning("download", {}), "`download of Own` to be a Payload or None but got 'dict'"),
+        (_returning("start", None), "`Own.start` to be one that keeps what it is given, for downloads"),
+        (_returning("client_weight", None), "`weight` of client `A` to be a finite number, 0 or more but got None"),
+        (
+            _changed("take_mean", _nan),
+            "`result of Own.aggregate` to be finite and up to 1e+18 in `first.bias` but",
+        ),
         (_returning("routes", "shared"), "`routes` to be a list of Route but got 'shared'"),
         (_returning("routes", ["shared"]), "`routes` to be a list of Route but got 'str'"),
         (_returning("log_scalars", {"x": "much"}), "`log_scalars of Own` to be numbers but got {'x': 'much'}"),

@@ -196,7 +196,7 @@ def test_epsilon_is_told_everywhere(run: Any, capsys: Any) -> None:
     assert delta_of(told["epsilon"], mu) <= 1e-5 < delta_of(0.97 * told["epsilon"], mu)
     assert told["claim"].startswith(f"({told['epsilon']:.3g}, 1e-05)-differential privacy of each client's uploads")
     assert told["noise_drawn"].startswith("from the run's seed: this is a simulation")
-    assert told["outside_of_the_guarantee"] == ["metrics of evaluations", "who took part"]
+    assert told["outside_of_the_guarantee"] == ["metrics of training and of evaluations", "who took part"]
     records = read_records(trainer.run_dir / "history.jsonl")
     values = [record["server"]["privacy/epsilon"] for record in records]
     assert values == sorted(values)

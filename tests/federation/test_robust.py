@@ -125,7 +125,7 @@ def test_tensors_that_only_some_have_and_clients_that_do_not_count(name: str) ->
 @pytest.mark.parametrize("name", MEANS)
 def test_what_cannot_be_combined(name: str) -> None:
     rows = {"A": {"w": torch.zeros(2)}, "B": {"w": torch.zeros(2)}}
-    with pytest.raises(InputError, match=r"weight of client `A` to be a finite number"):
+    with pytest.raises(InputError, match=r"`weight` of client `A` to be a finite number"):
         MEANS[name](rows, {"A": float("nan"), "B": 1.0})
     with pytest.raises(InputError, match="of a sum above 0"):
         MEANS[name](rows, {"A": 0.0, "B": 0.0})

@@ -54,6 +54,18 @@ def test_a_size_that_contradicts_the_data_is_refused() -> None:
     assert make(GNN(in_channels=7), in_channels=7, num_classes=2).in_channels == 7
 
 
+def test_sizes_that_wait_for_a_batch_are_refused() -> None:
+    """Neither routes nor averages can be made of them."""
+
+    def lazy(data: Data) -> pl.LightningModule:
+        module = Plain()
+        module.layer = torch.nn.LazyLinear(2)
+        return module
+
+    with pytest.raises(InputError, match=r"`model` to be of sizes .* client `A` .* but got 'Plain with `layer.weight`"):
+        make(lazy)
+
+
 def test_initial_weights_depend_on_seed_and_client_alone() -> None:
     def weights(seed: int, name: str) -> list[float]:
         torch.rand(seed + 1)  # whatever happened before

@@ -18,6 +18,7 @@ from flgraph.runs.history import (
     mean_metrics,
     read_records,
     truncate_records,
+    weighted_mean_metrics,
 )
 from flgraph.runs.results import discard_results, versions
 
@@ -191,3 +192,11 @@ def test_texts_with_what_is_no_letter_are_written(tmp_path: Path) -> None:
     """Python has names of files that are no UTF-8 so, and errors repeat them."""
     write_text("file \udcff", tmp_path / "error.txt")
     assert (tmp_path / "error.txt").read_text() == "file \\udcff"
+
+
+def test_who_hides_its_number_of_samples_has_no_part_in_the_weighted_mean() -> None:
+    """Or one client could take the metric from all, and end runs that are stopped by it."""
+    metrics = {"A": {"val/loss": 1.0, "val/samples": 3.0}, "B": {"val/loss": 2.0, "val/samples": 1.0}}
+    hidden = {**metrics, "C": {"val/loss": 9.0}}
+    assert weighted_mean_metrics(hidden) == weighted_mean_metrics(metrics) == {"val/loss": 1.25}
+    assert weighted_mean_metrics({"C": {"val/loss": 9.0}}) == {}

@@ -50,6 +50,13 @@ def test_scores_have_no_class(tmp_path: Path) -> None:
         ),
         (["words"], {}, "scores", r"but got str in"),
         ([], {}, "scores", r"but got none in"),
+        (
+            [torch.tensor([[-2.5, 0.5]])],
+            {},
+            "probabilities",
+            r"of client `A` to be probabilities.* got \[-2\.5\]",
+        ),
+        ([torch.tensor([[2.5, 0.5]])], {}, "label_probabilities", r"to be probabilities.* got \[2\.5\]"),
         (TWO, {"node": [1]}, "scores", "`node of client A's prediction_rows` to be 2 values, one for each row that"),
         (
             TWO,

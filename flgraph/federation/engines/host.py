@@ -22,7 +22,7 @@ from flgraph.federation.settings import algorithm_digest
 from flgraph.federation.summing import Summing
 from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, reading, save_file, state_bytes, state_name
 from flgraph.runs.files import Digest
-from flgraph.runs.ledger import SUM, Ledger
+from flgraph.runs.ledger import FAILED, SUM, Ledger
 from flgraph.runs.ledger_reader import confirmed, read_ledger, spent
 from flgraph.runs.site_states import SiteStates
 
@@ -30,6 +30,10 @@ _log = logging.getLogger(__name__)
 
 SUMS = "sum"
 """``sum/NUMBER`` is the piece of an answer with the sum of uploads; clients' names have no slash."""
+
+
+_LONGEST_HEAD = 2**24
+"""Bytes of a message's head, whose objects take some twenty times as much memory."""
 
 
 # ------------------------------------------------------------------------------------------------------------ messages
@@ -58,6 +62,7 @@ class Message:
         """
         view = memoryview(block)
         start = 8 + int.from_bytes(view[:8], "little")
+        expect(start <= _LONGEST_HEAD, "message", f"one with a head of at most {_LONGEST_HEAD} bytes", f"{start} bytes")
         try:
             head = parsed(bytes(view[8:start]).decode())
             pieces = {}
@@ -357,6 +362,7 @@ class SiteHost(Host):
         try:
             upload = super().turn(name, turn)
         except (Exception, SystemExit) as error:  # who asks again asks of what was before
+            self._ledger.add(event=FAILED, client=name, round=turn.round, request=str(turn.request))
             self._go_to(name, base)
             if isinstance(error, SystemExit):  # of somebody's class
                 raise ClientError.in_turn(name, turn.round, turn.name, error) from error
