@@ -90,10 +90,9 @@ class GraphFL(FedAvg):
 
     @property
     def reveals(self) -> str:
-        few = self.num_nodes < _FEW
-        return (
-            f"The server gets gradients of {self.num_nodes} records each, and can work out single ones." if few else ""
-        )
+        if self.num_nodes >= _FEW:
+            return ""
+        return f"The server gets gradients of {self.num_nodes} records each, and can work out single ones."
 
     def exchanges(self, round: int) -> Sequence[str]:
         return ("meta", "train") if round else ()

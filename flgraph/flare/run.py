@@ -13,6 +13,7 @@ from typing import Any
 import pytorch_lightning as pl
 import yaml
 
+from flgraph import __version__
 from flgraph.cli.fit import FederatedCLI
 from flgraph.data.own import OwnFiles
 from flgraph.errors import REFUSED, ClientError, EngineError, InputError, expect, first_line
@@ -82,7 +83,8 @@ class Site:
         """What to answer to :func:`open_site` or a :class:`~flgraph.federation.engines.remote.Remote` engine."""
         if request.header.get("do") == "open":
             with self._opening:
-                return coded(attempt(lambda: self._open(request.header["config"], request.header["run"])))
+                answer = coded(attempt(lambda: self._open(request.header["config"], request.header["run"])))
+            return Message({**answer.header, "version": __version__})
         if self.host is None:
             return Message({"error": REFUSED})
         return self.host.answer(request)
@@ -169,15 +171,18 @@ def open_site(
     """Has a site make its clients for a job; returns what they tell of themselves, by name.
 
     Raises:
-        InputError: the site refuses the job, or what it answers cannot be used.
+        InputError: the site refuses the job, has another version of flgraph, or what it answers cannot be used.
         ClientError: it failed otherwise.
         EngineError: it did not answer in time.
     """
     answer = transport.send(site, Message({"do": "open", "config": config, "run": run}), deadline)
     if answer is None:
         raise EngineError(f"Site `{site}` did not load its data within {deadline:g} s.")
-    if (error := site_error(site, answer)) is not None:
+    error, version = site_error(site, answer), answer.header.get("version")
+    if error is not None and version in (None, __version__):
         raise error
+    wanted = f"of version {__version__}, as at the server,"
+    expect(version == __version__, f"flgraph` at site `{site}", wanted, version)
     told = checked_about(site, answer.header.get("about"))
     whole = all({"data", "parameters", "routes"} <= about.keys() for about in told.values())
     expect(whole, f"clients of site `{site}", "described by data, parameters and routes", "some of these")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from flgraph import __version__
 from flgraph.errors import ClientError, EngineError, InputError, encode_error
 from flgraph.federation.engines.host import Message
 from flgraph.flare import jobs
@@ -329,7 +330,7 @@ def test_messages_go_through_flare_and_back(tmp_path: Path) -> None:
     answers = transport(lambda request: handler(topic, request, None))
     answer = answers.send("north", Message({"do": "open", "config": "model: {}", "run": "first"}), 1.0)
     assert isinstance(answer, Message)
-    assert answer.header == {"error": "refused"}
+    assert answer.header == {"error": "refused", "version": __version__}
     for reply in (None, make_reply(ReturnCode.COMMUNICATION_ERROR)):  # too late, or gone
         assert transport(lambda request, reply=reply: reply).send("north", Message({"do": "ping"}), 1.0) is None
     over.triggered = True

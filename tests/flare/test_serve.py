@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from flgraph import __version__
 from flgraph.cli.flare import configuration
 from flgraph.errors import InputError
 from flgraph.federation import EngineError
@@ -147,6 +148,21 @@ def test_a_site_describes_its_clients_wholly(handing: Any, tmp_path: Path, field
     transport.send = without
     told = transport.open(config(), "first")["east"]
     assert str(told).startswith("Expected `clients of site `east` to be described by data, parameters and routes")
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_site_of_another_version_is_named(handing: Any, tmp_path: Path, broken: bool) -> None:
+    """Also where it cannot open the job, as it may well not."""
+    transport = handing(tmp_path)
+    send = transport.send
+
+    def older(site: str, message: Message, timeout: float) -> Message:
+        answer: Message = send(site, message, timeout)
+        return Message({**({"error": "refused"} if broken else answer.header), "version": "0.0.9"})
+
+    transport.send = older
+    wanted = f"Expected `flgraph` at site `east` to be of version {__version__}, as at the server, but got '0.0.9'."
+    assert str(transport.open(config(), "first")["east"]) == wanted
 
 
 def test_a_job_that_is_opened_twice_keeps_its_clients(handing: Any, tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ _log = logging.getLogger(__name__)
 SUMS = "sum"
 """``sum/NUMBER`` is the piece of an answer with the sum of uploads; clients' names have no slash."""
 
-
 _LONGEST_HEAD = 2**24
 """Bytes of a message's head, whose objects take some twenty times as much memory."""
 
