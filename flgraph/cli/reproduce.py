@@ -22,7 +22,7 @@ from flgraph.reproduce.leaderboard import has_leaderboard, write_leaderboard
 from flgraph.reproduce.missing import dearest_first, find_gaps, told
 from flgraph.reproduce.runner import find_results, run_each, run_folder, run_study
 from flgraph.reproduce.runner import told as told_run
-from flgraph.reproduce.study import Run, Study, list_studies, load_study
+from flgraph.reproduce.study import LISTED, Run, Study, list_studies, load_study
 from flgraph.reproduce.tables import write_tables
 
 
@@ -80,7 +80,7 @@ def main(args: Sequence[str]) -> None:
         with _folder_of("--out", given.out):
             print("\n".join(f"wrote {file}" for file in write_leaderboard(given.out)))
         return
-    expect(given.study is not None, "study", f"one of {', '.join(list_studies())}", "none")
+    expect(given.study is not None, "study", LISTED, "none")
     seeds = _split(given.seeds)
     expect(all(seed.isdigit() for seed in seeds or ()), "--seeds", "whole numbers, separated by commas", given.seeds)
     full, runs = load_study(given.study), given.runs

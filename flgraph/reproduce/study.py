@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from flgraph.cli.parser import suggestion
 from flgraph.configs import find_config
 from flgraph.errors import InputError, expect
 from flgraph.reproduce.settings import digest, read_yaml, resolve
@@ -18,6 +19,9 @@ from flgraph.runs.history import lower_is_better
 from flgraph.runs.reader import natural
 
 _HERE = Path(__file__).resolve().parent
+
+LISTED = "a study that `flgraph reproduce --list` shows"
+"""What is expected of a name; there are some sixty."""
 
 FigureKind = Literal["convergence", "settings", "divergence", "clients", "labels", "predictions", "embeddings"]
 """``convergence``: test metric over rounds, a picture per setting; ``settings``: the last round's over the settings;
@@ -184,7 +188,10 @@ class Study:
         """
         for field_name, wanted, known in (("settings", settings, self.settings), ("methods", methods, self.methods)):
             for name in wanted or ():
-                expect(name in known, f"--{field_name}", f"among {', '.join(known)}", name)
+                if name not in known:
+                    raise InputError(
+                        f"--{field_name}", f"among {', '.join(known)}", f"'{name}'{suggestion(name, known)}"
+                    )
         expect(rounds is None or rounds >= 1, "--rounds", "1 or more", rounds)
         expect(len(set(seeds or ())) == len(seeds or ()), "--seeds", "different numbers", list(seeds or ()))
         return replace(
@@ -245,7 +252,8 @@ def load_study(name: str) -> Study:
     """
     named = [known for known in list_studies() if name in (known, known.rpartition("/")[2])]
     file = Path(name) if name.endswith((".yaml", ".yml")) else _HERE / f"{named[0] if len(named) == 1 else name}.yaml"
-    expect(file.is_file(), "study", f"a YAML file or one of {', '.join(list_studies())}", name)
+    if not file.is_file():
+        raise InputError("study", f"a YAML file or {LISTED}", f"'{name}'{suggestion(name, list_studies())}")
     content = _read(file)
     known = {item.name for item in fields(Study)} - {"name", "source", "cut_short"}
     for key in content:

@@ -23,7 +23,7 @@ from filelock import FileLock
 
 from flgraph.cli.main import main
 from flgraph.errors import InputError
-from flgraph.reproduce import Study, collect, finished, list_studies, run_study, runner
+from flgraph.reproduce import Study, collect, finished, run_study, runner
 from flgraph.reproduce.runner import find_results, run_folder
 
 
@@ -294,9 +294,10 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     file = tmp_path / "bad.yaml"
     file.write_text(yaml.safe_dump({"title": "t", "roundz": 3}))
     bad = {
-        ("reproduce",): f"Expected `study` to be one of {', '.join(list_studies())} but got",
-        ("reproduce", "fedstar/table0"): f"Expected `study` to be a YAML file or one of {list_studies()[0]}",
-        ("reproduce", "fedstar/table1", "--settings", "CHIM"): "Expected `--settings` to be among CHEM",
+        ("reproduce",): "Expected `study` to be a study that `flgraph reproduce --list` shows but got",
+        ("reproduce", "fedstar/tabel10"): "`flgraph reproduce --list` shows but got 'fedstar/tabel10' (did you mean "
+        "fedstar/table10?).",
+        ("reproduce", "fedstar/table1", "--settings", "CHIM"): "but got 'CHIM' (did you mean CHEM?).",
         ("reproduce", "fedstar/table1", "--seeds", "a"): "Expected `--seeds` to be whole numbers",
         ("reproduce", "fedstar/table1", "--rounds", "0"): "rounds",
         ("reproduce", "fedstar/table1", "--round", "1"): "unrecognized arguments",

@@ -39,7 +39,7 @@ def test_studies_are_whole(name: str) -> None:
 
 def test_a_paper_may_be_left_out_where_one_study_is_called_so() -> None:
     assert load_study("heterophily") == load_study("synthetic/heterophily")
-    with pytest.raises(InputError, match="`study` to be a YAML file or one of"):
+    with pytest.raises(InputError, match="`study` to be a YAML file or a study that"):
         load_study("table3")
 
 
