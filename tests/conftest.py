@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+import torch_geometric.loader
 from federations import toy_graphs
 from hypothesis import settings
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 from torch_geometric.data import Data
 
 import flgraph
@@ -94,6 +95,23 @@ def garbage() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "gc", SimpleNamespace(collect=lambda: 0, freeze=gc.freeze, unfreeze=gc.unfreeze))
         yield
+
+
+_LOADERS = {
+    (kind, name): getattr(kind, name)
+    for kind in (DataLoader, BatchSampler, torch_geometric.loader.DataLoader)
+    for name in ("__init__", "__setattr__", "__delattr__")
+    if name in vars(kind)
+}
+
+
+@pytest.fixture(autouse=True)
+def loaders_as_they_were() -> Iterator[None]:
+    """Lightning replaces their methods for a moment, and two threads that do so at once may leave them replaced."""
+    yield
+    for (kind, name), own in _LOADERS.items():
+        if vars(kind)[name] is not own:
+            setattr(kind, name, own)
 
 
 @pytest.fixture(autouse=True)
