@@ -229,7 +229,8 @@ class Aggregator(FederatedCallback):
         """Takes new values of shared tensors; called with what :meth:`aggregate` returned.
 
         Raises:
-            InputError: they are no mapping of tensors, or not of the names and shapes of those that are shared.
+            InputError: they are no mapping of tensors, not finite, or not of the names and shapes of those that are
+                shared.
         """
         field = f"result of {type(self).__name__}.aggregate"
         expect(isinstance(tensors, Mapping), field, "the new shared tensors by name", type(tensors).__name__)

@@ -59,10 +59,20 @@ class Run(Protocol):
         """Lets clients exchange their models and the copies that :meth:`snapshot` made."""
 
     def retire(self, clients: Collection[str]) -> None:
-        """Lets clients take part in no more rounds; they are evaluated all the same."""
+        """Lets clients take part in no more rounds; they are evaluated all the same.
+
+        Raises:
+            InputError: there is no such client.
+        """
 
     def skip(self, clients: Collection[str]) -> None:
-        """Leaves clients out of the round that is about to begin; they are evaluated all the same."""
+        """Leaves clients out of the round that is about to begin, beside those of other callbacks.
+
+        They are evaluated all the same.
+
+        Raises:
+            InputError: there is no such client.
+        """
 
 
 class FederatedCallback(pl.Callback):

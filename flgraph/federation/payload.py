@@ -85,7 +85,7 @@ class Payload:
         return {key.removeprefix(start): tensor for key, tensor in self.tensors.items() if key.startswith(start)}
 
     def cast(self, dtypes: Mapping[str, torch.dtype]) -> Payload:
-        """The same with those of its tensors in other types."""
+        """The same, with its tensors of these names in these types; itself where it has none of them."""
         cast = {name: self.tensors[name].to(dtype) for name, dtype in dtypes.items() if name in self.tensors}
         return Payload({**self.tensors, **cast}, self.scalars) if cast else self
 
@@ -151,18 +151,8 @@ class Payload:
         return hashlib.sha256(ordered.to_bytes()).hexdigest()
 
     @property
-    def tensor_nbytes(self) -> int:
-        """Bytes of the tensors alone."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
-
-    @property
-    def header_nbytes(self) -> int:
-        """Bytes that are not tensor contents: names, dtypes, shapes, scalars."""
-        return self.nbytes - self.tensor_nbytes
-
-    @property
     def nbytes(self) -> int:
-        """Bytes on the wire: ``tensor_nbytes + header_nbytes``."""
+        """Bytes on the wire: those of the tensors, and of a header with names, types, shapes and scalars."""
         return len(self.to_bytes())
 
 

@@ -121,6 +121,10 @@ class Server:
         """Agrees on what is shared and collects the initial values.
 
         Clients tell names and shapes of the tensors that their routes would share, nothing of the others.
+
+        Raises:
+            InputError: an answer cannot be used, and that is to end the run; or the algorithm's ``start`` keeps nothing
+                that its ``download`` could send.
         """
         record = self.setup_record = RoundRecord(0)
         turns = {name: Turn(0, Request.DESCRIBE) for name in self.clients}

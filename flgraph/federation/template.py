@@ -30,8 +30,8 @@ def client_module(model: Model, data: ClientData, seed: int, name: str) -> pl.Li
     was given, the same for all clients, whatever the seed.
 
     Raises:
-        InputError: a hyper-parameter contradicts the data, a function makes something else, or the module configures
-            callbacks that have no place here.
+        InputError: a hyper-parameter contradicts the data, a function makes something else, a parameter has no shape
+            yet, or the module configures callbacks that have no place here.
     """
     seed_all(derive_seed(seed, name, "initial weights"))
     if isinstance(model, pl.LightningModule):

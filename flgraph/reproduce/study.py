@@ -189,9 +189,8 @@ class Study:
         for field_name, wanted, known in (("settings", settings, self.settings), ("methods", methods, self.methods)):
             for name in wanted or ():
                 if name not in known:
-                    raise InputError(
-                        f"--{field_name}", f"among {', '.join(known)}", f"'{name}'{suggestion(name, known)}"
-                    )
+                    got = f"'{name}'{suggestion(name, known)}"
+                    raise InputError(f"--{field_name}", f"among {', '.join(known)}", got)
         expect(rounds is None or rounds >= 1, "--rounds", "1 or more", rounds)
         expect(len(set(seeds or ())) == len(seeds or ()), "--seeds", "different numbers", list(seeds or ()))
         return replace(

@@ -40,7 +40,8 @@ def write_predictions(
         classes: their names; ``class_name`` is then that of ``class``.
 
     Raises:
-        InputError: the batches are no such tensors, or not as many rows as the data says.
+        InputError: the batches are no such tensors, no probabilities where they should be, or not as many rows as the
+            data says.
     """
     expect(predicted in PREDICTED, "model.predicted", f"one of {', '.join(PREDICTED)}", predicted)
     values = _joined(client, batches).float()

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from asking import KEY, Server, agreement, evaluation, state_of
 
-from flgraph.callbacks import DFedGNN, FedAvg, FedGCN, FedPer, FedSagePlus, SchemaFedAvg
+from flgraph.callbacks import DFedGNN, FedAvg, FedGCN, FedSagePlus, SchemaFedAvg
 from flgraph.cli.main import main
 from flgraph.errors import InputError
 from flgraph.federation import (
-    Aggregator,
     Client,
     Clip,
-    FederatedTrainer,
     GaussianNoise,
     Payload,
     Policy,
@@ -30,7 +29,7 @@ from flgraph.federation import (
 )
 from flgraph.federation.accountant import spent
 from flgraph.federation.client_door import ClientDoor
-from flgraph.federation.engines.host import Message, SiteHost, run_request
+from flgraph.federation.engines.host import Message, run_request
 from flgraph.federation.routes import RoutingTable
 from flgraph.flare.run import clients_of
 from flgraph.flare.settings import SiteSettings
@@ -38,69 +37,6 @@ from flgraph.runs.compatibility import SEALED, check_settings
 from flgraph.runs.ledger_reader import read_ledger
 
 pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args")  # pytest's own are on the command line
-
-KEY = b"k" * 32
-
-
-class Server:
-    """Asks a site whatever it likes, and keeps count of turns as an honest one does."""
-
-    def __init__(self, host: SiteHost) -> None:
-        self.host, self.done, self.count = host, dict.fromkeys(host.clients, 0), 0
-
-    def ask(self, turn: Turn, name: str = "A") -> Payload | str:
-        """The client's answer, or the code that came in place of it."""
-        self.count += 1
-        bases, numbers = {name: self.done.get(name, 0)}, {name: self.count}
-        answer = self.send(run_request({name: turn}, keep_going=True, bases=bases, numbers=numbers))
-        if name not in answer.pieces:
-            code = answer.header.get("error") or answer.header["errors"][name]
-            assert code in ("policy", "refused", "failed")
-            return str(code)
-        self.done[name] = self.count
-        return Payload.from_bytes(answer.pieces[name]) if answer.pieces[name] else Payload()
-
-    def send(self, message: Message) -> Message:
-        answer = self.host.answer(Message.from_bytes(message.to_bytes()))
-        return Message.from_bytes(answer.to_bytes())
-
-    def begin(self, name: str = "A") -> dict[str, str]:
-        """Agrees on all that the client would share; returns it."""
-        described = self.ask(Turn(0, Request.DESCRIBE), name)
-        assert isinstance(described, Payload)
-        forms: dict[str, str] = json.loads(str(described.scalars["shared"]))
-        assert isinstance(self.ask(agreement(*forms), name), Payload)
-        return forms
-
-    def weights(self, name: str = "A") -> dict[str, torch.Tensor]:
-        return {key: tensor.clone() for key, tensor in self.host.clients[name].module.state_dict().items()}
-
-
-def agreement(*names: str, initial: tuple[str, ...] = (), round: int = 0) -> Turn:
-    terms = Payload(scalars={"shared": "\n".join(names), "initial": "\n".join(initial)})
-    return Turn(round, Request.AGREE, download=terms.to_bytes())
-
-
-def evaluation(round: int = 1, download: bytes | None = None) -> Turn:
-    return Turn(round, Request.EVALUATE, download=download, splits=("train", "val", "test"))
-
-
-@pytest.fixture
-def site(
-    federate: Callable[..., FederatedTrainer], toy_federation: Callable[..., Any], toy_module: Any, tmp_path: Path
-) -> Callable[..., Server]:
-    """Makes a site with clients A and B, and a server that asks it."""
-
-    def make(policy: Policy | None = None, aggregator: Aggregator | None = None, **kwargs: Any) -> Server:
-        model, data = kwargs.pop("model", toy_module(dropout=0.5)), kwargs.pop("data", None) or toy_federation(6, 8)
-        ledger, accepts = kwargs.pop("ledger", "ledger.jsonl"), policy is not None and policy.accept_states
-        own = {"policy": policy or Policy(), "rounds": 3, "enable_checkpointing": False, **kwargs}
-        clients = federate(aggregator or FedPer(base=["first.*"]), **own).host(model, data)
-        host = SiteHost(clients, tmp_path / "states", "run", KEY, accept_states=accepts)
-        host.note_in(tmp_path / ledger)
-        return Server(host)
-
-    return make
 
 
 # ---------------------------------------------------------------------------------------------- personal tensors
@@ -425,16 +361,10 @@ def test_states_of_others(site: Callable[..., Server], accepts: bool) -> None:
     server = site(Policy(accept_states=accepts))
     server.begin()
     before = server.weights()
-    state = _state(server.host.clients["B"])
+    state = state_of(server.host.clients["B"])
     answer = server.send(Message({"do": "load", "labels": {}}, {"A": state}))
     assert answer == (Message() if accepts else Message({"error": "refused"}))
     _assert_equal(server.weights(), server.weights("B") if accepts else before)
-
-
-def _state(client: Client) -> bytes:
-    from flgraph.runs.checkpoint import state_bytes
-
-    return state_bytes(client.state())
 
 
 def test_the_policy_of_a_job_loosens_nothing(tmp_path: Path) -> None:
@@ -480,82 +410,6 @@ def test_policies_that_are_none(given: Any) -> None:
 
 def test_no_policy_is_the_default_one() -> None:
     assert Policy.of(None) == Policy.of({}) == Policy()
-
-
-# --------------------------------------------------------------------------------------------------- wrong downloads
-FIRST = {"first.weight": torch.ones(3, 4), "first.bias": torch.ones(3)}
-DOWNLOADS: dict[str, bytes] = {
-    "nan": Payload({**FIRST, "first.bias": torch.tensor([1.0, math.nan, 1.0])}).to_bytes(),
-    "inf": Payload({**FIRST, "first.bias": torch.tensor([1.0, math.inf, 1.0])}).to_bytes(),
-    "1e38": Payload({**FIRST, "first.bias": torch.full((3,), 1e38)}).to_bytes(),
-    "wrong shape": Payload({**FIRST, "first.bias": torch.ones(4)}).to_bytes(),
-    "integers": Payload({**FIRST, "first.bias": torch.ones(3).int()}).to_bytes(),
-    "complex": Payload({**FIRST, "first.bias": torch.ones(3) + 0j}).to_bytes(),
-    "unknown tensor": Payload({**FIRST, "secret": torch.ones(3)}).to_bytes(),
-    "personal tensor": Payload({**FIRST, "last.bias": torch.ones(2)}).to_bytes(),
-    "garbage": b"\xff" * 99,
-    "truncated": Payload(FIRST).to_bytes()[:-3],
-    "empty": b"",
-}
-
-
-@pytest.mark.parametrize("download", DOWNLOADS.values(), ids=DOWNLOADS.keys())
-@pytest.mark.parametrize("kind", [Request.EXCHANGE, Request.EVALUATE])
-def test_a_wrong_download_changes_nothing(
-    site: Callable[..., Server], download: bytes, kind: Request, assert_same: Callable[..., None]
-) -> None:
-    server = site()
-    server.begin()
-    before = _state(server.host.clients["A"])
-    turn = Turn(1, kind, "train" if kind == Request.EXCHANGE else "", download=download, splits=("val",))
-    assert server.ask(turn) == "refused"
-    assert _state(server.host.clients["A"]) == before
-    good = server.ask(Turn(1, Request.EXCHANGE, "train", download=Payload(FIRST).to_bytes()))
-    assert isinstance(good, Payload)
-    assert sorted(good.tensors) == ["first.bias", "first.weight"]
-
-
-@pytest.mark.parametrize(
-    "turn",
-    [
-        agreement("first.weight", "first.bias", initial=("last.weight",)),
-        agreement("first.weight", "first.bias", "last.weight", initial=("last.weight",)),
-        agreement("first.weight", initial=("first.bias",)),
-        Turn(0, Request.AGREE, download=b"\xff" * 99),
-    ],
-)
-def test_agreements_on_personal_tensors(site: Callable[..., Server], turn: Turn) -> None:
-    server = site()
-    server.begin()
-    assert server.ask(turn) == "refused"
-    assert server.host.clients["A"].routing.shared == ["first.weight", "first.bias"]
-
-
-def test_no_agreement_in_the_middle_of_a_run(site: Callable[..., Server]) -> None:
-    """It would send weights past whatever the algorithm does to its uploads, noise for one."""
-    server = site(Policy(accept_states=True))
-    forms = server.begin()
-    assert isinstance(server.ask(agreement(*forms, initial=("first.weight",))), Payload)  # as often as it likes, before
-    state = _state(server.host.clients["A"])
-    server.ask(Turn(1, Request.EXCHANGE, "train"))
-    for turn in (agreement(*forms, initial=("first.weight",)), agreement(), Turn(0, Request.DESCRIBE)):
-        assert server.ask(turn) == "refused"
-    assert server.send(Message({"do": "load", "labels": {}}, {"A": state})) == Message()
-    server.done["A"] = 0
-    assert server.ask(agreement(*forms, initial=("first.weight",))) == "refused"
-    fresh = site(Policy(accept_states=True), ledger="other.jsonl")  # the state of a run that went on elsewhere
-    assert fresh.send(Message({"do": "load", "labels": {}}, {"A": state})) == Message()
-    assert fresh.ask(agreement(*forms, initial=("first.weight",))) == "refused"
-    assert fresh.ask(agreement(*forms, initial=("first.weight",), round=1)) == "refused"
-
-
-def test_where_each_begins_is_not_told_if_the_algorithm_says_so(site: Callable[..., Server]) -> None:
-    class Own(FedAvg):
-        initial_weights = "own"
-
-    server = site(Policy(algorithms=["Own"]), Own())
-    forms = server.begin()
-    assert server.ask(agreement(*forms, initial=("first.weight",))) == "refused"
 
 
 def _assert_equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:

@@ -293,7 +293,7 @@ def test_what_travels_is_what_is_counted(
     trainer = federate(FedAvg("uniform"), rounds=2, engine=recorder, transforms=transforms, enable_checkpointing=True)
     trainer.fit(toy_module(hidden=50), toy_federation(6, 8))
     sent = recorder.uploads()
-    assert all(upload.tensor_nbytes == 176 * 5 + 4 * 4 for _, upload in sent)
+    assert all(sum(own.nbytes for own in upload.tensors.values()) == 176 * 5 + 4 * 4 for _, upload in sent)
     records = read_records(trainer.run_dir / "history.jsonl")
     assert records[0]["bytes_up"] == sum(upload.nbytes for _, upload in sent[:2])
     lines = [line for line in read_ledger(trainer.run_dir / "ledger.jsonl") if line.exchange == "train"]

@@ -179,10 +179,13 @@ def test_a_run_of_another_command_is_waited_for_last(
 
 
 @pytest.fixture
-def endless(tiny_study: Callable[..., Study], tmp_path: Path) -> list[str]:
-    """Arguments of a run that would take an hour."""
+def endless(tiny_study: Callable[..., Study], tmp_path: Path) -> Iterator[list[str]]:
+    """Arguments of a run that would take an hour; whoever runs them ends with the test, also where that fails."""
     study = tiny_study(rounds=1_000_000)
-    return runner.command(study, next(iter(study.runs())), tmp_path)
+    yield runner.command(study, next(iter(study.runs())), tmp_path)
+    for pid in pids_below(tmp_path):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_run_is_cut_off_at_its_deadline(endless: list[str], tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Message:
         """Reads what :meth:`to_bytes` wrote.
 
         Raises:
-            InputError: ``block`` is something else.
+            InputError: ``block`` is something else, or its head is too long.
         """
         view = memoryview(block)
         start = 8 + int.from_bytes(view[:8], "little")
