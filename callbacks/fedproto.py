@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flgraph.callbacks.fedavg import MOST_SAMPLES
 from flgraph.callbacks.further_loss import AddsLoss
 from flgraph.callbacks.prototypes import MOST, Inference, SendsPrototypes, evaluating
 from flgraph.errors import expect
@@ -90,14 +91,15 @@ class FedProto(SendsPrototypes, AddsLoss):
         return self.payload(("prototypes",), lambda: sent)
 
     def check_upload(self, client: str, upload: Payload, round: int, exchange: str) -> None:
-        """A row for each class, and how many records it is of."""
+        """A row for each class, and how many records it is of: of each class no more than there are in all."""
         field = f"upload` of client `{client}"
         least, most = (self._prototypes.shape,) * 2 if self._found.numel() else ((1, 1), (MOST, MOST))
         sizes = zip(self.common_scalars, least, most, strict=True)
         shape = [expect_count(upload, name, low, high, field) for name, low, high in sizes]
         sent = upload.group("prototypes")
         expect_group(sent, {"mean": shape, "count": shape[:1]}, field)
-        expect_between(sent["count"], 0, 2.0**53, "numbers of records", field)
+        in_all = expect_count(upload, "num_samples", 1, MOST_SAMPLES, field) if self.weighting == "samples" else 1
+        expect_between(sent["count"], 0, in_all, "numbers of records", field)
 
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         sent = {client: upload.group("prototypes") for client, upload in uploads.items()}

@@ -98,6 +98,7 @@ class ClientDoor:
         """
         download = None
         try:
+            self._carry(turn.download or b"")
             self._count(turn)
             agreeing = turn.request in (Request.DESCRIBE, Request.AGREE)
             if agreeing and (self.begun or turn.round != 0):
@@ -227,11 +228,15 @@ class ClientDoor:
 
     def _send(self, turn: Turn, answer: Payload, note: str = "") -> bytes:
         data = answer.to_bytes()
+        self._carry(data)
+        self._note("up", turn, data, answer, policy=note)
+        return data
+
+    def _carry(self, data: bytes) -> None:
+        """Counts what is about to be sent, or came."""
         self.spent["bytes"] += len(data)
         if self.policy is not None and self.spent["bytes"] > self.policy.megabytes * 1e6:
             raise PolicyError("megabytes", f"at most {self.policy.megabytes:g} in a run, as the policy says,", "more")
-        self._note("up", turn, data, answer, policy=note)
-        return data
 
     def _note(
         self, direction: str, turn: Turn, data: bytes, payload: Payload | None, verdict: str = "", policy: str = ""

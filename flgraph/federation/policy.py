@@ -38,7 +38,7 @@ class Policy:
         turns: requests for work that a client answers in a run; when ``None``, three for each exchange of the run's
             rounds, and 50.
         evaluations: evaluations that a client answers in a run; when ``None``, two for each round, and 20.
-        megabytes: that a client sends in a run, at most.
+        megabytes: that a client sends and is sent in a run, at most.
         min_noise: the smallest multiplier of noise that a job must add to all tensors before they leave the client
             (:class:`GaussianNoise` there, or :class:`~flgraph.callbacks.RecordNoise`); none is asked for when ``None``.
         max_epsilon: a client answers no request that would cost it more, all runs together; then jobs without such

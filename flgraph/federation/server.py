@@ -37,6 +37,10 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+class _TooFewError(ClientError):
+    """Too few clients are left of those that were asked."""
+
+
 def clients_per_round(clients: int, fraction: float) -> int:
     """How many of ``clients`` are drawn for a round: this ``fraction``, and one at least."""
     return max(1, round(fraction * clients))
@@ -186,12 +190,28 @@ class Server:
         self.evaluate(0, (), self.setup_record)
 
     def round(self, number: int, record: RoundRecord) -> None:
-        """Runs all exchanges of a round with the clients drawn for it."""
+        """Runs all exchanges of a round with the clients drawn for it.
+
+        Where not all are drawn, an exchange of which too few answers can be used ends the round, and changes nothing.
+
+        Raises:
+            ClientError: too few answers can be used, and the next round would be no better.
+        """
         record.clients = [name for name in self.participants(number) if name not in self.skipped]
         self.skipped = set()
         missing = len(self._drawn(number) & self.excluded)
         for exchange in self.aggregator.exchanges(number):
-            record.clients = self._exchange(number, exchange, record.clients, record, missing)
+            try:
+                record.clients = self._exchange(number, exchange, record.clients, record, missing)
+            except _TooFewError as error:
+                others = len(self.members) >= self.tolerance.min_clients and self.secure_sums is None
+                if not (others and len(self._drawn(number)) < len(self.clients)):
+                    raise
+                # Who spoils the rounds that it is drawn for runs out of strikes.
+                _log.warning("Round %d ends without its mean (%s): %s", number, exchange, error)
+                record.clients = []
+                self.version += 1  # those who trained go back to the mean
+                break
         if self.ledger is not None:
             self.ledger.flush()
 
@@ -393,7 +413,7 @@ class Server:
         if len(found) < needed:
             absent = [f"{name} ({bad[name]})" if name in bad else name for name in turns if name not in found]
             absent += [f"{name} (left out before)" for name in sorted(self.excluded - set(turns))]
-            kind = ClientError if bad or self.excluded else EngineError  # what was bad would be so again
+            kind = _TooFewError if bad or self.excluded else EngineError  # what was bad would be so again
             raise kind(
                 f"Only {len(found)} of at least {needed} clients answered in time; missing: {', '.join(absent)}."
             )

@@ -214,15 +214,16 @@ ABOUT_SUMS = ("keys", "shares", "hold", "confirm", "unmask")
 
 
 def spent(lines: Iterable[Line]) -> dict[str, Counter[str]]:
-    """What clients have answered: client to number of ``turns`` and ``evaluations``, and ``bytes`` sent.
+    """What clients have answered: client to number of ``turns`` and ``evaluations``, and ``bytes`` sent and received.
 
     A turn that failed counts: that it did is an answer, too.
     """
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for line in lines:
-        if line.direction == "up" or line.event == FAILED:
-            if line.request not in ABOUT_SUMS:
-                found[line.client]["evaluations" if line.request == "evaluate" else "turns"] += 1
+        answered = line.direction == "up" or line.event == FAILED
+        if answered and line.request not in ABOUT_SUMS:
+            found[line.client]["evaluations" if line.request == "evaluate" else "turns"] += 1
+        if answered or line.direction == "down":
             found[line.client]["bytes"] += line.bytes
     return found
 

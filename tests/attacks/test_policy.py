@@ -295,6 +295,16 @@ def test_megabytes(site: Callable[..., Server]) -> None:
     assert 0 < sum(isinstance(answer, Payload) for answer in answers) * 100 < sent
 
 
+def test_megabytes_that_a_server_sends_without_being_asked(site: Callable[..., Server]) -> None:
+    """They count before they are read, and in the run's next job."""
+    much = Turn(1, Request.EXCHANGE, "train", Payload({"further/x": torch.zeros(10_000)}).to_bytes())
+    for codes in (["", "policy"], ["policy", "policy"]):
+        server = site(Policy(megabytes=0.07))
+        answers = [server.ask(much) for _ in codes]
+        assert [answer if isinstance(answer, str) else "" for answer in answers] == codes
+        server.host._ledger.close()
+
+
 # ------------------------------------------------------------------------------------------------- parts of policies
 @pytest.mark.parametrize(
     ("policy", "aggregator", "sentence"),

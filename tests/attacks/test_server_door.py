@@ -399,15 +399,52 @@ def test_who_is_left_out_counts_among_those_that_must_answer(fit: Callable[..., 
         fit(Rogue(lambda honest, turn: b"", Request.DESCRIBE), tolerance=tolerance)
 
 
-def test_a_run_ends_when_all_are_left_out(fit: Callable[..., Any]) -> None:
-    class AllBad(Sequential):
-        def run(self, turns: Mapping[str, Turn]) -> Mapping[str, bytes | Exception]:
-            answers = super().run(turns)
-            return {n: b"" if turns[n].request == Request.EXCHANGE and n != "A" else a for n, a in answers.items()}
+class AllBad(Sequential):
+    """Of all clients but those named here uploads cannot be read."""
 
+    def __init__(self, *good: str) -> None:
+        super().__init__()
+        self.good = good
+
+    def run(self, turns: Mapping[str, Turn]) -> Mapping[str, bytes | Exception]:
+        exchange = {name for name, turn in turns.items() if turn.request == Request.EXCHANGE}
+        return {n: b"" if n in exchange - set(self.good) else a for n, a in super().run(turns).items()}
+
+
+def test_a_run_ends_when_all_are_left_out(fit: Callable[..., Any]) -> None:
     tolerance = Tolerance(on_bad_upload="drop", strikes=1)
     with pytest.raises(ClientError, match=r"Only 0 of at least 1 clients answered"):
         fit(AllBad(), tolerance=tolerance, client_fraction=0.25, rounds=30)
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, SCAFFOLD, FedNova])
+def test_a_client_that_is_drawn_alone_ends_no_run(fit: Callable[..., Any], algorithm: Any) -> None:
+    """Its rounds change nothing, until it is left out; the others' go on."""
+    settings: dict[str, Any] = {"client_fraction": 0.25, "rounds": 12, "evaluate_every": 1, "aggregator": algorithm()}
+    trainer = fit(Rogue(lambda honest, turn: b""), name="attacked", **settings)
+    assert trainer.server.dropped == {BAD: {"times": 3, "excluded": True}}
+    records = read_records(trainer.run_dir / "history.jsonl")
+    bad = [record["round"] for record in records if BAD in record["dropped"]]
+    drawn = [sorted(trainer.server._drawn(number)) for number in range(1, 13)]
+    assert [number for number, names in enumerate(drawn, start=1) if names == [BAD]][:3] == bad
+    assert [record["clients"] for record in records] == [[] if names == [BAD] else names for names in drawn]
+
+
+def test_a_round_that_was_lost_leaves_the_mean(fit: Callable[..., Any]) -> None:
+    """With fewer good answers than a mean is to be of, none is made, and the run goes on while there are enough."""
+    tolerance = Tolerance(min_clients=2, on_bad_upload="drop")
+    settings: dict[str, Any] = {"client_fraction": 0.5, "rounds": 12, "tolerance": tolerance, "aggregator": FedAvg()}
+    trainer = fit(AllBad("A", "B"), name="attacked", **settings)
+    assert {name for name, own in trainer.server.dropped.items() if own["excluded"]} == {"C", "D"}
+    records = read_records(trainer.run_dir / "history.jsonl")
+    assert {tuple(record["clients"]) for record in records} == {(), ("A", "B")}
+    made = [bool(record["clients"]) for record in records].index(True)
+    assert [record["metrics"]["A"]["val/loss"] for record in records[:made]] == [
+        records[0]["metrics"]["A"]["val/loss"]
+    ] * made
+    assert records[made]["metrics"]["A"]["val/loss"] != records[0]["metrics"]["A"]["val/loss"]
+    with pytest.raises(ClientError, match=r"Only [01] of at least 2 clients"):
+        fit(AllBad("A"), name="ended", **settings)
 
 
 def test_the_end_in_one_sentence(fit: Callable[..., Any]) -> None:

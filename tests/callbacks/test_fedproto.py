@@ -35,7 +35,7 @@ def test_lambda_of_zero_is_local(
 
 def upload(rows: list[list[float]], counts: list[float]) -> Payload:
     tensors = {"prototypes/mean": torch.tensor(rows).float(), "prototypes/count": torch.tensor(counts).float()}
-    return Payload(tensors, {"num_classes": len(rows), "columns": len(rows[0])})
+    return Payload(tensors, {"num_classes": len(rows), "columns": len(rows[0]), "num_samples": 5})
 
 
 def test_prototypes_by_hand() -> None:

@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from flgraph.callbacks import FedAvg, FedSagePlus
 from flgraph.data import NodeGraph, WholeGraphDataModule
 from flgraph.errors import InputError
-from flgraph.federation import ClientError, FederatedTrainer, Request, Turn
+from flgraph.federation import ClientError, FederatedTrainer, Payload, Request, Turn
 from flgraph.models import GNN, NeighGenSAGE, NodeSAGE
 from flgraph.runs.checkpoint import load_bytes, state_bytes
 
@@ -107,6 +107,21 @@ def test_gradients_from_others_equal_a_loop(federate: Federate) -> None:
             expected = -0.1 * 0.5 * 2.0 / len(graph.visible) * gradient
             torch.testing.assert_close(steps[1] - steps[0], expected, rtol=1e-9, atol=1e-12)
             assert gradient.abs().sum() > 0
+
+
+def test_neighbours_without_number_cost_no_work(federate: Federate) -> None:
+    """A client that says to have generated any number costs the others nothing: those beyond get no gradient."""
+    trainer: Any = federate(FedSagePlus(pretrain_epochs=1, generator_rounds=1), rounds=1)
+    trainer.fit(net(), Parts())
+    client = trainer.engine.clients["A"]
+    most = 2 * (10_000 + 100 * 10)
+    rows = torch.rand(most + 50, 7)
+    client._download = Payload({"generated": {"B": rows, "C": rows[:3]}}).to_bytes()
+    sent = client.aggregator._compare(client).group("gradient")
+    assert [tuple(gradient.shape) for gradient in sent.values()] == [(most + 50, 7), (3, 7)]
+    torch.testing.assert_close(sent["B"][:3], sent["C"])
+    assert sent["B"][:most].abs().sum(1).all()
+    assert not sent["B"][most:].any()
 
 
 def test_the_classifier_starts_from_the_first_weights(federate: Federate, recorder: Any) -> None:
