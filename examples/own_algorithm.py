@@ -6,7 +6,7 @@ Classification", 2019. Run it with::
     python examples/own_algorithm.py [FOLDER] [--rounds N]
 
 On the command line, classes of yours go by their import path, from this folder as
-``python -m flgraph fit --trainer.aggregator own_algorithm.ServerMomentum ...`` (``flgraph`` finds what is installed).
+``flgraph fit --trainer.aggregator own_algorithm.ServerMomentum ...``.
 """
 
 from __future__ import annotations

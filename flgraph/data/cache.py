@@ -26,6 +26,10 @@ def cache_folder(cache_dir: str | Path | None = None) -> Path:
     return Path(chosen).expanduser()
 
 
+ROOT = "data.root` or `FLGRAPH_DATA"
+"""What says where data is, in messages."""
+
+
 def data_folders(root: str | Path | None, cache_dir: str | Path | None = None) -> list[Path]:
     """Where data is looked for: in ``root``, or else ``$FLGRAPH_DATA``, if one is named, and in the cache folder."""
     chosen = root or os.environ.get("FLGRAPH_DATA")

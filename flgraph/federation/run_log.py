@@ -123,16 +123,14 @@ class RunLog:
                 logger.save()
 
     def finish(self, status: str, history: History) -> None:
-        """Ends all loggers.
-
-        Clients that went back to an earlier round have its metrics as the newest: what is compared is what is reported.
+        """Ends all loggers, with what is reported of the run: the last round, or the one that clients went back to.
 
         Args:
             status: ``"success"`` or ``"failed"``.
             history: of the run.
         """
-        if status == "success" and history.final:
-            self._log(_means(history.final["mean"]), history.rounds)
+        if status == "success" and (reported := history.final or history.last):
+            self._log(_means(reported["mean"], "reported"), history.rounds)
         for logger in self.loggers:
             if status == "success" and isinstance(logger, TensorBoardLogger) and self._end is not None:
                 logger.experiment.file_writer.add_summary(self._end)
@@ -153,8 +151,8 @@ def _hparams(settings: Mapping[str, Any]) -> dict[str, float | str]:
     return {name: numbers.get(name, text if len(text) <= 60 else f"{text[:59]}…") for name, text in texts.items()}
 
 
-def _means(mean: Mapping[str, float]) -> dict[str, float]:
-    return {f"mean/{_tag(name)}": value for name, value in mean.items()}
+def _means(mean: Mapping[str, float], group: str = "mean") -> dict[str, float]:
+    return {f"{group}/{_tag(name)}": value for name, value in mean.items()}
 
 
 def _tag(metric: str) -> str:

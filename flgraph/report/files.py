@@ -130,7 +130,7 @@ def _head(part: Comparison, method: Method) -> Row:
 def to_latex(comparisons: Sequence[Comparison]) -> str:
     """A ``booktabs`` table: of one data set results and costs, of several the last round of each; the best is bold.
 
-    Without methods that still go on, where others are finished.
+    Without methods that still go on, where others are finished. A star marks other seeds or rounds than most have.
     """
     if len(comparisons) == 1:
         (part,) = comparisons
@@ -151,6 +151,8 @@ def to_latex(comparisons: Sequence[Comparison]) -> str:
             said = f"{heads.pop()[0].capitalize()} after the last round"
     several = any(cell.small for own in rows.values() for cell in own)
     spreads = ": mean ± standard deviation over seeds" if several else ""
+    unlike = {method.label for part in comparisons for method in part.shown if part.unlike(method)}
+    spreads += ". *: other seeds or rounds than most" if unlike else ""
     lines = [
         "% needs \\usepackage{booktabs}",
         "\\begin{table}",
@@ -160,7 +162,10 @@ def to_latex(comparisons: Sequence[Comparison]) -> str:
         "\\toprule",
         *(_row("" if number else "method", head) for number, head in enumerate(heads)),
         "\\midrule",
-        *(_row(label, list(map(_latex_cell, own)), escape=False) for label, own in rows.items()),
+        *(
+            _row(f"{label}{'*' if label in unlike else ''}", list(map(_latex_cell, own)), escape=False)
+            for label, own in rows.items()
+        ),
         "\\bottomrule",
         "\\end{tabular}",
         "\\end{table}",

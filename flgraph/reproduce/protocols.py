@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flgraph.errors import InputError
-from flgraph.reproduce.study import PARTITION
+from flgraph.errors import InputError, expect
+from flgraph.reproduce.study import PARTITION, Study, logged_name
 from flgraph.runs.history import lower_is_better, read_records
 from flgraph.runs.reader import mapping, number
 
@@ -48,6 +48,17 @@ def value_of(results: Mapping[str, Any], protocol: str, metric: str, mean: str) 
     if mean != "mean":  # the others choose a round for every client; their means are unweighted
         return None
     return _best_client(results, metric) if protocol == "best_client" else _best_cluster(results, metric)
+
+
+def check_metrics(study: Study, results: Mapping[str, Any]) -> None:
+    """Refuses a study of metrics of which a finished run has none.
+
+    Raises:
+        InputError: names those that it has.
+    """
+    there = [name for name in mapping(mapping(results.get("final")).get("mean")) if not name.startswith("train/")]
+    known = any(metric.startswith(PARTITION) or logged_name(metric) in there for metric in study.metrics)
+    expect(known or not there, "metric", f"one that runs have, such as {', '.join(there)},", study.metric)
 
 
 def partition_means(results: Mapping[str, Any]) -> dict[str, float]:

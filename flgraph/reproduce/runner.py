@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from flgraph.errors import InputError
 from flgraph.reproduce.index import RunIndex, recorded
+from flgraph.reproduce.protocols import check_metrics
 from flgraph.reproduce.study import Run, Study
 from flgraph.runs.checkpoint import CheckpointStore, read_manifest
 from flgraph.runs.files import writing
@@ -62,6 +63,7 @@ def run_study(
 
     Raises:
         InputError: a run failed; names its log. The other runs are finished first. Or a folder cannot be written.
+            Or the first run that ends measures none of the study's metrics; no other is begun then.
     """
     planned, failed = list(study.runs()), list[Run]()
     waiting = [run for run in planned if find_results(study, run, runs, index) is None]
@@ -72,6 +74,8 @@ def run_study(
     def ended(study: Study, run: Run, code: int) -> None:
         nonlocal done
         done += 1
+        if not code and (found := find_results(study, run, runs)):
+            check_metrics(study, found)
         report(f"[{done}/{len(planned)}] {told(run)}: {'FAILED' if code else 'done'}")
         failed.extend([run] if code else [])
 

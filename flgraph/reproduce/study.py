@@ -259,10 +259,9 @@ def load_study(name: str) -> Study:
         expect(key in known, str(file), f"a study with fields among {', '.join(sorted(known))}", key)
     packaged = file.resolve().parent.parent == _HERE
     content["name"] = f"{file.parent.name}/{file.stem}" if packaged else file.stem
-    try:
-        study = Study(**content, source="" if packaged else name)
-    except TypeError as error:
-        raise InputError(f"study {file}", "one with the fields of `Study`", error) from error
+    lacking = [own.name for own in fields(Study) if own.default is own.default_factory and own.name not in content]
+    expect(not lacking, str(file), f"a study with {', '.join(lacking)}", "one without")
+    study = Study(**content, source="" if packaged else name)
     _check(study)
     return study
 
@@ -314,6 +313,7 @@ def _check(study: Study) -> None:
         expect(isinstance(name, str), f"a name in {where}", "text, in quotes where it is a number,", name)
         expect("," not in name, f"a name in {where}", "without a comma, which stands between names,", name)
         expect("|" not in name, f"a name in {where}", "without `|`, which stands between columns,", name)
+        expect("{" not in name, f"a name in {where}", "without `{`: `values` stand in arguments only,", name)
         expect(isinstance(line, str), f"{where}.{name}", "arguments of `flgraph fit` in one line", line)
         try:
             words = [word.rpartition("=")[2] for word in _words(line) if "{" not in word]
@@ -327,7 +327,10 @@ def _check(study: Study) -> None:
         expect(_whole(rounds, 1), f"method_rounds.{method}", "a positive integer", rounds)
     for name, value in study.values.items():
         expect(
-            not isinstance(value, list), f"values.{name}", "text, or a mapping of settings, or of seeds, to it", value
+            not isinstance(value, list),
+            f"values.{name}",
+            "text, or a mapping of settings, or of seeds, to it (each value to be tried is a method of its own),",
+            value,
         )
     if isinstance(study.metric, str):
         _check_paper(study, "paper", study.paper)

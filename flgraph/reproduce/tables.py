@@ -96,7 +96,8 @@ def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence
     columns = [
         "method", "paper", "final", "difference", "in the paper's spread", "best_val", "best_test (optimistic)",
         *(f"{name} (optimistic)" for name in further), "gain over Local",
-        *([f"over {study.base}"] if study.base else []), "parameters", "of them shared", "MB up / down", "seeds",
+        *([f"over {study.base}"] if study.base else []), "parameters", "of them shared",
+        "MB up / down, whole run", "seeds",
     ]  # fmt: skip
     for metric, setting in dict.fromkeys((cell.metric, cell.setting) for cell in cells):
         title = setting if study.axis == "setting" else f"{study.axis}: {setting}"

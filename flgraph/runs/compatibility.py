@@ -51,6 +51,9 @@ def check_settings(
     names = sorted((now.keys() | then.keys()) - later - MACHINE, key=lambda name: (name.endswith(".content"), name))
     different = [name for name in names if now.get(name) != then.get(name)]
     as_before = f"as in checkpoint {checkpoint}"
+    for name in ("trainer.aggregator", "model"):  # of others, all else is other, too
+        if name in different:
+            raise InputError(name, f"{then.get(name)!r} {as_before}", repr(now.get(name)))
     for here, there, wanted, got in ((now, then, "there", "nothing"), (then, now, "left out", "it")):
         sections = set(_sections(here))
         for name in different:

@@ -26,7 +26,7 @@ FEDPER = ("-c", "configs/method/fedper.yaml")
 # ---------------------------------------------------------------------------------------------------------------- data
 def test_unknown_data_set(call: Call, small: list[str], tu_root: Path) -> None:
     sentence = call("fit", *FEDPER, *small, "--data.datasets", "[ALPHA, GAMMA]").sentence
-    assert sentence.startswith("Expected `root` to be a folder with GAMMA.zip")
+    assert sentence.startswith("Expected `data.root` or `FLGRAPH_DATA` to be a folder with GAMMA.zip")
     assert f"but got {tu_root}, which has neither, and the download failed" in sentence
     assert "no route to host" in sentence
 

@@ -83,7 +83,7 @@ LATER = {
     ),
     "no data set": (
         ["fit", *METHOD, "--data.datasets", "[ALPAH]"],
-        "by the variable FLGRAPH_DATA if not given, but got",
+        "Expected `data.root` or `FLGRAPH_DATA` to be a folder with ALPAH.zip",
     ),
 }
 

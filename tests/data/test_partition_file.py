@@ -231,7 +231,7 @@ def test_other_files(tmp_path: Path) -> None:
 
 
 def test_what_has_no_effect_is_told(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="takes no num_test, which have no effect"):
+    with pytest.warns(UserWarning, match="makes no use of num_test"):
         NodeFederation(path_graph(), partition=written(tmp_path), num_test=5)
 
 

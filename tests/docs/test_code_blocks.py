@@ -27,6 +27,7 @@ import yaml
 
 from flgraph.cli import fit, flare, parser
 from flgraph.cli.main import main
+from flgraph.reproduce.study import load_study
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(
@@ -166,8 +167,11 @@ def check_command(words: list[str], block: Block) -> None:
 
 
 def check_yaml(code: str) -> None:
-    """The sections of a run's configuration, or of a site's settings, are accepted by the parser."""
+    """The sections of a run's configuration, or of a site's settings, are accepted by the parser, and so is a study."""
     content = yaml.safe_load(code)
+    if "methods" in content:
+        Path("study.yaml").write_text(code)
+        assert list(load_study("study.yaml").runs())
     sections = {name: content[name] for name in ("data", "model", "trainer") if name in content}
     if "policy" in content:
         sections.setdefault("trainer", {})["policy"] = content["policy"]

@@ -119,6 +119,18 @@ def test_latex_is_without_methods_that_still_go_on(study: Path, make_run: Any, t
     text = (tmp_path / "table.tex").read_text()
     assert "FedAvg" in text
     assert "MOON" not in text
+    assert "*" not in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_latex_marks_what_has_other_rounds_than_most(study: Path, make_run: Any, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        make_run(f"MOON-seed{seed}", [{"A": 1.0, "B": 1.0}], aggregator="MOON", seed=seed)
+    call(study, "--out", tmp_path / "r.html", "--latex", tmp_path / "table.tex")
+    text = (tmp_path / "table.tex").read_text()
+    assert "over seeds. *: other seeds or rounds than most.}" in text
+    assert [line.split(" & ")[0] for line in text.splitlines() if "*" in line.split(" & ")[0]][1:] == ["MOON*"]
+    assert_balanced(text)
 
 
 def assert_balanced(text: str) -> None:

@@ -88,6 +88,17 @@ def test_failed_run_names_its_log(tiny_study: Callable[..., Study], tmp_path: Pa
 
 
 @pytest.mark.usefixtures("in_process")
+def test_a_misspelt_metric_ends_with_the_first_run(tiny_study: Callable[..., Study], tmp_path: Path) -> None:
+    study = replace(tiny_study(rounds=1), metric="test/acuracy")
+    with pytest.raises(
+        InputError, match=r"`metric` to be one that runs have, such as .*test/accuracy.*, but got 'test/acu"
+    ):
+        run_study(study, tmp_path, jobs=1, report=lambda line: None)
+    runs = list(study.runs())
+    assert 1 <= sum(run_folder(study, run, tmp_path).exists() for run in runs) < len(runs)
+
+
+@pytest.mark.usefixtures("in_process")
 def test_killed_and_started_again_gives_the_same_table(tiny_study: Callable[..., Study], tmp_path: Path) -> None:
     """SIGKILL hits the command, and a run in the middle; what goes on alone is waited for, not started twice."""
     file = tmp_path / "small.yaml"

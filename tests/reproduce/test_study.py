@@ -109,6 +109,7 @@ def test_a_study_may_extend_another(tmp_path: Path) -> None:
         ({"extends": "one", "figure": "pie"}, "one of convergence, settings"),
         ({"extends": "one", "methods": ["O"]}, "`methods` to be among those of one: M, N but got 'O'"),
         ({**base, "methods": {"a, b": "m"}}, "without a comma"),
+        ({**base, "methods": {"lr {lr}": "m"}}, "without `{`: `values` stand in arguments only"),
         (base, "methods"),
     ):
         (tmp_path / "bad.yaml").write_text(yaml.safe_dump(content))
@@ -148,7 +149,10 @@ def test_a_seed_counts_once(tiny_study: Callable[..., Study]) -> None:
         ({"notes": "abc"}, "`notes` to be a list of sentences but got 'abc'"),
         ({"leaderboard": "yes"}, "`leaderboard` to be true or false but got 'yes'"),
         ({"protocols": "best_client"}, "`protocols` to be best_client, or none, in a list, but got 'best_client'"),
-        ({"values": {"g": [1]}}, r"`values\.g` to be text, or a mapping of settings, or of seeds, to it but got \[1\]"),
+        (
+            {"values": {"g": [1]}},
+            r"`values\.g` to be text, or a mapping .* to it \(each value .* own\), but got \[1\]",
+        ),
         ({"paper": {"Y": {"M": [1.0]}}}, "`paper` to be of settings among X but got 'Y'"),
         ({"paper": {"X": {"N": [1.0]}}}, r"`paper\.X` to be of methods among M but got 'N'"),
         ({"paper": {"X": {"M": 50.0}}}, r"`paper\.X\.M` to be \[mean\] or \[mean, standard deviation\] but got 50\.0"),

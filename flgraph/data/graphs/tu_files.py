@@ -18,7 +18,7 @@ from typing import IO, TypeVar
 from torch_geometric.data import download_url
 from torch_geometric.datasets import TUDataset
 
-from flgraph.data.cache import content_key, data_folders
+from flgraph.data.cache import ROOT, content_key, data_folders
 from flgraph.errors import InputError, first_line
 
 T = TypeVar("T")
@@ -72,8 +72,7 @@ def _download(name: str, folders: list[Path]) -> Path:
                 reason = error
             break
     wanted = f"a folder with {name}.zip (from {url}) or {name}/raw/{name}_A.txt and its companions"
-    wanted += ", by the variable FLGRAPH_DATA if not given,"
-    raise InputError("root", wanted, f"{folders[0]}, which has neither, and the download failed ({reason})")
+    raise InputError(ROOT, wanted, f"{folders[0]}, which has neither, and the download failed ({reason})")
 
 
 class TUFiles:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch_geometric.datasets import OGB_MAG
 
-from flgraph.data.cache import cache_folder, content_key, data_folders
+from flgraph.data.cache import ROOT, cache_folder, content_key, data_folders
 from flgraph.data.hetero.container import HeteroGraph
 from flgraph.data.hetero.schema import with_reverse
 from flgraph.errors import InputError, expect, first_line
@@ -67,7 +67,7 @@ def _read_mag(root: str | Path | None) -> HeteroGraph:
         data = OGB_MAG(str(home))[0]
     except Exception as error:  # what PyG raises depends on its files and on the network
         got = f"{found or folders[0]} ({type(error).__name__}: {first_line(error)})"
-        raise InputError("root", "a folder with mag/raw for ogbn-mag", got) from error
+        raise InputError(ROOT, "a folder with mag/raw for ogbn-mag", got) from error
     del data["paper"].year  # no feature of it
     return with_reverse(HeteroGraph.from_pyg(data, "paper", MAG))
 
@@ -130,5 +130,6 @@ def locate_hetero(name: str, file: str, root: str | Path | None) -> Path:
         for folder in (base, base / "entities"):
             if (folder / file).is_file():
                 return folder / file
-    got = f"{folders[0]}, which has none" if len(folders) > 1 else "neither it nor FLGRAPH_DATA"
-    raise InputError("root", f"a folder with {file} for {name}", got)
+    lacks = "has none" if folders[0].is_dir() else "is no folder"
+    got = f"{folders[0]}, which {lacks}" if len(folders) > 1 else "neither"
+    raise InputError(ROOT, f"a folder with {file} for {name}", got)

@@ -406,7 +406,7 @@ def _taken(given: Mapping[str, Any], partition: str, cut: Callable[..., Any] | N
     defaults = inspect.signature(NodeFederation).parameters
     ignored = [key for key in given if key not in taken and given[key] != defaults[key].default]
     if ignored:
-        rank_zero_warn(f"`data.partition: {partition}` takes no {', '.join(ignored)}, which have no effect.")
+        rank_zero_warn(f"`data.partition: {partition}` makes no use of {', '.join(ignored)}.")
     own = {"major_labels", "num_test"}  # None means the function's own default
     return {key: value for key, value in given.items() if key in taken and not (key in own and value is None)}
 

@@ -25,7 +25,7 @@ from torch_geometric.datasets import (
     WikipediaNetwork,
 )
 
-from flgraph.data.cache import cached, content_key, data_folders
+from flgraph.data.cache import ROOT, cached, content_key, data_folders
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.files import FILES, names_pyg, read_node_file, read_pyg_nodes
 from flgraph.data.nodes.generated import generate_nodes, homophily_of
@@ -238,9 +238,8 @@ def _download(name: str, source: _Source, folders: list[Path]) -> Path:
                 os.replace(Path(folder) / source.raw / file, target / file)
     except Exception as error:  # what PyG's downloads raise depends on the protocol and on its libraries
         wanted = f"a folder with {source.files[0]}{' and its companions' * (len(source.files) > 1)} for {name}"
-        wanted += ", by the variable FLGRAPH_DATA if not given,"
         got = f"{folders[0]}, which has none, and the download failed ({first_line(error)})"
-        raise InputError("root", wanted, got) from error
+        raise InputError(ROOT, wanted, got) from error
     return target
 
 

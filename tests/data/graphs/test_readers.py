@@ -317,8 +317,8 @@ def test_download_into_cache(tmp_path: Path, own_cache: Path, root: str, monkeyp
 
 def test_offline(tmp_path: Path, no_network: None) -> None:
     sentence = (
-        r"Expected `root` to be a folder with T\.zip \(from https://.*/T\.zip\) or T/raw/T_A\.txt and its companions, "
-        r"by the variable FLGRAPH_DATA if not given, but got .*, which has neither, and the download "
+        r"Expected `data.root` or `FLGRAPH_DATA` to be a folder with T\.zip \(from https://.*/T\.zip\) or "
+        r"T/raw/T_A\.txt and its companions but got .*, which has neither, and the download "
         r"failed \(<urlopen error no route to host>\)\."
     )
     with pytest.raises(InputError, match=sentence):

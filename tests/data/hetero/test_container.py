@@ -321,5 +321,5 @@ def test_reads_mag_as_pyg_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert ("paper", "rev_writes", "author") in graph.edge_types
     (raw / "relations" / "paper___cites___paper" / "edge.csv.gz").write_bytes(b"torn")
     (raw / "new").mkdir()  # changes the folder's time
-    with pytest.raises(InputError, match=r"`root` to be a folder with mag/raw for ogbn-mag but got .*mag/raw"):
+    with pytest.raises(InputError, match=r"to be a folder with mag/raw for ogbn-mag but got .*mag/raw"):
         read_hetero("ogbn-mag", tmp_path)

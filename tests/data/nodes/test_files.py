@@ -168,7 +168,7 @@ def test_names_must_fit(names: Any, what: str) -> None:
 
 
 def test_tells_arguments_that_have_no_effect() -> None:
-    with pytest.warns(UserWarning, match=r"`data.partition: louvain` takes no num_test, alpha, which have no effect\."):
+    with pytest.warns(UserWarning, match=r"`data.partition: louvain` makes no use of num_test, alpha\."):
         NodeFederation("Cora", partition="louvain", num_test=50, alpha=2.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

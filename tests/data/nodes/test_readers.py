@@ -116,7 +116,7 @@ def test_neither_found_nor_downloaded(name: str, file: str, tmp_path: Path) -> N
     with pytest.raises(InputError) as caught:
         read_nodes(name, tmp_path, tmp_path / "cache")
     message = str(caught.value)
-    assert message.startswith(f"Expected `root` to be a folder with {file}")
+    assert message.startswith(f"Expected `data.root` or `FLGRAPH_DATA` to be a folder with {file}")
     assert message.endswith(f"but got {tmp_path}, which has none, and the download failed (no network here).")
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -275,8 +275,8 @@ def test_tables_of_ogb_are_told_by_their_folder(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("flgraph.data.nodes.ogb.download_url", refuse)
     ogb_tables(tmp_path / "arxiv" / "raw")
-    wanted = "a folder with edge.csv.gz and its companions for ogbn-products, by the variable FLGRAPH_DATA if not given"
-    with pytest.raises(InputError, match=rf"`root` to be {wanted}, but got .* the download failed"):
+    wanted = "a folder with edge.csv.gz and its companions for ogbn-products"
+    with pytest.raises(InputError, match=rf"to be {wanted} but got .* the download failed"):
         read_nodes("ogbn-products", tmp_path / "arxiv" / "raw", tmp_path / "cache")
 
 
