@@ -13,7 +13,7 @@ from torch_geometric.data import HeteroData
 
 from flgraph.data.cache import content_key
 from flgraph.data.checks import require, unused_fields
-from flgraph.data.columns import NUMBER, Coding, Column, expect_classes
+from flgraph.data.columns import NUMBER, Coding, Column, expect_classes, is_absent
 from flgraph.data.graphs.clients import GraphClients
 from flgraph.data.hetero.clients import HeteroClients
 from flgraph.data.hetero.container import HeteroGraph
@@ -146,7 +146,7 @@ def task_of(path: Path) -> Task:
         if any(path.glob("*.graphml")):
             return "graphs"
         names = tables_in(path)
-        return "graphs" if "graphs" in names else "nodes" if "nodes" in names else "hetero"
+        return "graphs" if "graphs" in names else "nodes" if {"nodes", "edges"} & names.keys() else "hetero"
     if path.suffix == ".npz":
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -203,7 +203,7 @@ def _kind(column: Column) -> str:
     if column.kind == "text":
         kinds = len({text for text in column.texts() if text is not None})
         kind = f"text of {kinds} kinds"
-        numbers = sum(Column.of([text], "").kind == NUMBER for text in column.texts() if text is not None)
+        numbers = sum(Column.of([text], "").kind == NUMBER for text in column.texts() if text and not is_absent(text))
         kind += f", {numbers} values of which are numbers" if numbers else ""
     else:
         kind = "numbers" if column.kind == "number" else "points in time (refused, unless declared as `years`)"

@@ -37,7 +37,11 @@ _TIME = re.compile(
 _NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _GROUPED = re.compile(r"[-+]?\d{1,3}([ ,.'\u00a0\u202f]\d{3})+([.,]\d+)?")
+_WHOLE = re.compile(r"(-?\d+)(\.0*)?")
 _LOGICAL = {"true": 1.0, "false": 0.0}
+
+ABSENT = frozenset(("na", "n/a", "#n/a", "<na>", "nan", "null", "none"))
+"""What programs write for a missing value, in small letters. Among numbers it is one; among texts it may be a text."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +66,19 @@ class Column:
             InputError: a number is infinite.
         """
         given = [None if _is_missing(value) else value for value in values]
-        there = [value for value in given if value is not None]
+        told = [None if isinstance(value, str) and is_absent(value) else value for value in given]
+        there = [value for value in told if value is not None]
         if all(isinstance(value, bool | int | float | np.number | np.bool_) for value in there):
-            return cls.of_numbers(_floats(given), where)
+            return cls.of_numbers(_floats(told), where)
         texts = [str(value).strip() for value in there]
         if all(_NUMBER.fullmatch(text) for text in texts):
-            return cls.of_numbers(_floats(given), where)
+            return cls.of_numbers(_floats(told), where)
         if all(text.lower() in _LOGICAL for text in texts):
-            logical = [None if value is None else _LOGICAL[str(value).strip().lower()] for value in given]
+            logical = [None if value is None else _LOGICAL[str(value).strip().lower()] for value in told]
             return cls.of_numbers(_floats(logical), where)
-        kind = (
-            YEARS if all(isinstance(v, date) or _TIME.fullmatch(t) for v, t in zip(there, texts, strict=True)) else TEXT
-        )
-        plain = [None if value is None else _text(value) for value in given]
-        return cls(np.array(plain, dtype=object), kind, where)
+        in_time = all(isinstance(v, date) or _TIME.fullmatch(t) for v, t in zip(there, texts, strict=True))
+        plain = [None if value is None else _text(value) for value in (told if in_time else given)]
+        return cls(np.array(plain, dtype=object), YEARS if in_time else TEXT, where)
 
     @classmethod
     def of_numbers(cls, values: np.ndarray, where: str) -> Column:
@@ -136,6 +139,39 @@ class Column:
 def first_row(found: np.ndarray) -> int:
     """The number of the first row, counted from 1, where something was found ``[n]``; 0 where nothing was."""
     return int(found.argmax()) + 1 if found.any() else 0
+
+
+def is_absent(text: str) -> bool:
+    """Whether a text is one of :data:`ABSENT`."""
+    return text.strip().lower() in ABSENT
+
+
+def refuse_absent(texts: Iterable[str | None], where: str, field: str) -> None:
+    """Refuses texts of which nobody has said whether they are a name or stand for nothing.
+
+    Args:
+        texts: a column's.
+        where: it is, for messages.
+        field: in which names are declared.
+
+    Raises:
+        InputError: there is one of :data:`ABSENT`.
+    """
+    rows = (row for row, text in enumerate(texts, start=1) if text is not None and is_absent(text))
+    row = next(rows, 0)
+    got = f"NA, null or the like in row {row}; if that is a name, declare all names in `{field}`"
+    require(not row, where, "names, and empty where there is none,", got)
+
+
+def class_names(labels: Sequence[str | None]) -> list[str | None]:
+    """Labels as names of classes: where all are whole numbers, without a point, which pandas writes beside gaps.
+
+    >>> class_names(["1.0", None, "0.0"])
+    ['1', None, '0']
+    """
+    found = [None if label is None else _WHOLE.fullmatch(label) for label in labels]
+    whole = all(match or label is None for match, label in zip(found, labels, strict=True))
+    return [match[1] if match else None for match in found] if whole else list(labels)
 
 
 def _is_missing(value: Any) -> bool:
@@ -311,7 +347,7 @@ def expect_classes(labels: Iterable[str | None], where: str) -> None:
     Raises:
         InputError: all are numbers, and not all of them whole.
     """
-    given = {label for label in labels if label is not None}
+    given = {label for label in labels if label is not None and not is_absent(label)}
     measured = all(_NUMBER.fullmatch(label) for label in given) and not all(float(own).is_integer() for own in given)
     require(not measured, where, "classes", "numbers with fractions, which need `data.task` regression")
 
@@ -355,7 +391,7 @@ def derived_columns(tables: Mapping[str, Mapping[str, Column]]) -> dict[str, Kin
         found = {column.kind for column in same if not column.missing.all()}
         where = same[0].where
         if YEARS in found and found <= {YEARS}:
-            got = "points in time; take the column out, or declare it as `years` in `data.columns`"
+            got = "points in time; take the column out, or declare it as `years` (2024-03-01) in `data.columns`"
             raise InputError(where, "numbers or categories", got)
         if found <= {NUMBER}:
             kinds[name] = NUMBER
@@ -368,6 +404,8 @@ def derived_columns(tables: Mapping[str, Mapping[str, Column]]) -> dict[str, Kin
             if column.nearly_numbers():
                 got = f"{column.first_text()} (categories are declared in `data.columns`)"
                 raise InputError(column.where, "numbers, as most of it is,", got)
+        for column in same:
+            refuse_absent(column.texts(), column.where, "data.columns")
         texts = derived_classes(column.texts() for column in same)
         most = f"numbers, or texts of at most {MOST_CATEGORIES} kinds"
         got = f"{len(texts)} kinds of text; take the column out, or declare it in `data.columns`"
@@ -381,7 +419,7 @@ def _names(given: Any, field: str) -> Categories:
     expect(listed, field, "a list of names", given)
     quoted = not any(isinstance(name, bool | None) for name in given)
     require(quoted, field, "names, in quotes where YAML has its own ('yes', 'null')", "one without")
-    names = tuple(_text(name) for name in given)
+    names = tuple(name or "" for name in class_names([_text(name) for name in given]))
     require(len(set(names)) == len(names), field, "different names", "one of them twice")
     return names
 

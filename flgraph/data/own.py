@@ -21,6 +21,7 @@ from flgraph.data.columns import (
     derived_columns,
     derived_targets,
     expect_classes,
+    refuse_absent,
 )
 from flgraph.data.sources import SPLITS, TARGET, Source
 from flgraph.data.splits import split_client
@@ -79,6 +80,7 @@ class Declared:
         if self.task == "multiclass":
             for source in sources.values() if self.classes is None else ():
                 expect_classes(source.labels, f"label of {source.name}")
+                refuse_absent(source.labels, f"label of {source.name}", "data.classes")
                 several = any(name.startswith(TARGET) for name in source.columns) and not any(source.labels)
                 got = "several `label_...`, which need `data.task` multilabel or regression"
                 require(not several, f"label of {source.name}", "a column of classes", got)

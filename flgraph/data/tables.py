@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flgraph.data.checks import require
-from flgraph.data.columns import Column, first_row
+from flgraph.data.columns import Column, first_row, is_absent
 from flgraph.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class Table:
             return Column.of_numbers(series.to_numpy(dtype=np.float64, na_value=np.nan), self.where(name))
         if pd.api.types.is_string_dtype(series):
             numbers = pd.to_numeric(series, errors="coerce")  # many times faster than looking at each
-            if numbers.isna().equals(series.isna()) and not numbers.isna().all():
+            left = series[numbers.isna() & series.notna()]
+            if not numbers.isna().all() and all(map(is_absent, left)):
                 return Column.of_numbers(numbers.to_numpy(dtype=np.float64), self.where(name))
         return Column.of(series.tolist(), self.where(name))
 
@@ -165,7 +166,8 @@ def read_table(file: Path) -> Table:
         else:
             with warnings.catch_warnings():  # pandas would cut off what is beyond the header
                 warnings.simplefilter("error", pd.errors.ParserWarning)
-                frame = pd.read_csv(file, dtype=str, skipinitialspace=True, encoding="utf-8-sig", index_col=False)
+                as_written: Any = {"dtype": str, "keep_default_na": False, "na_values": [""]}
+                frame = pd.read_csv(file, skipinitialspace=True, encoding="utf-8-sig", index_col=False, **as_written)
     except Exception as error:  # what pandas says of a file repeats parts of it
         kind = "text in UTF-8" if isinstance(error, UnicodeDecodeError) else f"a table in {file.suffix[1:].upper()}"
         raise InputError(str(file), kind, _reason(file, error)) from None

@@ -101,7 +101,7 @@ def _limits(policy: Policy, clients: dict[str, Client]) -> Iterator[str]:
     yield "At most, for each client, over all jobs of a run of this name:"
     yield f"  {min(job.rounds, policy.rounds)} rounds of {min(job.local_epochs, policy.local_epochs)} local epochs"
     yield f"  {policy.most_turns(job)} requests for work, {policy.most_evaluations(job)} evaluations"
-    yield f"  {policy.megabytes:g} megabytes sent"
+    yield f"  {policy.megabytes:g} megabytes sent and received"
     yield "A run of another name begins with all of this anew: whether there is one is decided where jobs are approved."
     if policy.secure_sums is not None:
         yield f"Uploads leave in secure sums over {policy.secure_sums} clients or more only."

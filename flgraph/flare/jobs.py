@@ -131,11 +131,16 @@ class Supervisor:
         """Lines about the server, sites that are connected, and jobs, the newest first."""
         info = self._info()
         server = "a job" if str(info.server_info.status) == "started" else "no job"
-        sites = {client.name: time.time() - float(client.last_connect_time) for client in info.client_info}
+        working = {job.job_id for job in info.job_info}
+
+        def state(job: dict[str, Any]) -> str:
+            gone = "RUNNING" in job["status"] and job["job_id"] not in working
+            return "lost, the server was started again" if gone else str(job["status"])
+
         return [
             f"server: up, {server} is running",
-            *(f"site {site}: last heard {seconds:.0f} s ago" for site, seconds in sites.items()),
-            *(f"job {job['job_id']} {job.get('job_name', '')}: {job['status']}" for job in self._jobs()),
+            *(f"site {site}: last heard {time.time() - when:.0f} s ago" for site, when in _heartbeats(info).items()),
+            *(f"job {job['job_id']} {job.get('job_name', '')}: {state(job)}" for job in self._jobs()),
         ]
 
     def submit(self, job: Path) -> str:
@@ -160,7 +165,8 @@ class Supervisor:
         Returns:
             Why the job was lost; empty if the run is done.
         """
-        since: dict[str, float] = {}  # when a site, or the server's half, was first seen outside of the job
+        # When a site, or the server's half, was first seen outside of the job, and the site's last heartbeat then.
+        since: dict[str, tuple[float, float]] = {}
         joined: set[str] = set()
         missing = ""
         while True:
@@ -176,12 +182,16 @@ class Supervisor:
                 info = self._info()
                 working = self._working(job)
                 joined |= working
-                lost = (joined - working) & _heard(info)
+                heard = _heartbeats(info)
+                lost = joined - working
                 if job not in {running.job_id for running in info.job_info}:
                     lost.add("")  # a server that was killed lists its jobs as running for ever
-                since = {name: since.get(name, time.monotonic()) for name in lost}
-                if any(time.monotonic() - when > _GRACE for when in since.values()):
-                    return self._give_up(job, lost, out)
+                since = {name: since.get(name, (time.monotonic(), heard.get(name, 0.0))) for name in lost}
+                late = {name for name, (when, _) in since.items() if time.monotonic() - when > _GRACE}
+                # A site that is gone has no more heartbeats: the others go on without it.
+                back = {name for name in late if not name or heard.get(name, 0.0) > since[name][1]}
+                if back:
+                    return self._give_up(job, back, out)
             time.sleep(1.0)
 
     def _give_up(self, job: str, lost: set[str], out: Path) -> str:
@@ -291,9 +301,14 @@ class Supervisor:
             return new_secure_session(ADMIN, str(self.admin), timeout=10.0)
 
 
+def _heartbeats(info: Any) -> dict[str, float]:
+    """Site to the server's time of its last heartbeat."""
+    return {client.name: float(client.last_connect_time) for client in info.client_info}
+
+
 def _heard(info: Any) -> set[str]:
     """Sites that are there: FLARE itself lists one for ten minutes after its last heartbeat."""
-    last = {client.name: float(client.last_connect_time) for client in info.client_info}
+    last = _heartbeats(info)
     newest = max(last.values(), default=0.0)  # not the time here: clocks may differ
     return {site for site, when in last.items() if when > newest - _HEARD}
 

@@ -34,8 +34,16 @@ def explain(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
         (tmp_path / "local").mkdir(exist_ok=True)
         content = {**yaml.safe_load((EXAMPLE / "north.yaml").read_text()), "policy": policy or {}, **settings}
         (tmp_path / "local" / "flgraph.yaml").write_text(yaml.safe_dump(content))
-        main(["flare", "explain", str(tmp_path), "-c", JOB, *args])
-        return capsys.readouterr().out
+        refused = False
+        try:
+            main(["flare", "explain", str(tmp_path), "-c", JOB, *args])
+        except SystemExit as end:
+            if end.code != 1:
+                raise
+            refused = True
+        text = capsys.readouterr().out
+        assert refused == ("REFUSED" in text)
+        return text
 
     return run
 
@@ -59,7 +67,11 @@ def test_what_leaves_and_what_stays(explain: Callable[..., str], tmp_path: Path)
     assert "metrics" not in text
     assert "train/* to 4 decimals, val/* to 4 decimals, test/* to 4 decimals" in text
     assert "measured with weights that the server chooses" in text
-    for limit in ("10 rounds of 1 local epochs", "80 requests for work, 40 evaluations", "100000 megabytes sent"):
+    for limit in (
+        "10 rounds of 1 local epochs",
+        "80 requests for work, 40 evaluations",
+        "100000 megabytes sent and received",
+    ):
         assert f"  {limit}\n" in text
     assert "The server may not put clients into states that it sends." in text
 

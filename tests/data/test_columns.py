@@ -12,6 +12,7 @@ import torch
 from flgraph.data.columns import (
     Coding,
     Column,
+    class_names,
     declared_classes,
     declared_columns,
     derived_classes,
@@ -39,6 +40,10 @@ def column(*values: Any) -> Column:
         (("1.2.2024",), "years", ["1.2.2024"]),
         ((date(2024, 3, 1),), "years", ["2024-03-01"]),
         (("nine", "inf"), "text", ["nine", "inf"]),
+        (("1", "NA", "2"), "number", [1, np.nan, 2]),
+        (("true", "None", "n/a"), "number", [1, np.nan, np.nan]),
+        (("2024-03-01", "null"), "years", ["2024-03-01", None]),
+        (("ZA", "NA", "DE"), "text", ["ZA", "NA", "DE"]),
     ],
 )
 def test_kinds(values: tuple[Any, ...], kind: str, expected: list[Any]) -> None:
@@ -103,6 +108,24 @@ def test_derived_classes() -> None:
     assert derived_classes([["b", None], ["a"]]) == ("a", "b")
     assert derived_classes([["10", "2"], ["-1"]]) == ("-1", "2", "10")
     assert derived_classes([["0"]], least=3) == ("0", "1", "2")
+
+
+def test_names_of_classes() -> None:
+    """``0.0`` is how pandas writes ``0`` beside gaps: partners that have none write ``0``."""
+    assert class_names(["1.0", None, "0."]) == ["1", None, "0"]
+    assert class_names(["1.0", "a"]) == ["1.0", "a"]
+    assert class_names(["007", "1.5", "2"]) == ["007", "1.5", "2"]
+    assert declared_classes(["1.0", "0.0"]) == ("1", "0")
+
+
+def test_what_may_be_a_name_or_nothing_is_declared() -> None:
+    country = Column.of(["ZA", "NA", None], "n")
+    with pytest.raises(
+        InputError, match=r"`n` to be names, and empty .* but got NA, null .* in row 2; .*`data.columns`"
+    ):
+        derived_columns({"north": {"country": country}})
+    coding = Coding((), {"country": ("NA", "ZA")}, "zero")
+    assert coding.features({"country": country}, 3, "n").tolist() == [[0, 1], [1, 0], [0, 0]]
 
 
 def test_derived_columns() -> None:

@@ -66,6 +66,29 @@ def made(data: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------------------- nodes
+@pytest.mark.parametrize("name", ["None", "NA", "null", "nan"])
+def test_names_that_other_programs_take_for_nothing(name: str, tmp_path: Path) -> None:
+    """Pandas drops them: a third of the labels was gone, and nobody was told."""
+    rows = [(name if n == 0 else n, (name, "card")[n % 2], n / 10) for n in range(12)]
+    edges = [("source", "target"), (name, 1), *((n, n + 1) for n in range(1, 11))]
+    ring(tmp_path / "north", nodes=[("id", "label", "amount"), *rows], edges=edges)
+    with pytest.raises(InputError, match=r"`label of .*north` to be names, .* in row 1; .* in `data\.classes`\."):
+        NodeClients({"north": "north"}, root=str(tmp_path)).setup()
+    data = made(NodeClients({"north": "north"}, root=str(tmp_path), classes=["card", name]))
+    assert data.client("north").graph.y.tolist() == [1, 0] * 6
+    assert sum(len(getattr(data.client("north"), part)) for part in ("train", "val", "test")) == 12
+
+
+def test_whole_numbers_are_one_class_however_a_partner_writes_them(tmp_path: Path) -> None:
+    for client, digits, gap in (("north", "{}", "1"), ("east", "{}.0", "")):
+        rows = [(n, gap if n == 3 else digits.format(n % 2), n / 10) for n in range(12)]
+        edges = [("source", "target"), *((n, n + 1) for n in range(11))]
+        ring(tmp_path / client, nodes=[("id", "label", "amount"), *rows], edges=edges)
+    data = made(NodeClients({name: name for name in ("north", "east")}, root=str(tmp_path)))
+    assert data.class_names == ("0", "1")
+    assert [data.client(name).graph.y[5].item() for name in ("north", "east")] == [1, 1]
+
+
 def test_tables_of_nodes(tmp_path: Path) -> None:
     ring(tmp_path / "north")
     ring(tmp_path / "east", count=9)

@@ -135,6 +135,13 @@ def test_results_are_handed_over(supervise: Any, tmp_path: Path) -> None:
     ]
 
 
+def test_a_job_that_went_with_its_server_is_not_said_to_run(supervise: Any) -> None:
+    supervisor, flare, _ = supervise(done)
+    flare.submit_job("", "")
+    flare.jobs[0].served = False
+    assert supervisor.status()[-1] == "job 0 run: lost, the server was started again"
+
+
 def test_a_site_that_was_started_again_loses_the_job(supervise: Any, tmp_path: Path) -> None:
     """After a while in which it is there and not part of the job; before, it may still begin, or just have ended."""
 
@@ -155,7 +162,7 @@ def test_a_site_that_is_away_does_not_lose_the_job(supervise: Any, tmp_path: Pat
     def west_is_away(job: Job) -> None:
         away = 5 <= job.age < 100
         job.sites = {"north"} if away else {"north", "west"}
-        job.flare.heard["west"] = -1000.0 if away else job.flare.now
+        job.flare.heard["west"] = job.began + 5 if away else job.flare.now
         if job.age >= 110 and job.status == "RUNNING":
             job.end()
             job.finish()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from flgraph.data.checks import require
-from flgraph.data.columns import Coding, Column
+from flgraph.data.columns import Coding, Column, class_names
 from flgraph.data.hetero.container import EdgeType, HeteroGraph
 from flgraph.data.hetero.readers import read_npz
 from flgraph.data.own import Splits
@@ -148,7 +148,11 @@ def _of_folder(path: Path) -> HeteroTables:
         {kind: len(table) for kind, table in tables.items()},
         edges,
         {kind: {n: table.column(n) for n in table.names if n not in _NOT_FEATURES} for kind, table in tables.items()},
-        {kind: table.texts("label", empty=True) for kind, table in tables.items() if "label" in table.names},
+        {
+            kind: class_names(table.texts("label", empty=True))
+            for kind, table in tables.items()
+            if "label" in table.names
+        },
         {
             kind: checked_split(table.texts("split", empty=True), table.where("split"))
             for kind, table in tables.items()
