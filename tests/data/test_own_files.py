@@ -11,6 +11,7 @@ import networkx as nx
 import numpy as np
 import pandas as pd
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch_geometric.data import Data, HeteroData
 
@@ -515,6 +516,27 @@ def test_what_nobody_has_labelled(kind: str, tmp_path: Path, caplog: pytest.LogC
     both = Clients({"north": tmp_path, "east": (paths if kind == "graphs" else ring)(tmp_path / "east")}, **how)
     with pytest.raises(InputError, match=r"label of .*` to be there for some but got none"):
         both.setup()
+
+
+@pytest.mark.parametrize("kind", ["graphs", "nodes"])
+def test_a_model_tells_of_new_data_without_labels(kind: str, tmp_path: Path) -> None:
+    """As docs/results.md has it: columns are declared, classes are not, as nobody has any."""
+    clients, make = {"graphs": (GraphClients, paths), "nodes": (NodeClients, ring)}[kind]
+    columns: Any = {"element": ["C", "N"]} if kind == "graphs" else {"branch": ["city", "online"], "years": "number"}
+    old = made(clients({"north": make(tmp_path / "old")}, columns=columns))
+    model: Any = models.GNN() if kind == "graphs" else models.NodeSAGE()
+    settings: Any = {"default_root_dir": str(tmp_path / "runs"), "accelerator": "cpu"}
+    trainer = FederatedTrainer(callbacks.FedAvg(), rounds=1, **settings)
+    trainer.fit(model, old)
+    assert trainer.run_dir is not None
+    kept = trainer.run_dir / "checkpoints" / "last" / "clients" / "north.ckpt"
+    table = make(tmp_path / "new", 30) / f"{kind}.csv"
+    pd.read_csv(table, dtype=str).drop(columns="label").to_csv(table, index=False)
+    new = made(clients({"new": tmp_path / "new"}, columns=columns)).client("new")
+    plain = pl.Trainer(logger=False, enable_progress_bar=False, accelerator="cpu")
+    told = torch.cat(plain.predict(type(model).load_from_checkpoint(kept), new))
+    assert told.shape == (30, 2)
+    assert list(new.prediction_rows["id"])[:2] == (["M0", "M1"] if kind == "graphs" else ["000", "001"])
 
 
 def test_links_of_own_tables_have_ids(tmp_path: Path) -> None:
