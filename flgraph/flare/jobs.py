@@ -191,7 +191,7 @@ class Supervisor:
                 # A site that is gone has no more heartbeats: the others go on without it.
                 back = {name for name in late if not name or heard.get(name, 0.0) > since[name][1]}
                 if back:
-                    return self._give_up(job, back, out)
+                    return self._give_up(job, back | (lost & {""}), out)
             time.sleep(1.0)
 
     def _give_up(self, job: str, lost: set[str], out: Path) -> str:

@@ -156,6 +156,24 @@ def test_a_site_that_was_started_again_loses_the_job(supervise: Any, tmp_path: P
     assert reported[2] == "job 1, attempt 2, sites north, west"
 
 
+def test_sites_that_are_done_while_one_is_gone_lose_nothing(supervise: Any, tmp_path: Path) -> None:
+    """FLARE waits for the one that is gone; the others end their part a little before the server does."""
+
+    def west_dies(job: Job) -> None:
+        if job.age >= 5:
+            job.sites.discard("west")
+            job.flare.heard["west"] = job.began + 5
+        if job.age >= 50:
+            job.sites.discard("north")
+        if job.age >= 55 and job.served:
+            job.end()
+
+    supervisor, flare, reported = supervise(west_dies)
+    assert supervisor.run("run", "", tmp_path / "out", OPTIONS) == tmp_path / "out" / "run"
+    assert flare.jobs[0].aborted
+    assert reported == ["job 0, attempt 1, sites north, west"]
+
+
 def test_a_site_that_is_away_does_not_lose_the_job(supervise: Any, tmp_path: Path) -> None:
     """It is late, and may come back to its part."""
 
