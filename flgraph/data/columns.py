@@ -146,23 +146,6 @@ def is_absent(text: str) -> bool:
     return text.strip().lower() in ABSENT
 
 
-def refuse_absent(texts: Iterable[str | None], where: str, field: str) -> None:
-    """Refuses texts of which nobody has said whether they are a name or stand for nothing.
-
-    Args:
-        texts: a column's.
-        where: it is, for messages.
-        field: in which names are declared.
-
-    Raises:
-        InputError: there is one of :data:`ABSENT`.
-    """
-    rows = (row for row, text in enumerate(texts, start=1) if text is not None and is_absent(text))
-    row = next(rows, 0)
-    got = f"NA, null or the like in row {row}; if that is a name, declare all names in `{field}`"
-    require(not row, where, "names, and empty where there is none,", got)
-
-
 def class_names(labels: Sequence[str | None]) -> list[str | None]:
     """Labels as names of classes: where all are whole numbers, without a point, which pandas writes beside gaps.
 
@@ -329,14 +312,26 @@ def check_missing(missing: str) -> None:
     expect(missing in get_args(Missing), "data.missing", f"one of {', '.join(get_args(Missing))}", missing)
 
 
-def derived_classes(labels: Iterable[Iterable[str | None]], least: int = 0) -> Categories:
+def derived_classes(
+    labels: Iterable[tuple[str, Iterable[str | None]]], least: int = 0, field: str = "data.classes"
+) -> Categories:
     """All labels that some client has, in the order of numbers where they are whole numbers, else of letters.
 
     Args:
-        labels: of each client.
+        labels: of each client, and before them where they are, for messages.
         least: so many classes that are numbers are there in any case.
+        field: in which names are declared.
+
+    Raises:
+        InputError: one is of :data:`ABSENT`: nobody has said whether it is a name or stands for nothing.
     """
-    found = {label for own in labels for label in own if label is not None} | set(map(str, range(least)))
+    found = set(map(str, range(least)))
+    for where, given in labels:
+        own = list(given)
+        row = first_row(np.array([label is not None and is_absent(label) for label in own]))
+        got = f"NA, null or the like in row {row}; if that is a name, declare all names in `{field}`"
+        require(not row, where, "names, and empty where there is none,", got)
+        found |= {label for label in own if label is not None}
     whole = all(re.fullmatch(r"-?\d+", label) for label in found)
     return tuple(sorted(found, key=int) if whole else sorted(found))
 
@@ -404,9 +399,7 @@ def derived_columns(tables: Mapping[str, Mapping[str, Column]]) -> dict[str, Kin
             if column.nearly_numbers():
                 got = f"{column.first_text()} (categories are declared in `data.columns`)"
                 raise InputError(column.where, "numbers, as most of it is,", got)
-        for column in same:
-            refuse_absent(column.texts(), column.where, "data.columns")
-        texts = derived_classes(column.texts() for column in same)
+        texts = derived_classes(((column.where, column.texts()) for column in same), field="data.columns")
         most = f"numbers, or texts of at most {MOST_CATEGORIES} kinds"
         got = f"{len(texts)} kinds of text; take the column out, or declare it in `data.columns`"
         require(len(texts) <= MOST_CATEGORIES, where, most, got)
@@ -419,7 +412,7 @@ def _names(given: Any, field: str) -> Categories:
     expect(listed, field, "a list of names", given)
     quoted = not any(isinstance(name, bool | None) for name in given)
     require(quoted, field, "names, in quotes where YAML has its own ('yes', 'null')", "one without")
-    names = tuple(name or "" for name in class_names([_text(name) for name in given]))
+    names = tuple(map(str, class_names([_text(name) for name in given])))
     require(len(set(names)) == len(names), field, "different names", "one of them twice")
     return names
 

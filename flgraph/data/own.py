@@ -21,7 +21,6 @@ from flgraph.data.columns import (
     derived_columns,
     derived_targets,
     expect_classes,
-    refuse_absent,
 )
 from flgraph.data.sources import SPLITS, TARGET, Source
 from flgraph.data.splits import split_client
@@ -80,12 +79,13 @@ class Declared:
         if self.task == "multiclass":
             for source in sources.values() if self.classes is None else ():
                 expect_classes(source.labels, f"label of {source.name}")
-                refuse_absent(source.labels, f"label of {source.name}", "data.classes")
                 several = any(name.startswith(TARGET) for name in source.columns) and not any(source.labels)
                 got = "several `label_...`, which need `data.task` multilabel or regression"
                 require(not several, f"label of {source.name}", "a column of classes", got)
             least = max(source.least_classes for source in sources.values())
-            classes = self.classes or derived_classes((source.labels for source in sources.values()), least)
+            classes = self.classes or derived_classes(
+                ((f"label of {source.name}", source.labels) for source in sources.values()), least
+            )
             if len(classes) == 1 and self.classes is None:
                 rank_zero_warn("All labels of `data` are of one class: every answer will be right.")
         else:

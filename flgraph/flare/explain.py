@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from flgraph.errors import FAILED, POLICY, REFUSED
+from flgraph.errors import FAILED, POLICY, REFUSED, PolicyError
 from flgraph.federation.budget import SPENDING, Spending
 from flgraph.federation.client import Client
 from flgraph.federation.policy import NUM_SAMPLES, Policy
@@ -28,6 +28,7 @@ def explain(kit: Path, config: str) -> Iterator[str]:
 
     Raises:
         InputError: the configuration names a class that the site does not allow, or cannot be used with its data.
+        PolicyError: after all lines, if the policy refuses a client.
     """
     settings = read_settings(kit)
     policy = Policy.of(settings.policy)
@@ -37,8 +38,10 @@ def explain(kit: Path, config: str) -> Iterator[str]:
     yield f"The job: {job.algorithm}, {job.rounds} rounds, {job.local_epochs} local epochs in each exchange."
     if job.reveals:
         yield f"What it reveals of single records: {job.reveals}"
+    refused = []
     for name, client in clients.items():
         refusals = list(policy.refusals(client.door.job))
+        refused += [name] if refusals else []
         yield ""
         yield f"Client {name}: {'REFUSED, so that nothing would leave' if refusals else 'takes part'}."
         yield from (f"  refused: {refusal}" for refusal in refusals)
@@ -47,6 +50,8 @@ def explain(kit: Path, config: str) -> Iterator[str]:
     yield ""
     yield from _limits(policy, clients)
     yield from _privacy(policy, spent)
+    if refused:
+        raise PolicyError("job", "allowed by the site's policy", f"refused for {', '.join(refused)}, see above")
 
 
 def _leaves(client: Client, policy: Policy, sent: str, trainer: Mapping[str, Any]) -> Iterator[str]:

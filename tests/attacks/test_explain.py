@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,15 +35,18 @@ def explain(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
         (tmp_path / "local").mkdir(exist_ok=True)
         content = {**yaml.safe_load((EXAMPLE / "north.yaml").read_text()), "policy": policy or {}, **settings}
         (tmp_path / "local" / "flgraph.yaml").write_text(yaml.safe_dump(content))
-        refused = False
         try:
             main(["flare", "explain", str(tmp_path), "-c", JOB, *args])
-        except SystemExit as end:
-            if end.code != 1:
+        except SystemExit:
+            text, said = capsys.readouterr()
+            sys.stderr.write(said)
+            if not text:
                 raise
-            refused = True
+            assert "REFUSED" in text
+            assert "Expected `job` to be allowed by the site's policy but got refused for trees, see above." in said
+            return text
         text = capsys.readouterr().out
-        assert refused == ("REFUSED" in text)
+        assert "REFUSED" not in text
         return text
 
     return run

@@ -197,7 +197,10 @@ def test_no_configuration_of_the_package_is_refused(method: Path) -> None:
     model = yaml.safe_load(method.read_text())["model"]["class_path"]
     folder = outline(model).path.split(".")[2]  # type: ignore[union-attr]
     data = {"graphs": "chem", "nodes": "cora", "hetero": "aifb", "unsupervised": "proteins"}[folder]
-    typos.check("fit", ["-c", str(method.parents[1] / "data" / f"{data}.yaml"), "-c", str(method)])
+    args = ["-c", str(method.parents[1] / "data" / f"{data}.yaml"), "-c", str(method)]
+    typos.check("fit", args)
+    with pytest.raises(InputError, match=r"trainer\.roundz"):  # it was looked at
+        typos.check("fit", [*args, "--trainer.roundz", "3"])
 
 
 @pytest.mark.parametrize(
@@ -214,6 +217,8 @@ def test_no_configuration_of_the_package_is_refused(method: Path) -> None:
 )
 def test_what_the_parser_takes_is_not_refused_before(args: list[str]) -> None:
     typos.check("fit", args)
+    with pytest.raises(InputError, match=r"trainer\.roundz"):  # it was looked at
+        typos.check("fit", [*args, "--trainer.roundz", "3"])
 
 
 def test_classes_of_the_current_folder(

@@ -105,9 +105,9 @@ def test_labels() -> None:
 
 
 def test_derived_classes() -> None:
-    assert derived_classes([["b", None], ["a"]]) == ("a", "b")
-    assert derived_classes([["10", "2"], ["-1"]]) == ("-1", "2", "10")
-    assert derived_classes([["0"]], least=3) == ("0", "1", "2")
+    assert derived_classes([("n", ["b", None]), ("e", ["a"])]) == ("a", "b")
+    assert derived_classes([("n", ["10", "2"]), ("e", ["-1"])]) == ("-1", "2", "10")
+    assert derived_classes([("n", ["0"])], least=3) == ("0", "1", "2")
 
 
 def test_names_of_classes() -> None:

@@ -56,7 +56,7 @@ class FlatGraphs:
         x: node features ``[N, F]``, float, or an integer type for features that are small whole numbers (one-hots); a
             batch holds them as float32.
         edge_index: ``[2, E]`` integers, source and target as node numbers *within* the graph; sorted by (source,
-            target) inside every graph. Use :meth:`from_pyg` or :func:`sort_edges` when they may not be.
+            target) inside every graph. Use :meth:`from_pyg` when they may not be.
         y: class of each graph ``[G]``, int64; or its labels or numbers ``[G, T]``, float32.
         node_ptr: ``[G + 1]``; graph ``g`` owns the rows ``node_ptr[g]:node_ptr[g + 1]`` of ``x``.
         edge_ptr: ``[G + 1]``; graph ``g`` owns the columns ``edge_ptr[g]:edge_ptr[g + 1]`` of ``edge_index``.
@@ -377,11 +377,6 @@ class FlatGraphs:
         batch._slice_dict = slices  # what `to_data_list` and `batch[i]` read
         batch._inc_dict = {key: increments.get(key, zeros) for key in slices}
         return batch
-
-
-def sort_edges(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor) -> Tensor:
-    """Sorts the columns of ``edge_index [2, E]`` by (graph, source, target), nodes numbered within their graph."""
-    return edge_index[:, _edge_order(edge_index, node_ptr, edge_ptr)]
 
 
 def _edge_order(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor) -> Tensor:

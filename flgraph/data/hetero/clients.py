@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from flgraph.data.checks import check_clients, warn_of_unused
-from flgraph.data.columns import Coding, Missing, declared_columns, derived_classes, derived_columns, refuse_absent
+from flgraph.data.columns import Coding, Missing, declared_columns, derived_classes, derived_columns
 from flgraph.data.federation import Federation
 from flgraph.data.hetero.container import HeteroGraph
 from flgraph.data.hetero.datamodule import HeteroClientData, HeteroTask, check_task, client_data
@@ -121,10 +121,8 @@ class HeteroClients(Federation[HeteroClientData]):
         if self.declared.apart:
             wanted = "given where partners keep their files apart, so that all count alike,"
             expect(self.declared.classes is not None, "data.classes", wanted, "none")
-        tables = {name: source for name, source in read.items() if isinstance(source, HeteroTables)}
-        labels = [source.labels[targets[name]] for name, source in tables.items()]
-        for name, own in zip(tables, labels, strict=True) if self.declared.classes is None else ():
-            refuse_absent(own, f"label of {name}", "data.classes")
+        tables = ((name, source) for name, source in read.items() if isinstance(source, HeteroTables))
+        labels = ((f"label of {name}", source.labels[targets[name]]) for name, source in tables)
         least = max([0, *(source.num_classes for source in read.values() if isinstance(source, HeteroGraph))])
         return self.declared.classes or derived_classes(labels, least)
 

@@ -1,0 +1,79 @@
+"""Clients that bring nodes and edges of several types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from own_files import library, made
+from torch_geometric.data import HeteroData
+
+from flgraph.data import HeteroClients, HeteroGraph
+from flgraph.errors import InputError
+
+
+def test_tables_of_types(tmp_path: Path) -> None:
+    library(tmp_path / "north")
+    library(tmp_path / "east", paper=[("id", "pages"), *((f"p{n}", n) for n in range(20))])
+    data = made(HeteroClients({"north": "north", "east": "east"}, root=str(tmp_path)))
+    graph = data.client("north").graph
+    assert repr(graph) == "HeteroGraph(north: 24 nodes of 2 types, 24 edges of 2 types, 2 classes)"
+    assert graph.target == "author"
+    assert {kind[1] for kind in graph.edge_types} == {"writes", "rev_writes"}
+    assert graph.x["paper"][:, 0].tolist() == list(range(12))
+    assert "author" not in graph.x
+    assert data.statistics["clients"]["east"]["nodes"] == 32
+    links = HeteroClients({"north": tmp_path / "north"}, task="links", links={"num_negatives": 2})
+    with pytest.warns(UserWarning, match="Not used of the data of `north`: label of author"):
+        links.setup()
+    assert links.client("north").num_train_samples > 0
+
+
+def test_pyg_of_types(tmp_path: Path) -> None:
+    data = HeteroData()
+    data["author"].y, data["author"].x = torch.arange(12) % 2, torch.rand(12, 3)
+    data["paper"].num_nodes = 12
+    data["author", "writes", "paper"].edge_index = torch.arange(12).repeat(2, 1)
+    torch.save(data, tmp_path / "a.pt")
+    library(tmp_path / "b")
+    clients = made(HeteroClients({"file": tmp_path / "a.pt", "object": data, "tables": tmp_path / "b"}))
+    assert clients.client("file").graph.content == clients.client("object").graph.content
+    assert clients.client("file").num_train_samples == 7
+    data["author", "writes", "paper"].edge_weight = torch.rand(12)
+    with pytest.warns(UserWarning, match="`object`: edge_weight of author-writes-paper"):
+        HeteroClients({"object": data}).setup()
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "sentence"),
+    [
+        ({"paper__cites": [("source", "target")]}, {}, "to be called like a node type .* but got another name"),
+        ({"paper__in__journal": [("source", "target")]}, {}, "between node types that have tables"),
+        ({"paper": [("id", "label"), *((f"p{n}", 1) for n in range(12))]}, {}, "`data.target` to be given, unless one"),
+        ({}, {"target": "paper"}, "`data.target` to be a node type of .* with labels but got 'paper'"),
+        (
+            {},
+            {"columns": {"paper": {"pages": ["1", "2"]}}},
+            "one of its 2 declared categories but got another in row 1",
+        ),
+    ],
+)
+def test_refused_tables_of_types(tmp_path: Path, changes: Any, options: Any, sentence: str) -> None:
+    library(tmp_path, **changes)
+    with pytest.raises(InputError, match=sentence):
+        HeteroClients({"north": tmp_path}, **options).setup()
+
+
+def test_types_apart_must_be_declared(tmp_path: Path) -> None:
+    library(tmp_path)
+    for options, field in (({}, "classes"), ({"classes": ["x", "y"]}, "columns.paper")):
+        data = HeteroClients({"north": tmp_path}, **options)
+        data.declared.apart = True
+        with pytest.raises(InputError, match=f"`data.{field}` to be given where partners keep their files apart"):
+            data.setup()
+    data = HeteroClients({"north": tmp_path}, classes=["x", "y"], columns={"paper": {"pages": "number"}})
+    data.declared.apart = True
+    data.setup()
+    assert isinstance(data.client("north").graph, HeteroGraph)
