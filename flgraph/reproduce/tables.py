@@ -99,10 +99,10 @@ def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence
         *([f"over {study.base}"] if study.base else []), "parameters", "of them shared",
         "MB up / down, whole run", "seeds",
     ]  # fmt: skip
+    rows: dict[str, list[list[str]]] = {}
     for metric, setting in dict.fromkeys((cell.metric, cell.setting) for cell in cells):
         title = setting if study.axis == "setting" else f"{study.axis}: {setting}"
         title += f", {in_words(metric)}" if len(study.metrics) > 1 else ""
-        lines += ["", f"## {title}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
         here = {(c.method, c.protocol): c for c in cells if (c.metric, c.setting) == (metric, setting)}
         runs = {method: results for (where, method), results in done.items() if where == setting}
         local = next((name for name in ("Local", "Local Only") if (name, "final") in here), "")
@@ -123,7 +123,12 @@ def _sections(study: Study, done: Done, cells: Sequence[Cell], figures: Sequence
                 " / ".join(_grouped(sent) for sent in (first.up, first.down) if math.isfinite(sent)) or "-",
                 str(first.seeds),
             ]
-            lines.append(f"| {' | '.join(row)} |")
+            rows.setdefault(title, []).append(row)
+    several = [row for own in rows.values() for row in own]
+    used = [at for at, name in enumerate(columns) if name == "final" or any(row[at] != "-" for row in several)]
+    for title, own in rows.items():
+        head, *body = [f"| {' | '.join(row[at] for at in used)} |" for row in (columns, *own)]
+        lines += ["", f"## {title}", "", head, "|---" * len(used) + "|", *body]
     return [*lines, ""]
 
 
