@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -118,21 +118,22 @@ class Column:
         return "something else"
 
     def years(self) -> np.ndarray:
-        """Years since 2000 of points in time written as ISO 8601 has them (``2024-03-01T12:00``).
+        """Years since 2000 of points in time in ISO 8601 (``2024-03-01T12:00``); in UTC where no zone is written.
 
         Raises:
             InputError: one is written otherwise.
         """
         found = np.full(len(self.values), np.nan)
         for row, value in enumerate(self.texts()):
+            if value is None:
+                continue
             try:
-                if value is not None:
-                    found[row] = (
-                        datetime.fromisoformat(value).replace(tzinfo=None) - datetime(2000, 1, 1)
-                    ).total_seconds()
+                moment = datetime.fromisoformat(value)
             except ValueError:
                 wanted = "points in time such as 2024-03-01 or 2024-03-01T12:00"
                 raise InputError(self.where, wanted, f"something else in row {row + 1}") from None
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+            found[row] = (moment - datetime(2000, 1, 1, tzinfo=UTC)).total_seconds()
         return found / (365.25 * 86400)
 
 

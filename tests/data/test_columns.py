@@ -74,6 +74,11 @@ def test_features() -> None:
     assert Coding((), {}).features({}, 2, "t").tolist() == [[1], [1]]
 
 
+def test_one_moment_in_two_zones_is_one_number() -> None:
+    values = Column.of(["2024-03-01T12:00", "2024-03-01T12:00Z", "2024-03-01T14:00+02:00"], "seen").years()
+    assert values[0] == values[1] == values[2] == (8826 + 0.5) / 365.25
+
+
 @pytest.mark.parametrize(
     ("kinds", "sentence"),
     [
