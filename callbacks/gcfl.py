@@ -30,6 +30,7 @@ class GCFL(FedPer):
     minimum cut of the complete graph over the members whose edges weigh what the updates' cosine similarity is
     (negative ones count as 0, since minimum cuts know no negative weights). Then every cluster is averaged on its own.
     A client that took no part in a round counts with its last update; a cluster with one that never took part stays.
+    One that is left out for the rest of the run no longer counts.
 
     ``results.json`` holds the clusters and every split; TensorBoard the number of clusters, each client's cluster
     (``cluster/CLIENT``), and the two norms of every cluster, from which thresholds can be chosen.
@@ -92,7 +93,7 @@ class GCFL(FedPer):
             self._updates[client] = _flat(upload.group()) - _flat(self._models[self._cluster_of(client)])
 
     def _should_split(self, number: int, round: int) -> bool:
-        members = self._clusters[number]
+        members = self._active(number)
         known = [self._updates[client] for client in members if client in self._updates]
         if not known:
             return False
@@ -104,12 +105,17 @@ class GCFL(FedPer):
         return may and mean < self.eps1 and longest > self.eps2
 
     def _split(self, number: int, round: int) -> None:
-        members = self._clusters[number]
-        first, second = minimum_cut(members, self.similarity(members))
+        members = self._active(number)
+        _, second = minimum_cut(members, self.similarity(members))
+        first = [client for client in self._clusters[number] if client not in second]
         self._splits.append({"round": round, "cluster": number, "into": [first, second]})
         self._clusters[number] = first
         self._clusters.append(second)
         self._models.append(self._models[number])
+
+    def _active(self, number: int) -> list[str]:
+        """The members of a cluster that are still asked."""
+        return [client for client in self._clusters[number] if client not in self.excluded]
 
     def similarity(self, clients: Sequence[str]) -> Tensor:
         """How alike clients are, ``[n, n]`` and not negative: what the minimum cut takes as edge weights."""

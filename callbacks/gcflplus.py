@@ -57,7 +57,7 @@ class GCFLPlus(GCFL):
             self._sequences[client] = sequence[-self.sequence_length :]
 
     def _should_split(self, number: int, round: int) -> bool:
-        full = all(len(self._sequences[client]) == self.sequence_length for client in self._clusters[number])
+        full = all(len(self._sequences[client]) == self.sequence_length for client in self._active(number))
         return super()._should_split(number, round) and full
 
     def _split(self, number: int, round: int) -> None:

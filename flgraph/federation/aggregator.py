@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
 import pytorch_lightning as pl
@@ -87,6 +87,9 @@ class Aggregator(FederatedCallback):
 
     owners: Mapping[str, Sequence[str]] = {}
     """Client to the names of the tensors that it shares; set on the server half before :meth:`start`."""
+
+    excluded: Collection[str] = ()
+    """Clients that are left out for the rest of the run; set on the server half as soon as they are."""
 
     template: Model | None = None
     """The run's model as the trainer got it, sizes that data decides still open; set on the server half before

@@ -119,6 +119,7 @@ class Server:
     def exclude(self, clients: Collection[str]) -> None:
         """Leaves clients out for the rest of the run."""
         self.excluded |= set(clients)
+        self.aggregator.excluded = self.excluded
         self.engine.leave_out(clients)
 
     def begin(self) -> None:

@@ -158,7 +158,7 @@ def test_a_site_that_cannot_load(fit: Callable[..., Any], code: str) -> None:
     fit("save", header(error=code))
     for do in ("load", "save"):
         trainer = fit(do, header(error=code), ckpt_path="last")
-        assert trainer.server.excluded == {"C"}
+        assert trainer.server.excluded == trainer.server.aggregator.excluded == {"C"}
 
 
 @pytest.mark.parametrize(

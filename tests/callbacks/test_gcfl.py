@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,20 @@ def test_an_absent_client_counts_with_its_last_update() -> None:
     middle = model_of(server, "A")[0]
     server.aggregate(sent({"A": [middle + 1, 0], "D": [middle - 1, 0]}), 3, "train")
     assert server.summary()["clusters"] == [["A", "B"], ["C", "D"]]
+
+
+@pytest.mark.parametrize("kind", [GCFL, partial(GCFLPlus, sequence_length=1)])
+@pytest.mark.parametrize("heard", [False, True])
+def test_who_is_left_out_does_not_count(kind: Callable[..., GCFL], heard: bool) -> None:
+    """Neither by never having sent anything nor by its last update, which would move the mean for ever."""
+    aggregator = begun(kind(warmup=1, eps1=0.5))
+    apart = {"B": [1.0, 0.0], "C": [-1.0, 0.0], "D": [-1.0, 0.1]}
+    aggregator.aggregate(sent({"A": [0.0, 9.0], **apart} if heard else apart), 1, "train")
+    aggregator.excluded = {"A"}
+    weights = {client: np.add(model_of(aggregator, client), update).tolist() for client, update in apart.items()}
+    aggregator.aggregate(sent(weights), 2, "train")
+    first, second = aggregator.summary()["clusters"]
+    assert sorted([*first, *second]) == CLIENTS
 
 
 def test_gcflplus_splits_by_the_histories_of_lengths() -> None:
