@@ -83,6 +83,8 @@ class EarlyStopping(FederatedCallback):
         self._look_at(trainer)
         if self._is_over():
             trainer.should_stop = True
+            last = f"not better for {self.patience} evaluations"
+            trainer.console.print(f"stops after round {trainer.current_round}: {self._metric(trainer)} was {last}")
 
     def on_last_round_end(self, trainer: Run) -> None:
         """Takes the clients back to the best round."""
@@ -96,7 +98,7 @@ class EarlyStopping(FederatedCallback):
         rounds = [best["round"] for best in self._best.values()]
         trainer.history.final = evaluation(max(rounds), clients)
         which = f"round {rounds[0]}" if self.scope == "federation" else f"rounds {min(rounds)} to {max(rounds)}"
-        trainer.console.print(f"back to {which}, the best by {self.monitor or trainer.monitor}")
+        trainer.console.print(f"back to {which}, the best by {self._metric(trainer)}")
 
     def state_dict(self) -> dict[str, Any]:
         """All that is known of the rounds so far."""
@@ -126,7 +128,7 @@ class EarlyStopping(FederatedCallback):
             trainer.snapshot(list(clients))
 
     def _scores(self, trainer: Run) -> Iterator[tuple[str, float]]:
-        record, monitor = trainer.record, self.monitor or trainer.monitor
+        record, monitor = trainer.record, self._metric(trainer)
         means = record.weighted_mean if self.average == "samples" else record.mean
         expect(monitor in record.mean, "EarlyStopping.monitor", f"one of {', '.join(record.mean)}", monitor)
         alike = f"clients, since not all clients report `{samples_of(monitor)}`,"
@@ -137,6 +139,9 @@ class EarlyStopping(FederatedCallback):
         for name, metrics in record.metrics.items():
             if monitor in metrics:
                 yield name, metrics[monitor]
+
+    def _metric(self, trainer: Run) -> str:
+        return self.monitor or trainer.monitor
 
     def _mode_of(self, trainer: Run) -> str:
         return self.mode or (mode_of(self.monitor) if self.monitor else str(trainer.monitor_mode))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -51,7 +52,10 @@ class ClientError(EngineError):
     @classmethod
     def in_turn(cls, client: str, round: int, exchange: str, cause: BaseException) -> ClientError:
         """Names the client, the round and the exchange."""
-        return cls(f"Client `{client}` failed in round {round} ({exchange}): {type(cause).__name__}: {cause}")
+        text = str(cause)
+        if re.search("sparse.?csr", text, re.IGNORECASE):  # what torch says of it is long, and of no help
+            text = f"{text.partition('. ')[0]}. Features of many zeros are sparse: it needs `batch.x.to_dense()`."
+        return cls(f"Client `{client}` failed in round {round} ({exchange}): {type(cause).__name__}: {text}")
 
 
 def expect(condition: bool, field: str, expected: str, got: Any) -> None:

@@ -20,6 +20,8 @@ from flgraph.federation.data import FederatedData
 from flgraph.federation.payload import unpack
 from flgraph.federation.template import Model
 from flgraph.runs.checkpoint import CLIENTS, SERVER, load_bytes, load_file, state_bytes
+from flgraph.runs.history import read_records
+from flgraph.runs.reader import read_results
 
 Setup = Callable[[], tuple[Aggregator, Model, FederatedData]]
 """Makes an algorithm, a model and clients' data, the same ones at every call."""
@@ -30,7 +32,8 @@ def check_algorithm(setup: Setup, rounds: int = 3, processes: int = 1, **trainer
 
     - Uploads hold what the routes name and nothing else.
     - The server changes something: who uploads tensors is sent others than before.
-    - A run that is stopped after any of its rounds and goes on gives the same bits, at the clients and at the server.
+    - A run that is stopped after any of its rounds and goes on gives the same bits, at the clients and at the server,
+      where ``log_scalars`` and ``summary`` are the same, too.
     - So does a run whose clients are made anew from their saved states before every round, as when they move to another
       process: from one round to the next the client half remembers nothing that it does not declare.
     - So does one on several processes, where ``processes`` is above 1. This starts processes, which takes seconds, and
@@ -136,12 +139,17 @@ def _run(
 
 
 def _states(folder: Path) -> dict[str, Any]:
-    """What the server half holds, every client's weights, and the state of its client half, at the end of a run."""
-    last = folder / "run" / "version_0" / "checkpoints" / "last"
+    """What the server half holds and reports, and every client's weights and client half, at the end of a run."""
+    version = folder / "run" / "version_0"
+    last = version / "checkpoints" / "last"
+    told = {
+        "summary": read_results(version / "results.json")["aggregator"],
+        "log_scalars": [record["server"] for record in read_records(version / "history.jsonl")],
+    }
     server = (last / SERVER).read_bytes()
     states = {file.stem: load_file(file) for file in sorted((last / CLIENTS).iterdir())}
     found = {name: {key: state[key] for key in ("state_dict", "callbacks", "client")} for name, state in states.items()}
-    return {"server": unpack(Payload.from_bytes(server, max_header=len(server)))["algorithm"], **found}
+    return {"server": {**unpack(Payload.from_bytes(server, max_header=len(server)))["algorithm"], **told}, **found}
 
 
 def _process(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from copy import copy
 from difflib import get_close_matches
@@ -114,8 +115,11 @@ def translated(message: str) -> InputError:
             }
             field, expected, got = (part.format(**values) for part in parts)
             if expected == _NAME:
+                module, _, last = values["cls"].rpartition(".")
+                foreign = module and not module.startswith("flgraph")
                 names = [name for package in _PACKAGES for name in exported(package)]
-                last = values["cls"].rpartition(".")[2]
+                if foreign:
+                    names = list(vars(sys.modules[module])) if module in sys.modules else []
                 word = last in ("true", "false")
                 known = last in names and "why" not in values
                 got += ", a class of another kind" if known else "" if word else suggestion(last, names)

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from jsonargparse.typing import PositiveInt
 
+from flgraph.cli.arguments import with_data_first, with_packaged_configs
 from flgraph.cli.parser import CommandParser
+from flgraph.cli.typos import check
 from flgraph.errors import InputError, expect
 from flgraph.reproduce.cells import finished, joined, read_earlier
 from flgraph.reproduce.figures import plan_figures
@@ -92,11 +94,23 @@ def main(args: Sequence[str]) -> None:
     keep_checkpoints, every = given.keep_checkpoints or fewer, given.checkpoint_every
     try:
         if not given.collect:
+            _check_arguments(study)
             run_study(study, runs, given.jobs, keep_checkpoints=keep_checkpoints, index=index, checkpoint_every=every)
     finally:  # whatever is done is worth showing, also when a run failed or the study was stopped
         with _folder_of("--out", given.out):
             files = write_study(full.cut(rounds=given.rounds), runs, given.out, study)
         print("\n".join(f"wrote {file}" for file in files) or "no further run is done: no table was written")
+
+
+def _check_arguments(study: Study) -> None:
+    """Refuses what one of many runs would end with, before any is begun: each setting once, and each method."""
+    settings, methods = ({getattr(run, kind): run for run in study.runs()} for kind in ("setting", "method"))
+    for run in (*settings.values(), *methods.values()):
+        try:
+            check("fit", with_data_first(with_packaged_configs(["fit", *run.args]))[1:])
+        except InputError as error:
+            where = f"{run.setting} {run.method}"
+            raise InputError(f"{study.name}: {where} cannot begin. {error}") from error
 
 
 def work_off(

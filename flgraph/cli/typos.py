@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,16 @@ def _take_class(name: str, path: str, seen: _Seen) -> None:
             raise InputError(name, "the name of a class", what)
     else:
         seen.foreign = True
+        _check_module(name, path.partition(".")[0])
+
+
+def _check_module(name: str, module: str) -> None:
+    """What is installed comes before modules of the current folder."""
+    own = Path(module).with_suffix(".py")
+    found = find_spec(module) if own.is_file() else None
+    if found is not None and found.origin is not None and Path(found.origin).resolve() != own.resolve():
+        got = f"{own}, in whose place {found.origin} is imported: rename it"
+        raise InputError(name, "a class of a module that no other hides", got)
 
 
 def _defined(name: str) -> bool:

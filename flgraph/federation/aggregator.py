@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from numbers import Real
 from typing import Any, ClassVar, Literal, get_args
 
 import pytorch_lightning as pl
@@ -17,6 +19,7 @@ from flgraph.federation.payload import Payload
 from flgraph.federation.routes import Route, UploadKind
 from flgraph.federation.template import Model, server_module
 from flgraph.federation.values import largest_values
+from flgraph.runs.compatibility import plain_values
 
 InitialWeights = Literal["first", "mean", "own"]
 EvaluatedModel = Literal["aggregated", "trained"]
@@ -104,6 +107,9 @@ class Aggregator(FederatedCallback):
         expect(optimizer_state in ("keep", "reset"), "aggregator.optimizer_state", "keep or reset", optimizer_state)
         known = (None, *_EVALUATED)
         expect(evaluated_model in known, "aggregator.evaluated_model", "aggregated or trained", evaluated_model)
+        for name in (*self.server_attributes, *self.client_attributes):
+            if isinstance(value := getattr(type(self), name, None), dict | list | set):
+                setattr(self, name, copy.deepcopy(value))  # else all clients, and all runs, would have the class's
         self.evaluated_model = evaluated_model or type(self).evaluated_model
         self.optimizer_state: Literal["keep", "reset"] = optimizer_state
         self.combine = combine or WeightedMean()
@@ -241,8 +247,10 @@ class Aggregator(FederatedCallback):
         for name, tensor in tensors.items():
             expect(name in agreed, field, "of tensors that clients share", name)
             expect(isinstance(tensor, Tensor), field, f"a tensor for `{name}`", type(tensor).__name__)
-            shape = self.shared.get(name, tensor).shape
-            expect(tensor.shape == shape, field, f"of shape {list(shape)} for `{name}`", list(tensor.shape))
+            before = self.shared.get(name, tensor)
+            shape, kind = list(before.shape), f"a {str(before.dtype).removeprefix('torch.')} tensor for `{name}`"
+            expect(tensor.shape == before.shape, field, f"of shape {shape} for `{name}`", list(tensor.shape))
+            expect(tensor.is_floating_point() == before.is_floating_point(), field, kind, tensor.dtype)
         largest_values(tensors, field)
         self.shared = {**self.shared, **tensors}
         self._payloads = {}
@@ -337,6 +345,34 @@ def check_made(aggregator: Aggregator) -> None:
         exchanges = aggregator.exchanges(round)
         listed = isinstance(exchanges, list | tuple) and all(isinstance(exchange, str) for exchange in exchanges)
         expect(listed, f"exchanges of {name}", "a list of names", exchanges)
+
+
+def scalars_of(aggregator: Aggregator) -> dict[str, float]:
+    """What the server half reports of a round.
+
+    Raises:
+        InputError: something else than numbers.
+    """
+    field = f"log_scalars of {type(aggregator).__name__}"
+    own = expect_kind(aggregator.log_scalars(), dict, field, "a mapping of names to numbers")
+    single = (name for name, value in own.items() if isinstance(value, Tensor) and value.numel() == 1)
+    own |= {name: own[name].item() for name in single}
+    for name, value in own.items():
+        expect(isinstance(value, Real), field, f"numbers, as `{name}` is to be,", type(value).__name__)
+    return own
+
+
+def summary_of(aggregator: Aggregator) -> dict[str, Any]:
+    """What the server half reports of a run.
+
+    Raises:
+        InputError: JSON cannot hold it.
+    """
+    field = f"summary of {type(aggregator).__name__}"
+    own = expect_kind(aggregator.summary(), dict, field, "a mapping of names to values")
+    for name in own.keys() - plain_values(own).keys():
+        expect(False, field, f"values that JSON can hold, as `{name}` is to be,", type(own[name]).__name__)
+    return own
 
 
 def needs_only_sums(aggregator: Aggregator, round: int, exchange: str) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from numbers import Real
 from operator import index
 from pathlib import Path
 from typing import Any, Literal
@@ -17,11 +17,10 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_warn
-from torch import Tensor
 
 from flgraph.console import Console
-from flgraph.errors import expect, expect_kind
-from flgraph.federation.aggregator import Aggregator
+from flgraph.errors import expect
+from flgraph.federation.aggregator import Aggregator, scalars_of, summary_of
 from flgraph.federation.callback import FederatedCallback, acts_in_clients
 from flgraph.federation.client import Client
 from flgraph.federation.data import FederatedData, client_names
@@ -42,7 +41,7 @@ from flgraph.federation.template import Model, check_monitors, client_module
 from flgraph.federation.tolerance import Tolerance
 from flgraph.federation.transforms import Transform
 from flgraph.runs.checkpoint import CLIENTS, SERVER, CheckpointStore, find_checkpoint, read_manifest, reading
-from flgraph.runs.compatibility import check_settings, comparable, flatten, plain_values
+from flgraph.runs.compatibility import check_settings, comparable, flatten
 from flgraph.runs.files import only_writer, write_json, write_text, writing
 from flgraph.runs.history import History, RoundRecord, default_monitor, mode_of, truncate_records
 from flgraph.runs.ledger import LEDGER, Ledger
@@ -191,6 +190,7 @@ class FederatedLoop(pl.Trainer):
         )
         self._settings["data"] = {name: about["data"] for name, about in self.engine.about().items()}
         self.current_round, self.should_stop = 0, False
+        self._diverged: set[str] = set()
         self._ended = False
         server = self.server = Server(
             copy.deepcopy(self.aggregator),
@@ -331,16 +331,12 @@ class FederatedLoop(pl.Trainer):
         if self.writes:
             self._store.wait()
         run: Any = self
-        field = f"summary of {type(server.aggregator).__name__}"
-        own = expect_kind(server.aggregator.summary(), dict, field, "a mapping of names to values")
-        unfit = sorted(own.keys() - plain_values(own).keys())
-        expect(not unfit, field, "values that JSON can hold", ", ".join(unfit))
         results = {
             **self.history.results(),
             "stopped_early": self.should_stop,
             "dropped": server.dropped,
             "setup_bytes": {"up": server.setup_record.bytes_up, "down": server.setup_record.bytes_down},
-            "aggregator": own,
+            "aggregator": summary_of(server.aggregator),
             **({} if self.secure_sums is None else {"secure_sums": self.secure_sums.summary()}),
             **({} if server.account is None else {"privacy": server.account.summary()}),
             "parameters": {name: client["parameters"] for name, client in about.items()},
@@ -392,11 +388,9 @@ class FederatedLoop(pl.Trainer):
         self.record = RoundRecord(self.current_round)
         self._call("on_round_start")
         server.round(self.current_round, self.record)
-        field = f"log_scalars of {type(server.aggregator).__name__}"
-        own = expect_kind(server.aggregator.log_scalars(), dict, field, "a mapping of names to numbers")
-        for name, value in own.items():
-            expect(isinstance(value, Real | Tensor), field, "numbers", {name: value})
-        self.record.server = {**own, **server.transforms.download_scalars()}
+        if self.current_round == 1:
+            summary_of(server.aggregator)  # what JSON cannot hold would be found after the last round
+        self.record.server = {**scalars_of(server.aggregator), **server.transforms.download_scalars()}
         last = self.current_round == self.rounds
         if last or self.current_round % self.evaluate_every == 0:
             self._evaluate(server)
@@ -460,6 +454,17 @@ class FederatedLoop(pl.Trainer):
             self.history.load_state(before)
             self._settings["trainer"] |= {"monitor": self.monitor, "monitor_mode": self.monitor_mode}
         self._check_monitor(list(self.record.mean))
+        self._warn_of_nan()
+
+    def _warn_of_nan(self) -> None:
+        """Once for each client: a model of NaN still predicts the first class, and may look well by its accuracy."""
+        for client, metrics in self.record.metrics.items():
+            missing = [name for name, value in metrics.items() if math.isnan(value)]
+            found = [name for name in missing if name == self.monitor or name.endswith("loss")]
+            if found and client not in self._diverged:
+                self._diverged.add(client)
+                what = f"{', '.join(found)} of client `{client}` is NaN in round {self.current_round}"
+                rank_zero_warn(f"{what}: its training diverged, or this cannot be measured on its data.")
 
     def _checkpoint(self, server: Server) -> None:
         assert self.run_log is not None

@@ -444,7 +444,7 @@ class Server:
 
     def _strike(self, name: str, turn: Turn, error: Exception, record: RoundRecord, last: bool = False) -> None:
         if not self.engine.keep_going:
-            raise error
+            raise error.within(f"round {turn.round} ({turn.name})") if type(error) is InputError else error
         record.dropped[name] = str(error)
         self.strikes[name] = self.strikes.get(name, 0) + 1
         if last or turn.round == 0 or self.strikes[name] >= self.tolerance.strikes:

@@ -50,9 +50,16 @@ def resolve(args: Sequence[str]) -> dict[str, Any]:
 def digest(settings: Mapping[str, Any]) -> str:
     """Tells settings apart that may compute something else, in 8 digits.
 
-    Neither the order of keys counts nor how a number is written, nor what has no effect on results.
+    Neither the order of keys counts nor how a number is written, nor what has no effect on results. Of classes in
+    modules of the current folder the source counts, too.
     """
     kept = sorted((key, value) for key, value in _flat(settings) if not _WITHOUT_EFFECT.fullmatch(key))
+    for key, value in list(kept):
+        *parts, _ = str(value).split(".")
+        if key.endswith("class_path") and parts and parts[0] != "flgraph":
+            module = Path(*parts)
+            files = (file for file in (module.with_suffix(".py"), module / "__init__.py") if file.is_file())
+            kept += [(str(file), hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
     return hashlib.sha256(json.dumps(kept).encode()).hexdigest()[:8]
 
 

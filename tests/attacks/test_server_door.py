@@ -450,7 +450,8 @@ def test_a_round_that_was_lost_leaves_the_mean(fit: Callable[..., Any]) -> None:
 def test_the_end_in_one_sentence(fit: Callable[..., Any]) -> None:
     for tolerance in (Tolerance(on_bad_upload="end"), None):
         with pytest.raises(
-            InputError, match=r"^Expected `upload` of client `C` to be finite and up to 1e\+18 in .*\.$"
+            InputError,
+            match=r"^Expected `upload` of client `C` to be finite and up to 1e\+18 in .* in round 1 \(train\)\.$",
         ):
             fit(Rogue(filled(math.nan)), tolerance=tolerance)
 

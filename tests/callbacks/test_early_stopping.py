@@ -223,10 +223,16 @@ def test_the_limit_is_an_end_too(federate: Make, graph_federation: Make, assert_
     assert results["final"]["round"] == max(losses, key=lambda number: losses[number])
 
 
-def test_no_number_is_no_improvement(federate: Make, toy_module: Any, toy_federation: Make) -> None:
-    trainer = federate(Local(), rounds=9, callbacks=[EarlyStopping("val/loss", "min", patience=2, average="clients")])
+def test_no_number_is_no_improvement(
+    federate: Make, toy_module: Any, toy_federation: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopping = EarlyStopping("val/loss", "min", patience=2, average="clients")
+    trainer = federate(Local(), rounds=9, callbacks=[stopping], enable_progress_bar=True)
     module = toy_module(lr=float("nan"))
-    results = trainer.fit(module, toy_federation(4, 6))
+    with pytest.warns(UserWarning, match=r"loss of client `.` is NaN in round 1: its training diverged, or") as warned:
+        results = trainer.fit(module, toy_federation(4, 6))
+    assert len([one for one in warned if "diverged" in str(one.message)]) == 2  # once a client
+    assert "stops after round 2: val/loss was not better for 2 evaluations" in capsys.readouterr().out
     assert results["rounds"] == 2
     assert results["final"]["round"] == 2
     assert all(torch.isnan(client["first.weight"]).all() for client in models(trainer).values())

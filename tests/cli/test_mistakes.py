@@ -99,6 +99,19 @@ def test_mistakes(call: Call, tu_root: Path, tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_module_that_another_hides(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("statistics", "mine"):
+        (tmp_path / f"{name}.py").write_text("from flgraph.callbacks import FedAvg\n\nclass Own(FedAvg): pass\n")
+    told = call("fit", *METHOD, *CHEM, "--trainer.aggregator", "statistics.Own").sentence
+    assert "got statistics.py, in whose place " in told
+    assert told.endswith("statistics.py is imported: rename it.")
+    assert (
+        "'mine.Owm' (module 'mine' has no attribute 'Owm') (did you mean Own?)"
+        in call("fit", *METHOD, *CHEM, "--trainer.aggregator", "mine.Owm").sentence
+    )
+
+
 def test_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> None:
     """And so is all help; a process takes a tenth of the time."""
     code = (

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from flgraph.cli.main import main
+from flgraph.errors import ClientError
 from flgraph.models import GNN
 from flgraph.runs import checkpoint
 from flgraph.runs.history import read_records
@@ -157,3 +158,11 @@ def test_continued_from_an_earlier_round_and_killed_at_once(
     assert not (store.folder / "best").is_symlink() or (store.folder / "best").exists()
     main([*fit, "--ckpt_path", "last"])
     assert metrics(folder) == before
+
+
+def test_a_layer_that_takes_no_sparse_features() -> None:
+    with pytest.raises(NotImplementedError) as caught:
+        torch.nn.functional.dropout(torch.eye(2).to_sparse_csr())
+    told = str(ClientError.in_turn("A", 1, "train", caught.value))
+    assert told.endswith("Features of many zeros are sparse: it needs `batch.x.to_dense()`.")
+    assert len(told) < 250

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from flgraph.callbacks import FedAvg
 from flgraph.errors import InputError
-from flgraph.federation import Payload, shared
+from flgraph.federation import Client, Payload, shared
 from flgraph.testing import check_algorithm
 
 
@@ -37,6 +37,43 @@ def _nan(self: FedAvg, mean: Any, *args: Any) -> dict[str, torch.Tensor]:
     return {name: tensor * float("nan") for name, tensor in mean.items()}
 
 
+def _whole(self: FedAvg, mean: Any, *args: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.long() for name, tensor in mean.items()}
+
+
+class _Counting(FedAvg):
+    """Keeps what it declares in attributes of the class."""
+
+    client_attributes = ("turns",)
+    server_attributes = ("means",)
+    turns: ClassVar[dict[str, int]] = {"n": 0}
+    means: ClassVar[list[int]] = []
+
+    def local_update(self, client: Client, round: int, exchange: str) -> None:
+        super().local_update(client, round, exchange)
+        self.turns["n"] += 1
+
+    def take_mean(self, mean: Any, round: int, exchange: str) -> Any:
+        self.means.append(round)
+        return mean
+
+    def log_scalars(self) -> dict[str, Any]:
+        return {"means": torch.tensor(float(len(self.means)))}
+
+    def summary(self) -> dict[str, Any]:
+        return {"means": len(self.means)}
+
+
+class _Forgetful(_Counting):
+    """Declares nothing of what it reports."""
+
+    server_attributes = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.means = []  # type: ignore[misc]
+
+
 def test_routes_of_an_unknown_option_are_refused() -> None:
     """It would count as the usual one, whose sentence then says the opposite of what was meant."""
     with pytest.raises(InputError, match=r"`on_mismatch of `\*`` to be error or personal or owners but got 'owner'"):
@@ -58,8 +95,13 @@ def test_routes_of_an_unknown_option_are_refused() -> None:
         ),
         (_returning("routes", "shared"), "`routes` to be a list of Route but got 'shared'"),
         (_returning("routes", ["shared"]), "`routes` to be a list of Route but got 'str'"),
-        (_returning("log_scalars", {"x": "much"}), "`log_scalars of Own` to be numbers but got {'x': 'much'}"),
-        (_returning("summary", {"x": torch.ones(2)}), "`summary of Own` to be values that JSON can hold but got 'x'"),
+        (
+            _returning("log_scalars", {"x": "much"}),
+            "`log_scalars of Own` to be numbers, as `x` is to be, but got 'str'",
+        ),
+        (_returning("log_scalars", {"x": torch.ones(2)}), "to be numbers, as `x` is to be, but got 'Tensor'"),
+        (_returning("summary", {"x": torch.ones(2)}), "JSON can hold, as `x` is to be, but got 'Tensor'"),
+        (_changed("take_mean", _whole), "to be a float32 tensor for `first.bias` but got torch.int64"),
         (_changed("server_attributes", ("v",)), "`server_attributes of Own` to be names of attributes that it has"),
         (_changed("client_attributes", ("v",)), "`client_attributes of Own` to be names of attributes that it has"),
         (_changed("server_attributes", "velocity"), "`server_attributes of Own` to be a tuple of names but got"),
@@ -84,6 +126,24 @@ def test_mistakes_are_named(
     with pytest.raises(InputError) as caught:
         federate(kind(), rounds=1).fit(toy_module(), toy_federation(6, 9))
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [_Counting, _Forgetful])
+def test_what_is_declared_is_kept_and_what_is_not_is_missed(
+    kind: type[FedAvg], toy_federation: Callable[..., Any], toy_module: Any
+) -> None:
+    """What a class has for all its objects is each object's own: clients and runs share nothing."""
+
+    def setup() -> Any:
+        return kind(), toy_module(), toy_federation(6, 9)
+
+    if kind is _Counting:
+        check_algorithm(setup)
+    else:
+        with pytest.raises(AssertionError, match=r"^server\.summary\.means is not the same after it was stopped"):
+            check_algorithm(setup)
+    assert _Counting.turns == {"n": 0}
+    assert not _Counting.means
 
 
 def test_what_other_processes_cannot_import_is_named_first() -> None:

@@ -307,7 +307,12 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert "fedstar/table1: FedStar (AAAI 2023), Table 1" in capsys.readouterr().out
     file = tmp_path / "bad.yaml"
     file.write_text(yaml.safe_dump({"title": "t", "roundz": 3}))
+    methods = {"a": "-c configs/method/fedavg.yaml", "b": "-c configs/method/fedavg.yaml {x}"}
+    own = {"settings": {"s": "-c configs/data/chem.yaml"}, "methods": methods, "metric": "accuracy", "seeds": [1]}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({"title": "t", "rounds": 1, **own}))
+    places = [f"--{name}={tmp_path / name}" for name in ("out", "runs")]
     bad = {
+        ("reproduce", str(tmp_path / "own.yaml"), *places): "own: s b cannot begin. unrecognized arguments: {x}",
         ("reproduce",): "Expected `study` to be a study that `flgraph reproduce --list` shows but got",
         ("reproduce", "fedstar/tabel10"): "`flgraph reproduce --list` shows but got 'fedstar/tabel10' (did you mean "
         "fedstar/table10?).",
@@ -324,6 +329,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
         error = capsys.readouterr().err
         assert sentence in error
         assert error.count(os.linesep) == 1
+    assert not list(tmp_path.rglob("log.txt"))
 
 
 @pytest.mark.parametrize("option", ["--out", "--runs"])

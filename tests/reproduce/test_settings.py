@@ -32,6 +32,20 @@ def of(tmp_path: Path) -> Callable[..., str]:
     return digest_of
 
 
+def test_the_source_of_ones_own_classes_counts(
+    of: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a changed algorithm would have the results of the one before."""
+    monkeypatch.chdir(tmp_path)
+    own = ["--trainer.aggregator=mine.Own"]
+    before = of(*own)
+    (tmp_path / "mine.py").write_text("class Own: pass")
+    first = of(*own)
+    (tmp_path / "mine.py").write_text("class Own: x = 1")
+    assert len({before, first, of(*own)}) == 3
+    assert of() == of("--trainer.aggregator=FedAvg")
+
+
 @pytest.mark.parametrize(
     "args",
     [
