@@ -31,8 +31,8 @@ class FedSSP(AddsLoss, FedAvg):
     .. math::
         \tau \frac{1}{2D} \lVert m - \bar m \rVert^2
 
-    to its loss, where :math:`\bar m` is the mean of what the clients of the last round sent as :math:`m`. The classifier
-    gets :math:`h` plus the client's preference, a vector that is learned.
+    to its loss, where :math:`\bar m` is the mean of what the clients of the last round sent as :math:`m`. The
+    classifier gets :math:`h` plus the client's preference, a vector that is learned.
 
     In the published code :math:`m` begins anew in each batch, so that all it tells is of the last one; here in each
     turn, as in DBE (Zhang et al., NeurIPS 2023), whose terms these are.
