@@ -100,8 +100,9 @@ class DFedGNN(Aggregator):
         return [(clients[i], clients[j]) for i, j in drawn.edges]
 
     def mixing(self, client: str) -> dict[str, float]:
-        """The client's row of the matrix W, by name; entries of 0 are left out."""
+        """The client's row of the matrix W, by name; entries of 0, and clients left out for good, are not in it."""
         graph = self.graph()
+        graph = graph.subgraph([name for name in graph if name == client or name not in self.excluded])
         degree: Any = graph.degree
         neighbours = sorted(graph[client])
         if self.weights == "uniform":

@@ -58,6 +58,14 @@ def test_who_sat_out_counts_with_its_last_model() -> None:
     assert models(server) == pytest.approx([6 / 3, 15 / 3, 15 / 3, 9 / 3, 0])
 
 
+def test_who_is_left_out_for_good_counts_no_more() -> None:
+    server = begun()
+    aggregate(server, {"A": 1, "B": 2, "C": 900, "D": 10, "E": 30}, 1)
+    server.excluded = {"C"}
+    aggregate(server, {"A": 1, "B": 2, "D": 10, "E": 30}, 2)
+    assert models(server, "ABDE") == pytest.approx([33 / 3, 3 / 2, 40 / 2, 41 / 3])
+
+
 def test_clients_that_begin_with_their_own_models() -> None:
     """Until a client has sent one it is sent none, and does not count."""
     server = DFedGNN()
