@@ -94,7 +94,7 @@ def main(args: Sequence[str]) -> None:
     keep_checkpoints, every = given.keep_checkpoints or fewer, given.checkpoint_every
     try:
         if not given.collect:
-            _check_arguments(study)
+            _check_arguments(study, [run for run in study.runs() if find_results(study, run, runs, index) is None])
             run_study(study, runs, given.jobs, keep_checkpoints=keep_checkpoints, index=index, checkpoint_every=every)
     finally:  # whatever is done is worth showing, also when a run failed or the study was stopped
         with _folder_of("--out", given.out):
@@ -102,9 +102,9 @@ def main(args: Sequence[str]) -> None:
         print("\n".join(f"wrote {file}" for file in files) or "no further run is done: no table was written")
 
 
-def _check_arguments(study: Study) -> None:
+def _check_arguments(study: Study, waiting: Sequence[Run]) -> None:
     """Refuses what one of many runs would end with, before any is begun: each setting once, and each method."""
-    settings, methods = ({getattr(run, kind): run for run in study.runs()} for kind in ("setting", "method"))
+    settings, methods = ({getattr(run, kind): run for run in waiting} for kind in ("setting", "method"))
     for run in (*settings.values(), *methods.values()):
         try:
             check("fit", with_data_first(with_packaged_configs(["fit", *run.args]))[1:])
