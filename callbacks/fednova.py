@@ -29,8 +29,9 @@ class FedNova(ServerStep):
 
     (Section 4, with :math:`\tau_\mathrm{eff} = \sum_i p_i \tau_i`, the paper's choice). Where all take as many steps
     this is FedAvg. Local SGD with momentum :math:`\rho` counts as :math:`\lVert a_i \rVert_1 = \sum_k (1 - \rho^k) / (1
-    - \rho)` steps, which is exact if its momentum begins with zero in every round (``optimizer_state="reset"``). For
-    other optimizers, of which the paper says nothing, steps are counted.
+    - \rho)` steps, which is exact if its momentum begins with zero in every round (``optimizer_state="reset"``);
+    dampening and Nesterov's momentum count likewise. For other optimizers, of which the paper says nothing, steps are
+    counted. The steps of several optimizers are added up.
 
     Args:
         kwargs: see :class:`~flgraph.callbacks.server_step.ServerStep`.
@@ -40,7 +41,9 @@ class FedNova(ServerStep):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._steps = self._last = 0.0  # the client half's, in a turn: what its steps count, and the last of them
+        # The client half's, in a turn: what its steps count, and the gradients in each optimizer's momentum.
+        self._steps = 0.0
+        self._momentum: dict[int, float] = {}
 
     # ----------------------------------------------------------------------------------------------- server half
     def check_upload(self, client: str, upload: Payload, round: int, exchange: str) -> None:
@@ -71,15 +74,21 @@ class FedNova(ServerStep):
 
     # ----------------------------------------------------------------------------------------------- client half
     def local_update(self, client: Client, round: int, exchange: str) -> None:
-        self._steps = self._last = 0.0
+        self._steps, self._momentum = 0.0, {}
         super().local_update(client, round, exchange)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """Counts the step, by how much of all gradients so far it contains."""
-        self._last = 1.0 + float(optimizer.param_groups[0].get("momentum", 0.0)) * self._last
-        self._steps += self._last
+        group = optimizer.param_groups[0]
+        if not (isinstance(optimizer, torch.optim.SGD) and group["momentum"]):
+            self._steps += 1.0
+            return
+        before = self._momentum.get(id(optimizer))
+        held = 1.0 if before is None else group["momentum"] * before + 1.0 - group["dampening"]
+        self._momentum[id(optimizer)] = held
+        self._steps += 1.0 + group["momentum"] * held if group["nesterov"] else held
 
     def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
         return Payload(client.shared_tensors(), {**self.sample_count(client), "steps": self._steps})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 
 from flgraph.callbacks.fedavg import FedAvg
@@ -32,6 +32,7 @@ class FedRep(FedAvg):
         super().__init__(**kwargs)
         expect(head_epochs >= 1, "aggregator.head_epochs", "1 or more", head_epochs)
         self.head, self.head_epochs = list(head), head_epochs
+        self._in_head_phase = False
         if self.head == ["readout.*"]:
             self.network = "GNN, FedStar or NodeGNN"
 
@@ -42,23 +43,15 @@ class FedRep(FedAvg):
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         """Trains the head, then all else."""
         if self.head:
-            with self._only(client.module, head=True):
-                client.fit(self.head_epochs)
-        with self._only(client.module, head=False):
-            super().local_update(client, round, exchange)
+            self._in_head_phase = True
+            client.fit(self.head_epochs)
+        self._in_head_phase = False
+        super().local_update(client, round, exchange)
 
-    @contextmanager
-    def _only(self, module: torch.nn.Module, head: bool) -> Iterator[None]:
-        """Within, nothing else is trained."""
-        rest = [
-            name
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad and any(fnmatchcase(name, pattern) for pattern in self.head) != head
-        ]
-        for name in rest:
-            module.get_parameter(name).requires_grad_(False)
-        try:
-            yield
-        finally:
-            for name in rest:  # by name: a module that moves to another device may have new ones
-                module.get_parameter(name).requires_grad_(True)
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Leaves what is not trained now without a gradient, so that no optimizer moves it."""
+        for name, parameter in pl_module.named_parameters():
+            if any(fnmatchcase(name, pattern) for pattern in self.head) != self._in_head_phase:
+                parameter.grad = None

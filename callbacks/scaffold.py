@@ -32,8 +32,12 @@ class SCAFFOLD(FedAvg):
     and afterwards :math:`c_i` is the mean of the uncorrected gradients of the training. For plain SGD that is the
     paper's Option II, :math:`c_i - c + (x - y_i) / (K \eta_l)`, put differently: of the :math:`K` steps each moves by
     :math:`\eta_l (g_i - c_i + c)`. It needs no learning rate, so that momentum, Adam and schedules go with it, of which
-    the paper says nothing. Up go the weights and the change of :math:`c_i`; the server goes :math:`\eta_g` of the way
-    to the clients' mean.
+    the paper says nothing. Up go the weights and :math:`c_i`; the server goes :math:`\eta_g` of the way to the clients'
+    mean.
+
+    The paper sends the change of :math:`c_i` and adds it to :math:`c`. The server here keeps the last :math:`c_i` of
+    every client: one that is refused, or changed by a transform, is made good by the next, and those of clients that
+    are left out go with them.
 
     Where clients count by their samples, :math:`c` is the mean with the same weights (the paper has none); a client
     that has not been heard of counts with a zero variate and a mean weight, as in the paper. Tensors that are not
@@ -45,14 +49,14 @@ class SCAFFOLD(FedAvg):
     """
 
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"control/*": "gradient"}
-    server_attributes = ("_sums", "_weights", "_number")
+    server_attributes = ("_variates", "_weights", "_number")
     client_attributes = ("_own",)
 
     def __init__(self, server_lr: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         expect(0 < server_lr < float("inf"), "aggregator.server_lr", "a finite number above 0", server_lr)
         self.server_lr = server_lr
-        self._sums: dict[str, Tensor] = {}  # of weight times c_i over the clients heard of, float64
+        self._variates: dict[str, dict[str, Tensor]] = {}  # c_i of the clients heard of
         self._weights: dict[str, float] = {}  # theirs, when they were first heard of
         self._number = 0  # of clients
         self._own: dict[str, Tensor] = {}  # c_i of the client half
@@ -70,8 +74,13 @@ class SCAFFOLD(FedAvg):
     @property
     def control(self) -> dict[str, Tensor]:
         """:math:`c`, by the names of parameters; float64, and empty before the first round."""
-        total = self._number * fsum(self._weights.values()) / max(1, len(self._weights))
-        return {name: total_sum / total for name, total_sum in self._sums.items()}
+        weights = {client: self._weights[client] for client in self._variates if client not in self.excluded}
+        total = (self._number - len(self.excluded)) * fsum(weights.values()) / max(1, len(weights))
+        sums: dict[str, Tensor] = {}
+        for client, weight in weights.items():
+            for name, variate in self._variates[client].items():
+                sums[name] = sums.get(name, torch.zeros(())) + weight * variate.double()
+        return {name: total_sum / total for name, total_sum in sums.items()}
 
     def download(self, client: str, round: int, exchange: str | None) -> Payload | None:
         names = tuple(name for name in self.owners[client] if name in self.shared)
@@ -82,7 +91,7 @@ class SCAFFOLD(FedAvg):
         return {"control": control} if control else {}
 
     def check_upload(self, client: str, upload: Payload, round: int, exchange: str) -> None:
-        """What FedAvg asks for, and changes of variates of shared tensors."""
+        """What FedAvg asks for, and variates of shared tensors."""
         self.check_shared(client, upload)
         control, own = upload.group("control"), self.owners.get(client, ())
         known = {name: self.shared[name] for name in control if name in own and name in self.shared}
@@ -92,13 +101,13 @@ class SCAFFOLD(FedAvg):
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         means, weights = super().aggregate(uploads, round, exchange), self.client_weights(uploads)
         for client in sorted(uploads):
-            weight = self._weights.setdefault(client, weights[client])
-            for name, change in uploads[client].group("control").items():
-                self._sums[name] = self._sums.get(name, torch.zeros(())) + weight * change.double()
+            self._weights.setdefault(client, weights[client])
+            self._variates[client] = {**self._variates.get(client, {}), **uploads[client].group("control")}
         if self.server_lr == 1:
             return means
+        stepped_on = {name for variates in self._variates.values() for name in variates}
         return {
-            name: torch.lerp(self.shared[name], mean, self.server_lr) if name in self._sums else mean
+            name: torch.lerp(self.shared[name], mean, self.server_lr) if name in stepped_on else mean
             for name, mean in means.items()
         }
 
@@ -138,7 +147,5 @@ class SCAFFOLD(FedAvg):
 
     def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
         after = {name: total.cpu() / self._steps[name] for name, total in self._gradients.items()}
-        zero = torch.zeros(())
-        change = {name: tensor - self._own.get(name, zero) for name, tensor in after.items()}
         self._own, self._correction, self._gradients = {**self._own, **after}, {}, {}
-        return Payload({**client.shared_tensors(), "control": change}, self.sample_count(client))
+        return Payload({**client.shared_tensors(), "control": after}, self.sample_count(client))

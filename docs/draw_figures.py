@@ -50,7 +50,7 @@ METHODS = {
     "fedper": Federation(GRAPHS, up="convolutions, number of samples"),
     "fedsage": Federation((("input layer", "own"), ("GraphSAGE layers", "shared"), ("classifier", "own"))),
     "scaffold": Federation(
-        up="weights; change of the control variate",
+        up="weights; the control variate",
         server="weighted mean of both",
         down="the mean; the mean control variate",
         client="trains, gradients corrected",

@@ -43,10 +43,17 @@ def test_equal_steps_are_fedavg(federate: Federate, graph_federation: Callable[.
         assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items()) == same
 
 
-@pytest.mark.parametrize(("momentum", "expected"), [(0.0, 3.0), (0.5, 1 + 1.5 + 1.75)])
-def test_momentum_counts_as_more_steps(
-    momentum: float,
-    expected: float,
+HOW = [
+    {"momentum": 0.0, "dampening": 0.3},
+    {"momentum": 0.5},
+    {"momentum": 0.5, "dampening": 0.3},
+    {"momentum": 0.5, "nesterov": True},
+]
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_counts_as_many_gradients_as_sgd_adds_up(
+    how: dict[str, Any],
     federate: Federate,
     toy_federation: Callable[..., Any],
     toy_module: type[Any],
@@ -54,8 +61,29 @@ def test_momentum_counts_as_more_steps(
 ) -> None:
     class Heavy(toy_module):  # type: ignore[misc]
         def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=momentum)
+            return torch.optim.SGD(self.parameters(), lr=0.1, **how)
 
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=1.0, **how)
+    for _ in range(3):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
     trainer = federate(FedNova(optimizer_state="reset"), rounds=2, local_epochs=3, engine=recorder)
     trainer.fit(lambda data: Heavy(in_features=4), toy_federation(4, 6))
-    assert {upload.scalars["steps"] for _, upload in recorder.uploads()} == {expected}
+    steps = [upload.scalars["steps"] for _, upload in recorder.uploads()]
+    assert steps == pytest.approx([-weight.item()] * 4, rel=1e-12)
+
+
+def test_other_optimizers_are_counted_each(
+    federate: Federate, toy_federation: Callable[..., Any], toy_module: type[Any], recorder: Any
+) -> None:
+    """RMSprop's momentum is not that of the paper."""
+
+    class Other(toy_module):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            return torch.optim.RMSprop(self.parameters(), lr=0.01, momentum=0.5)
+
+    federate(FedNova(), rounds=1, local_epochs=3, engine=recorder).fit(
+        lambda data: Other(in_features=4), toy_federation(4, 6)
+    )
+    assert {upload.scalars["steps"] for _, upload in recorder.uploads()} == {3.0}

@@ -85,6 +85,23 @@ def test_steps_by_autograd(
             torch.testing.assert_close(tensor, module.state_dict()[name])
 
 
+def test_optimizers_of_what_is_trainable(
+    federate: Federate, toy_federation: Callable[..., Any], toy_module: type[Any], recorder: Any
+) -> None:
+    """The usual filter makes one optimizer for both phases, as without it."""
+    found = []
+    for chosen in (list, lambda parameters: [p for p in parameters if p.requires_grad]):
+
+        class Filtered(toy_module):  # type: ignore[misc]
+            def configure_optimizers(self, chosen: Any = chosen) -> Any:
+                return torch.optim.Adam(chosen(self.parameters()), lr=0.1)
+
+        trainer: Any = federate(FedRep(head=["last.*"]), rounds=2)
+        trainer.fit(lambda data, made=Filtered: made(in_features=4), toy_federation(6, 10))
+        found.append(trainer.server.aggregator.shared)
+    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
+
+
 def test_bad_settings(federate: Federate, toy_federation: Callable[..., Any], toy_module: type[Any]) -> None:
     with pytest.raises(InputError, match=r"`aggregator\.head_epochs` to be 1 or more but got 0"):
         FedRep(head_epochs=0)

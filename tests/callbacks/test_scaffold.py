@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from flgraph.callbacks import SCAFFOLD, FedAvg
 from flgraph.errors import InputError
-from flgraph.federation import FederatedTrainer
+from flgraph.federation import FederatedTrainer, Payload
 from flgraph.models import GNN
 
 Federate = Callable[..., FederatedTrainer]
@@ -87,6 +87,41 @@ def test_equals_the_paper_s_box(
     for name, tensor in x.items():
         torch.testing.assert_close(server.shared[name], tensor, rtol=1e-6, atol=1e-7)  # variates cross in float32
         torch.testing.assert_close(server.control[name], c[name], rtol=1e-5, atol=1e-6)
+
+
+def by_hand() -> SCAFFOLD:
+    half = SCAFFOLD(weighting="uniform")
+    half.owners = {client: ["w"] for client in "ABC"}
+    half.start({"w": torch.zeros(1)}, ["A", "B", "C"])
+    return half
+
+
+def told(**variates: float) -> dict[str, Payload]:
+    return {
+        client: Payload({"w": torch.zeros(1), "control": {"w": torch.tensor([variate])}}, {"num_samples": 1})
+        for client, variate in variates.items()
+    }
+
+
+def test_what_was_lost_is_made_good() -> None:
+    """A client whose variate did not arrive, or arrived changed, counts with the next that does."""
+    half = by_hand()
+    half.aggregate(told(A=3.0, B=6.0, C=9.0), 1, "train")
+    assert half.control["w"].item() == 6
+    half.aggregate(told(A=1.0, C=9.0), 2, "train")  # B's, 30, was refused
+    assert half.control["w"].item() == pytest.approx(16 / 3)
+    half.aggregate(told(B=2.0), 3, "train")
+    assert half.control["w"].item() == 4
+
+
+def test_who_is_left_out_takes_its_variate_along() -> None:
+    half = by_hand()
+    half.aggregate(told(A=3.0, B=6.0), 1, "train")
+    assert half.control["w"].item() == 3  # C counts with zero
+    half.excluded = {"B"}
+    assert half.control["w"].item() == 1.5
+    half.excluded = {"A", "B"}
+    assert half.control == {}
 
 
 def test_layers_that_are_not_shared_have_no_variates(federate: Federate, graph_federation: Callable[..., Any]) -> None:
