@@ -244,7 +244,7 @@ def _round_of(line: str) -> int | None:
     """The number of the round in a line; 0 if it has none, ``None`` if it was cut short."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     round = record.get("round") if isinstance(record, dict) else None
     return round if isinstance(round, int) and round > 0 else 0

@@ -252,7 +252,7 @@ def read_results(file: Path) -> dict[str, Any]:
         return {}
     try:
         results = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(str(file), "JSON", error) from error
     expect(isinstance(results, dict) and bool(results), str(file), "a run's results", type(results).__name__)
     return mapping(results)

@@ -219,6 +219,7 @@ def test_refuses_an_unknown_metric(refused: Any, study: Path) -> None:
         ("history.jsonl", '{"rounds": 1}\n', "Expected `{file}` to be a round per line but got "),
         ("history.jsonl", "[1]\n", "Expected `{file}` to be a round per line but got "),
         ("results.json", "{", "Expected `{file}` to be JSON but got "),
+        ("results.json", "[" * 100_000, "Expected `{file}` to be JSON but got "),
         ("results.json", "[]", "Expected `{file}` to be a run's results but got "),
         ("config.yaml", "a: [", "Expected `{file}` to be YAML but got "),
     ],
