@@ -41,7 +41,7 @@ class SCAFFOLD(FedAvg):
 
     Where clients count by their samples, :math:`c` is the mean with the same weights (the paper has none); a client
     that has not been heard of counts with a zero variate and a mean weight, as in the paper. Tensors that are not
-    shared, and buffers, have no variates.
+    shared, buffers and complex parameters have no variates.
 
     Args:
         server_lr: :math:`\eta_g`.
@@ -117,7 +117,7 @@ class SCAFFOLD(FedAvg):
         control, shared = client.last_download.group("control"), client.shared_tensors()
         known = {name: shared[name].shape for name in control if name in shared}
         expect_group(control, known, f"download` of client `{client.name}")
-        self._names = frozenset(shared)
+        self._names = frozenset(name for name, tensor in shared.items() if tensor.is_floating_point())
         zero = torch.zeros(())
         self._correction = {
             name: control.get(name, zero) - self._own.get(name, zero) for name in sorted({*control, *self._own})
