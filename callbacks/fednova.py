@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from flgraph.callbacks.gradients import stepped
 from flgraph.callbacks.server_step import ServerStep
 from flgraph.errors import InputError
 from flgraph.federation.client import Client
@@ -81,6 +82,8 @@ class FedNova(ServerStep):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """Counts the step, by how much of all gradients so far it contains."""
+        if not stepped(pl_module, optimizer):
+            return
         group = optimizer.param_groups[0]
         if not (isinstance(optimizer, torch.optim.SGD) and group["momentum"]):
             self._steps += 1.0

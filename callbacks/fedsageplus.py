@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flgraph.callbacks.fedavg import FedAvg
-from flgraph.callbacks.gradients import add_gradient
+from flgraph.callbacks.gradients import add_gradient, stepped
 from flgraph.errors import expect, expect_kind
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
@@ -196,7 +196,7 @@ class FedSagePlus(FedAvg):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """Adds the gradient that other clients gave, once."""
-        if not self._gradients:
+        if not (self._gradients and stepped(pl_module, optimizer)):
             return
         assert isinstance(pl_module, NeighGenSAGE)
         for name, parameter in pl_module.generator.fgen.named_parameters():

@@ -18,15 +18,22 @@ from flgraph.errors import expect
 Module = TypeVar("Module", bound=pl.LightningModule)
 
 
-def stepped(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Parameter]:
+def stepped(module: pl.LightningModule, optimizer: torch.optim.Optimizer) -> dict[str, Parameter]:
     """The parameters that an optimizer is about to step, by name; with several optimizers each has its own.
+
+    None where a gradient in float16 is not finite: Lightning then leaves the step out, and lowers its scale.
 
     Args:
         module: the model.
         optimizer: one of its optimizers.
     """
     stepping = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return {name: p for name, p in module.named_parameters() if id(p) in stepping and p.requires_grad}
+    found = {name: p for name, p in module.named_parameters() if id(p) in stepping and p.requires_grad}
+    if getattr(module.trainer.precision_plugin, "scaler", None) is not None:
+        gradients = [p.grad for p in found.values() if p.grad is not None]
+        if not all(bool(gradient.isfinite().all()) for gradient in gradients):
+            return {}
+    return found
 
 
 def add_gradient(parameter: Parameter, gradient: Tensor, factor: float = 1.0) -> None:
