@@ -163,18 +163,21 @@ def read_table(file: Path) -> Table:
     try:
         if file.suffix == ".parquet":
             frame = pd.read_parquet(file)
+            header = frame.columns
         else:
             with warnings.catch_warnings():  # pandas would cut off what is beyond the header
                 warnings.simplefilter("error", pd.errors.ParserWarning)
                 as_written: Any = {"dtype": str, "keep_default_na": False, "na_values": [""]}
-                frame = pd.read_csv(file, skipinitialspace=True, encoding="utf-8-sig", index_col=False, **as_written)
+                as_written |= {"skipinitialspace": True, "encoding": "utf-8-sig", "index_col": False}
+                frame = pd.read_csv(file, **as_written)
+                # In the frame pandas has numbered those of one name.
+                header = pd.Index(pd.read_csv(file, header=None, nrows=1, **as_written).iloc[0].dropna())
     except Exception as error:  # what pandas says of a file repeats parts of it
         kind = "text in UTF-8" if isinstance(error, UnicodeDecodeError) else f"a table in {file.suffix[1:].upper()}"
         raise InputError(str(file), kind, _reason(file, error)) from None
     semicolons = len(frame.columns) == 1 and ";" in str(frame.columns[0])
     require(not semicolons, str(file), "a table with commas between its columns", "one with semicolons")
-    twice = frame.columns.duplicated()
-    require(not twice.any(), str(file), "a table with different names of columns", "two of one name")
+    require(not header.has_duplicates, str(file), "a table with different names of columns", "two of one name")
     return Table(file, frame)
 
 

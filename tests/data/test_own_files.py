@@ -277,6 +277,7 @@ def row(*values: Any) -> list[tuple[Any, ...]]:
         ({"edges": [("source", "target"), ("000", "001"), ("000", MARKER)]}, {}, "target in .* to be names of nodes"),
         ({"edges": [("from", "to"), (MARKER, MARKER)]}, {}, "a table with a column `source` but"),
         ({"nodes": [(MARKER, "x"), ("000", MARKER)]}, {}, "nodes.csv` to be a table with a column `id` but got one"),
+        ({"nodes": [("id", "label", "", "age", "age", ""), ("000", "a", "", 1, 2, "")]}, {}, "but got two of one name"),
         ({"nodes": [("id\tlabel",), ("000\ta",)]}, {}, r"columns are separated by '.t' and not by commas"),
         ({"nodes": [("id", "label", "split"), ("000", "a", MARKER), ("001",)]}, {}, "split in .* to be train, val"),
         ({"nodes": [("id", "label", "split"), ("000", "", "train"), ("001", "a"), ("002", "b")]}, {}, "for `train`"),
