@@ -137,12 +137,14 @@ def find_table(folder: Path, stem: str) -> Table:
 
 
 def tables_in(folder: Path) -> dict[str, Path]:
-    """Name without its ending to file, of all tables of a folder.
+    """Name without its ending to file, of all tables of a folder; hidden files are none.
 
     Raises:
-        InputError: there is none, or two have one name.
+        InputError: there is none, one is a folder, or two have one name.
     """
-    files = sorted(file for file in folder.iterdir() if file.suffix in ENDINGS)
+    files = sorted(file for file in folder.iterdir() if file.suffix in ENDINGS and not file.name.startswith("."))
+    for file in files:
+        require(file.is_file(), str(file), "a file", "something else, such as a folder")
     found = {file.stem: file for file in files}
     require(len(files) > 0, str(folder), "a folder with tables, .csv or .parquet,", "one without")
     require(len(found) == len(files), str(folder), "a folder with one table of each name", "two of one")

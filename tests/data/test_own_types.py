@@ -31,6 +31,16 @@ def test_tables_of_types(tmp_path: Path) -> None:
     assert links.client("north").num_train_samples > 0
 
 
+def test_hidden_files_are_no_tables_and_folders_are_refused(tmp_path: Path) -> None:
+    """macOS leaves ``._paper.csv`` on disks of others; Spark writes folders named like files."""
+    library(tmp_path)
+    (tmp_path / "._paper.csv").write_bytes(b"\0\5\x16\7")
+    assert len(made(HeteroClients({"north": tmp_path})).client("north").graph.node_types) == 2
+    (tmp_path / "journal.parquet").mkdir()
+    with pytest.raises(InputError, match=r"journal\.parquet` to be a file but got something else"):
+        made(HeteroClients({"north": tmp_path}))
+
+
 def test_pyg_of_types(tmp_path: Path) -> None:
     data = HeteroData()
     data["author"].y, data["author"].x = torch.arange(12) % 2, torch.rand(12, 3)
