@@ -87,6 +87,8 @@ class RecordNoise(FederatedCallback):
         wanted = "one whose uploads hold no more than trained weights and numbers of graphs with RecordNoise,"
         found = f"{type(half).__name__} with {', '.join(self.uncovered(half))}"
         expect(not self.uncovered(half), "trainer.aggregator", wanted, found)
+        scaled = getattr(trainer.precision_plugin, "scaler", None) is not None  # Lightning would divide the noise, too
+        expect(not scaled, "trainer.precision", "another than 16-mixed with RecordNoise, such as bf16-mixed,", "that")
         expect(trainer.accumulate_grad_batches == 1, "trainer.accumulate_grad_batches", "1 with RecordNoise", "more")
         epochs = (trainer.fit_loop.max_epochs or 0) - trainer.current_epoch
         self._client.door.spend(self.event, epochs * _steps(self.sample_rate))

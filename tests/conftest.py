@@ -22,6 +22,7 @@ import torch
 import torch_geometric.loader
 from federations import toy_graphs
 from hypothesis import settings
+from pytorch_lightning.plugins.precision import MixedPrecision
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
@@ -433,6 +434,20 @@ def assert_equal_runs(
 def recorder() -> Recorder:
     """An engine that keeps everything that crosses between clients and server."""
     return Recorder()
+
+
+class Float16(pl.Callback):
+    """Lightning's 16-mixed on a CPU, which it offers on a GPU only."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+        trainer.strategy._precision_plugin = MixedPrecision("16-mixed", "cpu", scaler)
+
+
+@pytest.fixture
+def float16() -> Float16:
+    """A callback that has clients train in float16."""
+    return Float16()
 
 
 # ------------------------------------------------------------------------------------------------------- processes

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.plugins.precision import MixedPrecision
 from torch import Tensor
 
 from flgraph.callbacks import SCAFFOLD, FedNova
@@ -36,20 +35,12 @@ def test_training_steps_are_called_as_lightning_does(kind: type[pl.LightningModu
     assert loss_of(kind(), torch.ones(3)) == 3
 
 
-class _Float16(pl.Callback):
-    """Lightning's 16-mixed on a CPU, which it offers on a GPU only."""
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
-        trainer.strategy._precision_plugin = MixedPrecision("16-mixed", "cpu", scaler)
-
-
 @pytest.mark.parametrize("algorithm", [SCAFFOLD, FedNova])
 def test_steps_that_overflow_do_not_count(
-    algorithm: Any, federate: Any, toy_federation: Any, toy_module: Any, recorder: Any
+    algorithm: Any, federate: Any, toy_federation: Any, toy_module: Any, recorder: Any, float16: Any
 ) -> None:
     """The scale is halved before gradients fit into float16; SCAFFOLD's means were of infinities."""
-    trainer = federate(algorithm(), rounds=1, local_epochs=6, engine=recorder, callbacks=[_Float16()])
+    trainer = federate(algorithm(), rounds=1, local_epochs=6, engine=recorder, callbacks=[float16])
     trainer.fit(lambda data: toy_module(in_features=4), toy_federation(4, 6))
     for _, upload in recorder.uploads():
         assert all(bool(control.isfinite().all()) for control in upload.group("control").values())

@@ -142,6 +142,11 @@ def test_what_it_does_not_go_with(run: Any, change: dict[str, Any], sentence: st
         run(RecordNoise(1.0, 1.0), **change)
 
 
+def test_float16_is_refused(run: Any, float16: Any) -> None:
+    with pytest.raises(InputError, match=r"`trainer\.precision` to be another than 16-mixed with RecordNoise"):
+        run(RecordNoise(1.0, 1.0), float16)
+
+
 def test_nodes_of_one_graph_are_no_records(federate: Any, toy_federation: Any, toy_module: Any) -> None:
     trainer: FederatedTrainer = federate(FedAvg(), callbacks=[RecordNoise(1.0, 1.0)], rounds=1)
     with pytest.raises(InputError, match=r"`data` to be of graphs with RecordNoise \(nodes of one graph"):
