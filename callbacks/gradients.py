@@ -37,7 +37,7 @@ def stepped(module: pl.LightningModule, optimizer: torch.optim.Optimizer) -> dic
 
 
 def add_gradient(parameter: Parameter, gradient: Tensor, factor: float = 1.0) -> None:
-    """Adds to a parameter's gradient, which is ``None`` where the batch did not use it.
+    """Adds to a parameter's gradient, which is ``None`` where the batch did not use it; a sparse one becomes dense.
 
     Args:
         parameter: of any shape.
@@ -46,6 +46,8 @@ def add_gradient(parameter: Parameter, gradient: Tensor, factor: float = 1.0) ->
     """
     if parameter.grad is None:
         parameter.grad = gradient.mul(factor)
+    elif parameter.grad.is_sparse:
+        parameter.grad = gradient.mul(factor).add_(parameter.grad)
     else:
         parameter.grad.add_(gradient, alpha=factor)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flgraph.callbacks import SCAFFOLD, FedNova
-from flgraph.callbacks.gradients import loss_of
+from flgraph.callbacks.gradients import add_gradient, loss_of
 from flgraph.errors import InputError
 
 
@@ -45,6 +45,16 @@ def test_steps_that_overflow_do_not_count(
     for _, upload in recorder.uploads():
         assert all(bool(control.isfinite().all()) for control in upload.group("control").values())
         assert 1 <= upload.scalars.get("steps", 1) < 6
+
+
+def test_gradients_are_added_to_sparse_ones_and_to_none() -> None:
+    """As of ``Embedding(sparse=True)``."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    for grad in (torch.tensor([0.0, 2.0, 0.0]).to_sparse(), torch.tensor([0.0, 2.0, 0.0]), None):
+        parameter.grad = grad
+        add_gradient(parameter, torch.tensor([1.0, 2.0, 3.0]), 0.5)
+        assert parameter.grad is not None
+        assert parameter.grad.tolist() == [0.5, 1.0 if grad is None else 3.0, 1.5]
 
 
 def test_a_training_step_without_a_loss_is_refused() -> None:
