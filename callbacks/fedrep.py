@@ -32,7 +32,7 @@ class FedRep(FedAvg):
         super().__init__(**kwargs)
         expect(head_epochs >= 1, "aggregator.head_epochs", "1 or more", head_epochs)
         self.head, self.head_epochs = list(head), head_epochs
-        self._in_head_phase = False
+        self._trains_head, self._frozen = False, list[str]()  # in a turn
         if self.head == ["readout.*"]:
             self.network = "GNN, FedStar or NodeGNN"
 
@@ -42,16 +42,29 @@ class FedRep(FedAvg):
     # ----------------------------------------------------------------------------------------------- client half
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         """Trains the head, then all else."""
-        if self.head:
-            self._in_head_phase = True
-            client.fit(self.head_epochs)
-        self._in_head_phase = False
-        super().local_update(client, round, exchange)
+        try:
+            if self.head:
+                self._trains_head = True
+                client.fit(self.head_epochs)
+            self._trains_head = False
+            super().local_update(client, round, exchange)
+        finally:
+            self._thaw(client.module)
 
-    def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
-        """Leaves what is not trained now without a gradient, so that no optimizer moves it."""
-        for name, parameter in pl_module.named_parameters():
-            if any(fnmatchcase(name, pattern) for pattern in self.head) != self._in_head_phase:
-                parameter.grad = None
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Freezes what is not trained now. No sooner: optimizers may be made of what is trainable."""
+        self._frozen = [
+            name
+            for name, parameter in pl_module.named_parameters()
+            if parameter.requires_grad and any(fnmatchcase(name, pattern) for pattern in self.head) != self._trains_head
+        ]
+        for name in self._frozen:
+            pl_module.get_parameter(name).requires_grad_(False)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._thaw(pl_module)
+
+    def _thaw(self, module: torch.nn.Module) -> None:
+        for name in self._frozen:  # by name: a module that moves to another device may have new ones
+            module.get_parameter(name).requires_grad_(True)
+        self._frozen = []
