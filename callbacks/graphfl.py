@@ -18,6 +18,7 @@ from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.received import expect_group
 from flgraph.federation.routes import UploadKind
+from flgraph.nn import at_least_float32
 
 _FEW = 20
 """Records of which a gradient says much of each."""
@@ -124,19 +125,21 @@ class GraphFL(FedAvg):
         return self._meta_step(self.combine(gradients, self.client_weights(uploads)))
 
     def _meta_step(self, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        parameters = {name: self.shared[name].clone().requires_grad_() for name in gradients}
+        wide = {name: at_least_float32(self.shared[name]) for name in gradients}  # Adam's eps is 0 in float16
+        parameters = {name: tensor.clone().requires_grad_() for name, tensor in wide.items()}
         if not parameters:
             return {}
         kind = torch.optim.Adam if self.meta_optimizer == "adam" else torch.optim.SGD
         optimizer = kind(parameters.values(), lr=self.meta_lr)
         for name, parameter in parameters.items():
-            optimizer.state[parameter].update({key: t.clone() for key, t in self._moments.get(name, {}).items()})
+            for key, moment in self._moments.get(name, {}).items():  # of another type where clients' precision differs
+                optimizer.state[parameter][key] = moment.clone() if key == "step" else moment.to(parameter, copy=True)
             parameter.grad = gradients[name].to(parameter)
         optimizer.step()
         for name, parameter in parameters.items():
             state = optimizer.state[parameter].items()
             self._moments[name] = {key: value for key, value in state if isinstance(value, Tensor)}
-        return {name: parameter.detach() for name, parameter in parameters.items()}
+        return {name: parameter.detach().to(self.shared[name].dtype) for name, parameter in parameters.items()}
 
     # ----------------------------------------------------------------------------------------------- client half
     def local_update(self, client: Client, round: int, exchange: str) -> None:

@@ -49,7 +49,7 @@ class SCAFFOLD(FedAvg):
     """
 
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"control/*": "gradient"}
-    server_attributes = ("_variates", "_weights", "_number")
+    server_attributes = ("_variates", "_weights", "_clients")
     client_attributes = ("_own",)
 
     def __init__(self, server_lr: float = 1.0, **kwargs: Any) -> None:
@@ -58,7 +58,7 @@ class SCAFFOLD(FedAvg):
         self.server_lr = server_lr
         self._variates: dict[str, dict[str, Tensor]] = {}  # c_i of the clients heard of
         self._weights: dict[str, float] = {}  # theirs, when they were first heard of
-        self._number = 0  # of clients
+        self._clients: list[str] = []  # that the first round began with
         self._own: dict[str, Tensor] = {}  # c_i of the client half
         # In a turn: c - c_i, the sum of gradients, how many they are, and whose they are.
         self._correction: dict[str, Tensor] = {}
@@ -69,13 +69,14 @@ class SCAFFOLD(FedAvg):
     # ----------------------------------------------------------------------------------------------- server half
     def start(self, initial: Mapping[str, Tensor], clients: Sequence[str]) -> None:
         super().start(initial, clients)
-        self._number = len(clients)
+        self._clients = list(clients)
 
     @property
     def control(self) -> dict[str, Tensor]:
         """:math:`c`, by the names of parameters; float64, and empty before the first round."""
         weights = {client: self._weights[client] for client in self._variates if client not in self.excluded}
-        total = (self._number - len(self.excluded)) * fsum(weights.values()) / max(1, len(weights))
+        number = sum(client not in self.excluded for client in self._clients)
+        total = number * fsum(weights.values()) / max(1, len(weights))
         sums: dict[str, Tensor] = {}
         for client, weight in weights.items():
             for name, variate in self._variates[client].items():
@@ -107,7 +108,7 @@ class SCAFFOLD(FedAvg):
             return means
         stepped_on = {name for variates in self._variates.values() for name in variates}
         return {
-            name: torch.lerp(self.shared[name], mean, self.server_lr) if name in stepped_on else mean
+            name: torch.lerp(self.shared[name].to(mean), mean, self.server_lr) if name in stepped_on else mean
             for name, mean in means.items()
         }
 

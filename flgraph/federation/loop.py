@@ -8,8 +8,9 @@ import math
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
+from functools import partial
 from operator import index
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_warn
 
 from flgraph.console import Console
-from flgraph.errors import expect
+from flgraph.errors import InputError, expect
 from flgraph.federation.aggregator import Aggregator, scalars_of, summary_of
 from flgraph.federation.callback import FederatedCallback, acts_in_clients
 from flgraph.federation.client import Client
@@ -375,7 +376,7 @@ class FederatedLoop(pl.Trainer):
                 write_text(self.config_text, self.run_dir / "config.yaml")
             if ledger is not None:
                 ledger.open(self.run_dir / LEDGER)
-                self._writing.callback(ledger.close)
+                self._writing.push(partial(_close, ledger))
                 ledger.add(event="opened", run=self.run_dir.parent.name, round=self.current_round)
             self.run_log = RunLog(self.run_dir, self._logger_choice, self.current_round, self.max_logged_clients)
             self.loggers = self.run_log.loggers
@@ -484,6 +485,12 @@ class FederatedLoop(pl.Trainer):
     def _call(self, hook: str, *args: Any) -> None:
         for callback in (*self._budget, *self.round_callbacks):
             getattr(callback, hook)(self, *args)
+
+
+def _close(ledger: Ledger, failed: type[BaseException] | None, *error: object) -> None:
+    """After an error, such as a full disk, no other takes its place."""
+    with suppress(InputError) if failed else nullcontext():
+        ledger.close()
 
 
 @contextmanager

@@ -216,7 +216,14 @@ def _is_text(given: str, kinds: tuple[Any, ...]) -> bool:
 
 
 def _hides_class(text: str) -> bool:
-    """Whether text would name a class if it were parsed once more, as the parser does for some types."""
+    """Whether text would name a class if it were parsed once more, as the parser does for some types.
+
+    One with anchors counts as if it did: what is repeated in it can be any number of times as long as the text.
+    """
+    with suppress(yaml.YAMLError, ValueError):
+        for event in yaml.parse(text, yaml.SafeLoader):
+            if isinstance(event, yaml.NodeEvent) and event.anchor and not isinstance(event, yaml.AliasEvent):
+                return True
     for load in (json.loads, yaml.safe_load):  # neither takes all that the other one does
         with suppress(yaml.YAMLError, ValueError):
             content = load(text)

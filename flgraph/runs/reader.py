@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -260,7 +261,9 @@ def read_results(file: Path) -> dict[str, Any]:
 
 def number(value: Any) -> float:
     """As a float; NaN for null and whatever is none."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    with suppress(OverflowError):
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    return math.nan
 
 
 def mapping(value: Any) -> dict[str, Any]:

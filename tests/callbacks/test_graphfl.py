@@ -207,6 +207,16 @@ def test_adam_keeps_its_moments_through_averages_and_checkpoints() -> None:
         one = other
 
 
+def test_adam_goes_with_types_that_change() -> None:
+    """Clients of another precision have changed the weights since; in float16 Adam's eps would be 0."""
+    server = begun(meta_lr=0.1, meta_optimizer="adam")
+    for number, kind in enumerate((torch.float16, torch.float64, torch.float32), start=1):
+        server.accept({"w": torch.tensor([1.0], dtype=kind)})
+        aggregate(server, sent({"A": 0.0 if kind == torch.float16 else 2.0}), number, "meta")
+        assert server.shared["w"].dtype == kind
+        assert server.shared["w"].isfinite()
+
+
 # --------------------------------------------------------------------------------------------------------- whole runs
 class MetaData:
     """A client's ego-graphs, with support and query sets by the hook."""

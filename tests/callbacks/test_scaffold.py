@@ -120,8 +120,18 @@ def test_who_is_left_out_takes_its_variate_along() -> None:
     assert half.control["w"].item() == 3  # C counts with zero
     half.excluded = {"B"}
     assert half.control["w"].item() == 1.5
-    half.excluded = {"A", "B"}
+    half.excluded = {"A", "B", "D"}  # D before the first round
     assert half.control == {}
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+def test_a_server_s_step_in_other_precisions(
+    precision: Any, federate: Federate, toy_federation: Callable[..., Any], toy_module: type[Any]
+) -> None:
+    """The server's first weights are in float32, the clients' means are not."""
+    trainer: Any = federate(SCAFFOLD(server_lr=0.5), rounds=2, precision=precision)
+    trainer.fit(lambda data: toy_module(in_features=4), toy_federation(6, 10))
+    assert all(bool(tensor.isfinite().all()) for tensor in trainer.server.aggregator.shared.values())
 
 
 def test_layers_that_are_not_shared_have_no_variates(federate: Federate, graph_federation: Callable[..., Any]) -> None:

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from flgraph.cli.main import main
-from flgraph.errors import ClientError
+from flgraph.errors import ClientError, InputError
 from flgraph.models import GNN
 from flgraph.runs import checkpoint
 from flgraph.runs.history import read_records
+from flgraph.runs.ledger import Ledger
 
 
 @pytest.fixture
@@ -93,17 +94,25 @@ def test_client_refuses_its_data(
 def test_checkpoint_does_not_fit_on_the_disk(
     fit: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], written: str
 ) -> None:
-    real = checkpoint.flush
+    """Nor what is still to be written of the ledger."""
+    real, close, is_full = checkpoint.flush, Ledger.close, []
 
     def full(file: Path) -> None:
         if file.name == written and ".writing-00003" in str(file):
+            is_full.append(True)
             file.write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
         real(file)
 
+    def close_of_ledger(self: Ledger) -> None:
+        if is_full:
+            raise InputError("ledger.jsonl", "writable", "No space left on device")
+        close(self)
+
     folder = tmp_path / "runs" / "run" / "version_0"
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "flush", full)
+        patch.setattr(Ledger, "close", close_of_ledger)
         told = failing(capsys, fit, 2)
     assert told == (
         f"Expected `{folder}/checkpoints` to be writable for the checkpoint of round 3 but got No space left on "

@@ -148,6 +148,7 @@ def a_lambda(hook: Any, of: str = LIGHTNING) -> list[dict[str, Any]]:
         ({"data": {"class_path": "foreign.Evil"}}, "but got 'data'"),
         ({"trainer.name": '{\t"class_path": "foreign.Evil"}'}, f"`trainer.name` to be {NOTHING_ELSE}"),
         ({"trainer.name": '[{"class_p\\x61th": foreign.Evil}]'}, f"`trainer.name` to be {NOTHING_ELSE}"),
+        ({"trainer.personal": ["[&a [x, x], &b [*a, *a], *b]"]}, f"`trainer.personal` to be {NOTHING_ELSE}"),
         ({"seed_everything": '{"class_path": "foreign.Evil"}'}, f"`seed_everything` to be {NOTHING_ELSE}"),
     ],
 )
