@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import pytorch_lightning as pl
@@ -80,10 +81,11 @@ class APFL(FedAvg):
         client.module.load_state_dict({**client.module.state_dict(), **self._common})
         client.load_shared(download.group())
 
+    @torch.no_grad()
     def _mix_into(self, module: torch.nn.Module) -> None:
         """Makes the mixture of a module that holds the common model; integers stay."""
-        for name, tensor in module.state_dict().items():
-            if tensor.is_floating_point():
+        for name, tensor in chain(module.named_parameters(), module.named_buffers()):  # each once, if it has two names
+            if name in self._own and (tensor.is_floating_point() or tensor.is_complex()):
                 tensor.copy_(torch.lerp(tensor, self._own[name].to(tensor), self.alpha))
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
@@ -112,6 +114,8 @@ class APFL(FedAvg):
             return
         expect(pl_module.automatic_optimization, "model", "a module with automatic optimization for APFL", "another")
         expect(trainer.world_size == 1, "trainer.strategy", "one of a single process for APFL", trainer.world_size)
+        closures = any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in trainer.optimizers)
+        expect(not closures, "model", "one whose optimizer steps once for each gradient, for APFL,", "one with LBFGS")
         each = trainer.accumulate_grad_batches
         expect(each == 1, "trainer.accumulate_grad_batches", "1 for APFL, which steps at every batch,", each)
         self._mixture, self._stepped = copy_of(pl_module), False
@@ -168,7 +172,7 @@ class APFL(FedAvg):
     def _learned(self, common: Mapping[str, Tensor], gradients: Mapping[str, Tensor], trainer: pl.Trainer) -> float:
         """The mixing weight after a step along its own gradient."""
         own = self._parameters
-        along = sum(float(((own[n] - common[n]).detach() * g).sum()) for n, g in sorted(gradients.items()))
+        along = sum(float(((own[n] - common[n]).detach() * g.conj()).sum().real) for n, g in sorted(gradients.items()))
         rate = float(trainer.optimizers[0].param_groups[0]["lr"])
         return min(1.0, max(0.0, self.alpha - rate * along))
 

@@ -18,7 +18,7 @@ class Ditto(FedProx):
     In a round a client trains the model that it was sent and uploads it, as in FedAvg; then, for as many epochs, its
     own, :math:`v`, on :math:`L_m(v) + \frac{\lambda}{2} \lVert v - \bar w \rVert^2` with :math:`\bar w` what it was
     sent. That one it uses, is evaluated with, and leaves in its checkpoint. Both begin with the same weights, have
-    optimizers of their own, and their own version of layers that are not shared.
+    optimizers, schedulers and counts of epochs of their own, and their own version of layers that are not shared.
 
     Args:
         lam: :math:`\lambda`; 0 trains own models alone.
@@ -31,7 +31,7 @@ class Ditto(FedProx):
         super().__init__(mu=0.0, **kwargs)
         expect(0 <= lam < float("inf"), "aggregator.lam", "a finite number, 0 or more", lam)
         self.lam = self.mu = lam
-        # The client half's: whether it has trained, what of the common model is not shared, and its optimizers.
+        # The client half's: whether it has trained, what of the common model is not shared, its optimizers and counts.
         self._begun = False
         self._common: dict[str, Tensor] = {}
         self._states: dict[str, Any] = {}
@@ -54,13 +54,13 @@ class Ditto(FedProx):
         """Trains the common model, and then the client's own."""
         module = client.module
         own = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-        states = client.swap_optimizers(self._states)
+        states = client.swap_training(self._states)
         module.load_state_dict({**own, **self._common})
         client.load_shared(client.last_download.group())
         client.fit()
         self._trained = {name: tensor.clone() for name, tensor in client.shared_tensors().items()}
         self._common = {name: t.clone() for name, t in module.state_dict().items() if name not in self._trained}
-        self._states = client.swap_optimizers(states)
+        self._states = client.swap_training(states)
         module.load_state_dict(own)
         super().local_update(client, round, exchange)
         self._begun = True

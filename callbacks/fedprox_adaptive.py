@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flgraph.callbacks.fedprox import FedProx
+from flgraph.callbacks.gradients import scaler_of
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 
@@ -92,7 +93,7 @@ class FedProxAdaptive(FedProx):
         """Takes in a batch's loss; under ``"ratio"`` the coefficient is moved before the batch's step."""
         # Lightning has divided it where batches are accumulated, and multiplied it for float16.
         loss = loss.detach() * trainer.accumulate_grad_batches
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        scaler = scaler_of(trainer)
         if scaler is not None:
             loss = loss / scaler.get_scale()
         if self.rule == "loss":

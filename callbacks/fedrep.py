@@ -32,7 +32,10 @@ class FedRep(FedAvg):
         super().__init__(**kwargs)
         expect(head_epochs >= 1, "aggregator.head_epochs", "1 or more", head_epochs)
         self.head, self.head_epochs = list(head), head_epochs
-        self._trains_head, self._frozen = False, list[str]()  # in a turn
+        self.further_epochs = head_epochs if self.head else 0
+        # In a turn: whether the head is trained, and what is not.
+        self._trains_head = False
+        self._frozen: list[str] = []
         if self.head == ["readout.*"]:
             self.network = "GNN, FedStar or NodeGNN"
 

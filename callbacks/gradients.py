@@ -18,6 +18,11 @@ from flgraph.errors import expect
 Module = TypeVar("Module", bound=pl.LightningModule)
 
 
+def scaler_of(trainer: pl.Trainer) -> torch.amp.GradScaler | None:
+    """What multiplies losses, and so gradients, lest they vanish in float16; ``None`` in other precisions."""
+    return getattr(trainer.precision_plugin, "scaler", None)
+
+
 def stepped(module: pl.LightningModule, optimizer: torch.optim.Optimizer) -> dict[str, Parameter]:
     """The parameters that an optimizer is about to step, by name; with several optimizers each has its own.
 
@@ -29,7 +34,7 @@ def stepped(module: pl.LightningModule, optimizer: torch.optim.Optimizer) -> dic
     """
     stepping = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     found = {name: p for name, p in module.named_parameters() if id(p) in stepping and p.requires_grad}
-    if getattr(module.trainer.precision_plugin, "scaler", None) is not None:
+    if scaler_of(module.trainer) is not None:
         gradients = [p.grad for p in found.values() if p.grad is not None]
         if not all(bool(gradient.isfinite().all()) for gradient in gradients):
             return {}

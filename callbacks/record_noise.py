@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
+from flgraph.callbacks.gradients import scaler_of
 from flgraph.data.graphs.batching import GraphLoader
 from flgraph.errors import InputError, expect
 from flgraph.federation.accountant import spent_on_records
@@ -87,7 +88,7 @@ class RecordNoise(FederatedCallback):
         wanted = "one whose uploads hold no more than trained weights and numbers of graphs with RecordNoise,"
         found = f"{type(half).__name__} with {', '.join(self.uncovered(half))}"
         expect(not self.uncovered(half), "trainer.aggregator", wanted, found)
-        scaled = getattr(trainer.precision_plugin, "scaler", None) is not None  # Lightning would divide the noise, too
+        scaled = scaler_of(trainer) is not None  # Lightning would divide the noise, too
         expect(not scaled, "trainer.precision", "another than 16-mixed with RecordNoise, such as bf16-mixed,", "that")
         expect(trainer.accumulate_grad_batches == 1, "trainer.accumulate_grad_batches", "1 with RecordNoise", "more")
         epochs = (trainer.fit_loop.max_epochs or 0) - trainer.current_epoch

@@ -10,8 +10,8 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from flgraph.callbacks.fedavg import FedAvg
 from flgraph.callbacks.gradients import add_gradient, stepped
+from flgraph.callbacks.server_step import ServerStep
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
@@ -20,7 +20,7 @@ from flgraph.federation.routes import UploadKind
 from flgraph.nn import at_least_float32
 
 
-class SCAFFOLD(FedAvg):
+class SCAFFOLD(ServerStep):
     r"""FedAvg whose clients correct their gradients by how these differ from the mean over clients (Algorithm 1).
 
     Client :math:`i` has a control variate :math:`c_i`, the server :math:`c`, their mean over all clients; all begin
@@ -45,7 +45,7 @@ class SCAFFOLD(FedAvg):
 
     Args:
         server_lr: :math:`\eta_g`.
-        kwargs: see :class:`FedAvg`.
+        kwargs: see :class:`~flgraph.callbacks.server_step.ServerStep`.
     """
 
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"control/*": "gradient"}
@@ -106,9 +106,8 @@ class SCAFFOLD(FedAvg):
             self._variates[client] = {**self._variates.get(client, {}), **uploads[client].group("control")}
         if self.server_lr == 1:
             return means
-        stepped_on = {name for variates in self._variates.values() for name in variates}
         return {
-            name: torch.lerp(self.shared[name].to(mean), mean, self.server_lr) if name in stepped_on else mean
+            name: torch.lerp(self.shared[name].to(mean), mean, self.server_lr) if self.is_stepped(name) else mean
             for name, mean in means.items()
         }
 

@@ -13,7 +13,8 @@ class ServerStep(FedAvg):
     """FedAvg whose server changes the way from its weights to the clients' mean.
 
     That makes sense for parameters. The server does not see which of the tensors are running statistics of
-    normalisation layers, whose variances must not become negative: names tell. These, and integers, are averaged.
+    normalisation layers, whose variances must not become negative: names tell. These are averaged, and so are integers
+    and complex numbers.
 
     Args:
         statistics: patterns of the tensors that are averaged.

@@ -333,8 +333,8 @@ def _masks(data: Data, count: int, name: str) -> list[str | None] | None:
     split: list[str | None] = [None] * count
     for part, mask in masks.items():
         fits = isinstance(mask, Tensor) and mask.dtype == torch.bool and list(mask.shape) == [count]
-        got = f"{list(mask.shape)}, {mask.dtype}" if isinstance(mask, Tensor) else type(mask)
-        expect(fits, f"{part}_mask of {name}", f"a mask of shape [{count}], torch.bool", got)
+        got = f"{list(mask.shape)}, {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
+        require(fits, f"{part}_mask of {name}", f"a mask of shape [{count}], torch.bool", got)
         for node in mask.nonzero()[:, 0].tolist():
             require(split[node] is None, f"masks of {name}", "without common nodes", f"node {node} in two")
             split[node] = part

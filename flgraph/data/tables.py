@@ -169,8 +169,10 @@ def read_table(file: Path) -> Table:
         else:
             with warnings.catch_warnings():  # pandas would cut off what is beyond the header
                 warnings.simplefilter("error", pd.errors.ParserWarning)
-                as_written: Any = {"dtype": str, "keep_default_na": False, "na_values": [""]}
-                as_written |= {"skipinitialspace": True, "encoding": "utf-8-sig", "index_col": False}
+                as_written: dict[str, Any] = {
+                    **{"dtype": str, "keep_default_na": False, "na_values": [""], "index_col": False},
+                    **{"skipinitialspace": True, "encoding": "utf-8-sig"},
+                }
                 frame = pd.read_csv(file, **as_written)
                 # In the frame pandas has numbered those of one name.
                 header = pd.Index(pd.read_csv(file, header=None, nrows=1, **as_written).iloc[0].dropna())

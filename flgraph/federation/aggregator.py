@@ -72,6 +72,9 @@ class Aggregator(FederatedCallback):
     client_attributes: Sequence[str] = ()
     """The same of the client half. What it was sent last it need not keep: :attr:`Client.last_download`."""
 
+    further_epochs: int = 0
+    """How many epochs of a round are not among the run's ``local_epochs``; schedulers of a fixed length count them."""
+
     needs_classes: bool = False
     """Whether it has no meaning for models that learn several labels or numbers; these are refused then."""
 

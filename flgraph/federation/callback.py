@@ -13,6 +13,7 @@ from pytorch_lightning.loggers import Logger
 from flgraph.console import Console
 from flgraph.federation.data import FederatedData
 from flgraph.federation.messages import Predictions
+from flgraph.hooks import overrides
 from flgraph.runs.history import History, RoundRecord
 
 
@@ -174,9 +175,5 @@ _PER_CLIENT_HOOKS = [
 
 
 def acts_in_clients(callback: pl.Callback) -> bool:
-    """Whether a callback overrides any of Lightning's own hooks, and so belongs into the clients' Trainers.
-
-    It may do so in the object itself, as Lightning's LambdaCallback does.
-    """
-    kind, own = type(callback), vars(callback)
-    return any(n in own or getattr(kind, n) is not getattr(pl.Callback, n) for n in _PER_CLIENT_HOOKS)
+    """Whether a callback overrides any of Lightning's own hooks, and so belongs into the clients' Trainers."""
+    return overrides(callback, pl.Callback, _PER_CLIENT_HOOKS)

@@ -25,6 +25,7 @@ from flgraph.federation.lightning import (
     evaluate,
     fit_more,
     is_empty,
+    load_counts,
     load_loop,
     persistent_trainer,
 )
@@ -35,8 +36,9 @@ from flgraph.federation.routes import RouteKind, RoutingTable
 from flgraph.federation.secure.client import MaskedUploads
 from flgraph.federation.secure.settings import Layout, SecureSums
 from flgraph.federation.seeding import derive_seed, seed_all
-from flgraph.federation.template import expect_classes
+from flgraph.federation.template import callbacks_of, expect_classes
 from flgraph.federation.transforms import Draw, Pipeline, Transform, draw_key
+from flgraph.hooks import overrides
 from flgraph.runs.checkpoint import readable, storable
 from flgraph.runs.compatibility import plain_values, sealed
 
@@ -128,7 +130,11 @@ class Client:
         self._reported: dict[str, float] = {}
         self._loaders: dict[str, Any] = {}
         self._optimizers = OptimizerStates(keep=self.aggregator.optimizer_state == "keep")
+        configured = callbacks_of(module)
         own = [copy.deepcopy(callback) for callback in callbacks if acts_in_clients(callback)]
+        # Those of the model come before others of their kinds, as they do in Lightning.
+        own = [callback for callback in own if not any(isinstance(other, type(callback)) for other in configured)]
+        own += configured
         self._callbacks = [callback for callback in own if isinstance(callback, FederatedCallback)]
         for callback in self._callbacks:
             callback.client = name
@@ -136,7 +142,9 @@ class Client:
         if device is not None and arguments.get("strategy", "auto") == "auto":
             arguments["strategy"] = KeepOnDevice(device)
         half: Any = self.aggregator
-        self.trainer = persistent_trainer([self._optimizers, half, *own], arguments, rounds * local_epochs)
+        epochs = rounds * (local_epochs + half.further_epochs)
+        self.trainer = persistent_trainer([self._optimizers, half, *own], arguments, epochs)
+        self._unfitted = self.trainer.fit_loop.state_dict()
         if isinstance(data, Movable):
             data.to(self.trainer.strategy.root_device)
 
@@ -315,6 +323,12 @@ class Client:
         """Exchanges the kept states of optimizers and schedulers; with ``{}`` the next training has new ones."""
         return self._optimizers.swap(states)
 
+    def swap_training(self, states: Mapping[str, Any]) -> dict[str, Any]:
+        """As :meth:`swap_optimizers`, for another model: it has its own counts of epochs and steps, too."""
+        before = {**self.swap_optimizers(states), "loop": self.trainer.fit_loop.state_dict()}
+        load_counts(self.trainer, states.get("loop", self._unfitted))
+        return before
+
     def evaluate(self, splits: Sequence[str] = ("train", "val", "test"), round: int = 0) -> dict[str, float]:
         """Metrics as the module logs them; ``train`` gives those logged during the last local training.
 
@@ -373,7 +387,7 @@ class Client:
     def _loader(self, split: str) -> Any:
         if split not in self._loaders:
             name = f"{split}_dataloader"
-            own = getattr(type(self.data), name, None) is not getattr(pl.LightningDataModule, name)
+            own = overrides(self.data, pl.LightningDataModule, [name])
             loader = getattr(self.data, name)() if own else None
             for callback in self._callbacks if split == "train" else ():
                 loader = callback.train_loader(self, loader)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import isgeneratorfunction, signature
 from itertools import islice
@@ -15,6 +15,8 @@ from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from pytorch_lightning.plugins import Precision
 from pytorch_lightning.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor
+
+from flgraph.hooks import overrides
 
 _HELD_AGAINST = "2.6."
 """The versions of Lightning whose private parts these are, by tests; with others a later fit is an ordinary one."""
@@ -28,7 +30,7 @@ _CALLED = (
 
 _PREPARING = ("setup", "teardown")
 _DECIDING = (
-    *("prepare_data", "val_dataloader", "configure_model", "configure_sharded_model", "configure_callbacks"),
+    *("prepare_data", "val_dataloader", "configure_model", "configure_sharded_model"),
     *("on_train_batch_start", "on_before_batch_transfer", "on_after_batch_transfer", "backward", "optimizer_step"),
     *("optimizer_zero_grad", "configure_gradient_clipping"),
 )
@@ -50,8 +52,8 @@ def goes_on(trainer: Any, module: pl.LightningModule, loader: Any) -> bool:
         and not (trainer.gradient_clip_val or trainer.lr_scheduler_configs or trainer._detect_anomaly)
         and module.automatic_optimization
         and _is_usual(type(module).training_step)
-        and not _overrides(module, pl.LightningModule, _PREPARING + _DECIDING)
-        and not any(_overrides(callback, pl.Callback, _PREPARING) for callback in trainer.callbacks)
+        and not overrides(module, pl.LightningModule, _PREPARING + _DECIDING)
+        and not any(overrides(callback, pl.Callback, _PREPARING) for callback in trainer.callbacks)
         and not any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)
     )
 
@@ -67,10 +69,6 @@ def _is_simple(loader: Any) -> bool:
     return generates and not (hasattr(loader, "sampler") or hasattr(loader, "batch_sampler"))
 
 
-def _overrides(one: Any, base: type, names: Iterable[str]) -> bool:
-    return any(getattr(type(one), name, None) is not getattr(base, name, None) for name in names)
-
-
 def fit_again(trainer: Any, module: pl.LightningModule, loader: Any) -> None:
     """Steps, hooks and counts of ``trainer.fit``, which finds out anew each time what there is to do.
 
@@ -84,7 +82,7 @@ def fit_again(trainer: Any, module: pl.LightningModule, loader: Any) -> None:
     ]
     owners.append((module, pl.LightningModule, ()))
     hooks = {
-        name: [partial(getattr(own, name), *given) for own, base, given in owners if _overrides(own, base, [name])]
+        name: [partial(getattr(own, name), *given) for own, base, given in owners if overrides(own, base, [name])]
         for name in _CALLED
     }
 

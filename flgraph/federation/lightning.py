@@ -19,6 +19,7 @@ from pytorch_lightning.trainer import call
 
 from flgraph.errors import InputError
 from flgraph.federation.fit_again import fit_again, goes_on
+from flgraph.hooks import overrides
 
 WHERE = ("accelerator", "devices", "strategy", "plugins")
 """Arguments that say where a Trainer computes; all others may change what comes out."""
@@ -127,9 +128,9 @@ def fit_more(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, epoch
         else:
             trainer.fit(module, train_dataloaders=loader)
     metrics = trainer.callback_metrics
-    return _same_everywhere(
-        trainer, {name: float(metrics[name]) for name in sorted(metrics) if not name.endswith("_step")}
-    )
+    # What is logged on steps and on epochs is there as NAME, NAME_step and NAME_epoch.
+    names = [n for n in sorted(metrics) if not (n.endswith("_step") and f"{n.removesuffix('_step')}_epoch" in metrics)]
+    return _same_everywhere(trainer, {name: float(metrics[name]) for name in names})
 
 
 def evaluate(trainer: pl.Trainer, module: pl.LightningModule, loaders: Iterable[tuple[str, Any]]) -> dict[str, float]:
@@ -189,11 +190,7 @@ def _is_seen(trainer: pl.Trainer) -> bool:
     limits = (trainer.limit_val_batches, trainer.limit_test_batches)
     if trainer.world_size > 1 or limits != (1.0, 1.0) or not isinstance(profiler, PassThroughProfiler):
         return True
-    return any(
-        getattr(type(callback), name) is not getattr(pl.Callback, name)
-        for callback in trainer.callbacks  # type: ignore[attr-defined]
-        for name in _SEEING
-    )
+    return any(overrides(callback, pl.Callback, _SEEING) for callback in trainer.callbacks)  # type: ignore[attr-defined]
 
 
 def is_empty(loader: Any) -> bool:
@@ -206,8 +203,13 @@ def is_empty(loader: Any) -> bool:
 
 def load_loop(trainer: pl.Trainer, state: dict[str, Any]) -> None:
     """Puts back the state of a :func:`persistent_trainer`'s ``fit_loop``, which is that between two fits."""
-    trainer.fit_loop.load_state_dict(state)
+    load_counts(trainer, state)
     trainer.fit_loop._combined_loader = None  # the next fit is one of Lightning's own
+
+
+def load_counts(trainer: pl.Trainer, state: dict[str, Any]) -> None:
+    """Puts back how many epochs and steps a ``fit_loop`` has made; the next fit goes on with its loader."""
+    trainer.fit_loop.load_state_dict(state)
     # Were the next fit a restart to Lightning, it would iterate over the loader once less, and each time takes a random
     # number where that is torch's own.
     trainer.fit_loop.restarting = False

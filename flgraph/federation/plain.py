@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset
 from flgraph.errors import InputError, expect
 from flgraph.federation.data import FederatedData
 from flgraph.federation.template import Model
+from flgraph.hooks import overrides
 from flgraph.runs.compatibility import plain_values
 
 _TRANSFERS = ("transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer")
@@ -72,8 +73,8 @@ class PlainClient(pl.LightningDataModule):
         super().__init__()
         self.client_name, self.module = name, module
         for hook in _TRANSFERS:
-            ours = getattr(type(module), hook) is getattr(pl.LightningDataModule, hook)
-            expect(ours, f"datamodule.{hook}", "in the model or the data set, as clients do not call it here,", name)
+            own = overrides(module, pl.LightningDataModule, [hook])
+            expect(not own, f"datamodule.{hook}", "in the model or the data set, as clients do not call it here,", name)
         self.settings = plain_values(dict(module.hparams))
         self._loaders: dict[str, Any] = {}
         self._stages: set[str] = set()
@@ -88,7 +89,7 @@ class PlainClient(pl.LightningDataModule):
 
     def _loader(self, name: str, stage: str) -> Any:
         """The datamodule's loader, made once, as sizes are asked of it, too; none where it has none."""
-        own = getattr(type(self.module), name) is not getattr(pl.LightningDataModule, name)
+        own = overrides(self.module, pl.LightningDataModule, [name])
         if own and name not in self._loaders:
             if stage not in self._stages:
                 self.module.setup(stage)

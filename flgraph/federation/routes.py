@@ -142,6 +142,7 @@ class RoutingTable:
             if not hits:
                 found = f"{[route.pattern for route in routes]}, none of which matches `{name}`"
                 raise InputError("routes", f"those of every tensor of client `{client}`", found)
+            expect(isinstance(tensor, Tensor), "model", "one whose state is tensors, without `get_extra_state`,", name)
             matched.add(hits[0].pattern)
             dtype = str(tensor.dtype).removeprefix("torch.")
             self.rows[name] = RoutedTensor(name, tuple(tensor.shape), dtype, hits[0])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_warn
-from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch.nn.parameter import is_lazy
 
 from flgraph.errors import InputError, expect
@@ -17,6 +16,7 @@ from flgraph.federation.data import ClientData
 from flgraph.federation.lightning_callbacks import check_callbacks
 from flgraph.federation.payload import brief
 from flgraph.federation.seeding import derive_seed, seed_all
+from flgraph.hooks import overrides
 
 Model = pl.LightningModule | Callable[[ClientData], pl.LightningModule]
 """A template, or a function from a client's data to its model."""
@@ -30,8 +30,8 @@ def client_module(model: Model, data: ClientData, seed: int, name: str) -> pl.Li
     was given, the same for all clients, whatever the seed.
 
     Raises:
-        InputError: a hyper-parameter contradicts the data, a function makes something else, a parameter has no shape
-            yet, or the module configures callbacks that have no place here.
+        InputError: a hyper-parameter contradicts the data, a function makes something else, or a parameter has no shape
+            yet.
     """
     seed_all(derive_seed(seed, name, "initial weights"))
     if isinstance(model, pl.LightningModule):
@@ -43,9 +43,21 @@ def client_module(model: Model, data: ClientData, seed: int, name: str) -> pl.Li
     unknown = [parameter for parameter, value in module.named_parameters() if is_lazy(value)]
     wanted = f"of sizes that its hyper-parameters or the data of client `{name}` (`model_args`) say"
     expect(not unknown, "model", wanted, f"{made} with `{''.join(unknown[:1])}` that waits for its first batch")
-    if is_overridden("configure_callbacks", module):
-        check_callbacks(module.configure_callbacks(), f"{made}.configure_callbacks")
     return module
+
+
+def callbacks_of(module: pl.LightningModule) -> list[pl.Callback]:
+    """Takes the callbacks that a module configures: Lightning would ask for new ones at each fit, and so in every turn.
+
+    Raises:
+        InputError: one has no place in a client's Trainer.
+    """
+    if not overrides(module, pl.LightningModule, ["configure_callbacks"]):
+        return []
+    configured = module.configure_callbacks()
+    check_callbacks(configured, f"{type(module).__name__}.configure_callbacks")
+    module.configure_callbacks = list  # type: ignore[method-assign]  # of none any more
+    return list(configured) if isinstance(configured, Sequence) else [configured]
 
 
 def server_module(model: Model | None, sizes: Mapping[str, Any], seed: int) -> pl.LightningModule:

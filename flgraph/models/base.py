@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn.inits import reset
 
 from flgraph.errors import expect
+from flgraph.hooks import overrides
 from flgraph.nn.batches import TensorBatch
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
@@ -205,11 +206,7 @@ def _is_watched(trainer: pl.Trainer) -> bool:
     """Whether loggers, schedulers or callbacks may read metrics while training goes on."""
     if trainer.loggers or any(config.monitor for config in trainer.lr_scheduler_configs):
         return True
-    return any(
-        getattr(type(callback), name) is not getattr(pl.Callback, name)
-        for callback in trainer.callbacks  # type: ignore[attr-defined]
-        for name in _WATCHING
-    )
+    return any(overrides(callback, pl.Callback, _WATCHING) for callback in trainer.callbacks)  # type: ignore[attr-defined]
 
 
 def expect_positive(**sizes: int) -> None:

@@ -31,12 +31,16 @@ TOTALS = ("seconds", "bytes_up", "bytes_down", "metric_bytes")
 """Fields of a round that are summed up."""
 
 
-_LOWER = re.compile(r"loss|error|perplexity|\b(mae|mse|rmse)\b")
+_LOWER = re.compile(r"loss|error|perplexity|divergence|(?<![a-z])(mae|mse|msle|rmse|mape|nll|brier|ece)(?![a-z])")
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a metric's name says that less of it is better, as in ``test/loss``."""
-    return bool(_LOWER.search(metric))
+    """Whether a metric's name says that less of it is better.
+
+    >>> [name for name in ("test/loss", "val_MAE", "MeanSquaredError", "val/recall") if lower_is_better(name)]
+    ['test/loss', 'val_MAE', 'MeanSquaredError']
+    """
+    return bool(_LOWER.search(metric.lower()))
 
 
 def mode_of(metric: str) -> Literal["max", "min"]:

@@ -72,3 +72,26 @@ def test_own_models_are_drawn_to_what_was_sent(
 def test_bad_settings() -> None:
     with pytest.raises(InputError, match=r"`aggregator\.lam` to be a finite number, 0 or more but got -1"):
         Ditto(lam=-1)
+
+
+def test_schedules_count_each_model_s_own_epochs(
+    federate: Federate, toy_federation: Any, toy_module: type[Any]
+) -> None:
+    """One that acts every second epoch does so for both models."""
+    rates: list[float] = []
+
+    class Watched(toy_module):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "frequency": 2}}
+
+        def on_train_epoch_start(self) -> None:
+            rates.append(self.optimizers().param_groups[0]["lr"])
+
+    data = toy_federation(6)
+    federate(Ditto(), rounds=2).fit(Watched(), data)
+    trainer: Any = federate(Ditto(), rounds=5)
+    trainer.fit(Watched(), data, ckpt_path="last")
+    assert rates == [rate for rate in (1.0, 1.0, 0.5, 0.5, 0.25) for _ in ("common", "own")]
+    assert trainer.engine.clients["A"].trainer.current_epoch == 5

@@ -120,7 +120,9 @@ def test_who_is_left_out_takes_its_variate_along() -> None:
     assert half.control["w"].item() == 3  # C counts with zero
     half.excluded = {"B"}
     assert half.control["w"].item() == 1.5
-    half.excluded = {"A", "B", "D"}  # D before the first round
+    half.excluded = {"B", "D"}  # D before the first round
+    assert half.control["w"].item() == 1.5
+    half.excluded = {"A", "B", "D"}
     assert half.control == {}
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from flgraph.callbacks import FedAvg, Local
 from flgraph.data import GraphFederation
+from flgraph.errors import InputError
 from flgraph.federation import Aggregator, Client, FederatedCallback, FederatedTrainer, Payload, Request, Turn
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.template import client_module
@@ -301,6 +302,31 @@ def test_metrics_of_an_earlier_round_do_not_leak(fit: Fit, toy_module: Any) -> N
 
     fit(FedAvg(), Sometimes(), callbacks=[Names()])
     assert seen == [{"train/first", "val/first"}, set(), set()]
+
+
+def test_names_of_metrics_may_end_with_step(fit: Fit, toy_module: Any) -> None:
+    """Of what is logged on steps and epochs, Lightning's name for the last step is left out."""
+
+    class Names(toy_module):  # type: ignore[misc]
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+            self.log("train/time_per_step", 2.0, on_step=False, on_epoch=True)
+            self.log("train/number", float(batch_idx), on_step=True, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+    trainer = fit(FedAvg(), Names(), rounds=2)
+    metrics = {name for name in trainer.history.last["clients"]["A"] if name.startswith("train/")}
+    assert metrics == {"train/loss", "train/time_per_step", "train/number", "train/number_epoch"}
+
+
+def test_a_state_of_other_things_is_refused(fit: Fit, toy_module: Any) -> None:
+    class Further(toy_module):  # type: ignore[misc]
+        def get_extra_state(self) -> Any:
+            return {"calls": 3}
+
+        def set_extra_state(self, state: Any) -> None: ...
+
+    with pytest.raises(InputError, match=r"without `get_extra_state`, but got '_extra_state'"):
+        fit(FedAvg(), Further())
 
 
 def test_metrics_are_those_of_the_installed_aggregate(fit: Fit, toy_federation: Any, toy_module: Any) -> None:

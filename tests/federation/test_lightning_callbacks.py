@@ -14,7 +14,7 @@ from lightning_fabric.utilities import registry
 from pytorch_lightning import callbacks as lightning
 from torch import Tensor
 
-from flgraph.callbacks import FedAvg, Local
+from flgraph.callbacks import FedAvg, FedRep, Local
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.federation import lightning as trainers_of
@@ -159,6 +159,15 @@ def test_schedulers_go_on_over_rounds(
     assert seen == wanted
 
 
+def test_a_cycle_spans_what_else_is_trained(federate: Federate, toy_federation: Any, toy_module: Any) -> None:
+    """FedRep's heads have epochs of their own."""
+    seen: Seen = []
+    data, aggregator = toy_federation(6, batch_size=2), FedRep(head=["last.*"], head_epochs=2)
+    federate(aggregator, rounds=3).fit(watching(toy_module, seen, whole_run)(), data)
+    assert len(seen) == 3 * 3 * (2 + 1)
+    assert seen[-1][1] < 1e-3 < max(rate for _, rate in seen) == pytest.approx(0.1, rel=1e-3)
+
+
 def test_reduce_on_plateau_watches_training_metrics(federate: Federate, toy_federation: Any, toy_module: Any) -> None:
     """With this threshold no loss is ever better than the one before."""
 
@@ -235,3 +244,46 @@ def test_callbacks_of_installed_packages(tmp_path: Path, monkeypatch: pytest.Mon
         assert registry.entry_points is importlib.metadata.entry_points
     finally:
         trainers_of._entry_points.cache_clear()
+
+
+def test_functions_are_called_in_every_round(federate: Federate, graph_federation: Any) -> None:
+    """Lightning's LambdaCallback has its hooks in the object, not in the class; evaluations have some, too."""
+    trained: list[int] = []
+    tested: list[int] = []
+    noted = lightning.LambdaCallback(
+        on_train_epoch_end=lambda trainer, module: trained.append(trainer.current_epoch),
+        on_test_epoch_end=lambda trainer, module: tested.append(trainer.current_epoch),
+    )
+    federate(FedAvg(), rounds=3, callbacks=[noted]).fit(GNN(hidden_channels=4), graph_federation((4,)))
+    assert trained == [0, 1, 2]
+    assert tested == [1, 2, 3]
+
+
+class Counts(pl.Callback):
+    """Counts epochs, and has each client log how many."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.count += 1
+        pl_module.log("train/counted", float(self.count))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.count = state_dict["count"]
+
+
+def test_what_a_model_configures_keeps_its_state(federate: Federate, toy_federation: Any, toy_module: Any) -> None:
+    """Over rounds and over a resume; one of the same kind given to the trainer gives way, as in Lightning."""
+
+    class Configuring(toy_module):  # type: ignore[misc]
+        def configure_callbacks(self) -> pl.Callback:
+            return Counts()
+
+    data = toy_federation(6)
+    federate(FedAvg(), rounds=2, callbacks=[Counts()]).fit(Configuring(), data)
+    results = federate(FedAvg(), rounds=4, callbacks=[Counts()]).fit(Configuring(), data, ckpt_path="last")
+    assert list(results.history["train/counted"]) == [1, 2, 3, 4]
