@@ -57,6 +57,7 @@ class FGGP(SendsPrototypes, FedAvg):
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"prototypes/*": "data"}
     upload_scalars = ("num_samples", "num_classes", "columns")
     common_scalars = ("num_classes", "columns")
+    needs_classes = True
     server_attributes: Sequence[str] = ("_memory",)
     client_attributes = ("_received",)
 

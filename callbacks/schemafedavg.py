@@ -38,7 +38,7 @@ class SchemaFedAvg(FedProx):
         kwargs: see :class:`FedAvg`.
     """
 
-    network = "RGCN"
+    network = "RGCN without bases"
     extra_tensors: ClassVar[Mapping[str, UploadKind]] = {f"{_RELATIONS}/*": "weights"}
     server_attributes = ("_relations", "_names")
 

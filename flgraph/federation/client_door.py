@@ -179,8 +179,9 @@ class ClientDoor:
 
     @property
     def tells_samples(self) -> bool:
-        """Whether the number of training samples may be told as it is."""
-        return not self.job.masks and (self.policy is None or self.policy.num_samples == 1)
+        """Whether the number of training samples may be told as it is: where the algorithm is told it, too."""
+        needed = NUM_SAMPLES in self.job.scalars and not self.job.masks
+        return needed and (self.policy is None or self.policy.num_samples == 1)
 
     def describe(self, turn: Turn) -> bytes:
         """Forms of the tensors that the routes let out, and how many samples there are if the algorithm needs it."""

@@ -214,18 +214,18 @@ class FederatedLoop(pl.Trainer):
         else:
             settings = comparable(manifest["settings"], self._settings)
             check_settings(*settings, flatten(self._defaults), checkpoint)
+            for name in manifest["settings"].get("callbacks", {}) if stage == "fit" else ():
+                if name not in self._settings["callbacks"]:
+                    rank_zero_warn(f"The run goes on without {name}, a callback of the checkpoint: not as before.")
             self.run_dir = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
             with reading(str(checkpoint / SERVER)):
                 saved = server.load_state((checkpoint / SERVER).read_bytes())
                 self.current_round = index(saved["round"])
                 self.history.load_state(saved["history"])
                 self._ended = saved["ended"]
-                here = {callback.state_key: callback for callback in self.round_callbacks}
-                for key, state in saved["callbacks"].items():
-                    if key in here:
-                        here[key].load_state_dict(state)
-                    elif stage == "fit":
-                        rank_zero_warn(f"The run goes on without {key}, a callback of the checkpoint: not as before.")
+                for callback in self.round_callbacks:
+                    if callback.state_key in saved["callbacks"]:
+                        callback.load_state_dict(saved["callbacks"][callback.state_key])
             for name in self.engine.load(checkpoint / CLIENTS):
                 server.installed.pop(name, None)
             server.exclude(self.engine.unable)

@@ -134,6 +134,8 @@ class GeometricMedian(Reweighting):
         self.steps, self.smoothing = steps, smoothing
 
     def reweighted(self, rows: Tensor, weights: Tensor) -> Tensor:
+        if len(rows) < 3:  # of two points the heavier one is the median
+            return weights
         counts, least = weights, 0.0
         for _ in range(self.steps):
             center = (rows * (counts / counts.sum()).unsqueeze(1)).sum(dim=0)

@@ -351,12 +351,15 @@ def test_algorithms_of_others_are_refused_unless_named(site: Callable[..., Serve
     assert site(Policy(algorithms=["Own"]), Own()).begin()
 
 
-@pytest.mark.parametrize(("step", "told"), [(None, None), (1, 6), (10, 10), (4, 8)])
-def test_numbers_of_samples(site: Callable[..., Server], step: int | None, told: int | None) -> None:
+@pytest.mark.parametrize(
+    ("step", "weighting", "told"),
+    [(None, "uniform", None), (1, "uniform", None), (1, "samples", 6), (10, "samples", 10), (4, "samples", 8)],
+)
+def test_numbers_of_samples(site: Callable[..., Server], step: int | None, weighting: Any, told: int | None) -> None:
     """Rounded or withheld everywhere, the description of the data at the opening included."""
-    server = site(Policy(num_samples=step), FedAvg(weighting="samples" if step else "uniform"))
+    server = site(Policy(num_samples=step), FedAvg(weighting=weighting))
     about = server.host.clients["A"].disclosed(KEY)
-    assert about["data"].get("num_train_samples") == (6 if step == 1 else None)
+    assert about["data"].get("num_train_samples") == (6 if told == 6 else None)
     described = server.ask(Turn(0, Request.DESCRIBE))
     assert isinstance(described, Payload)
     assert described.scalars.get("num_samples") == told

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from torch import Tensor
 from torch_geometric.data import Data
 
-from flgraph.callbacks import EarlyStopping, FedAvg, FedEgo, Local
+from flgraph.callbacks import EarlyStopping, FedAvg, FedEgo, Local, Stragglers
 from flgraph.data import NodeFederation, NodeGraph
 from flgraph.errors import InputError
 from flgraph.federation import FederatedCallback, FederatedTrainer
@@ -130,6 +131,14 @@ def test_going_on_without_it_is_told(federate: Make, graph_federation: Make) -> 
     last = trainer.fit(model(), graph_federation())["rounds"]
     with pytest.warns(UserWarning, match="goes on without EarlyStopping, a callback of the checkpoint"):
         federate(FedAvg(), rounds=last + 1).fit(model(), graph_federation(), ckpt_path=str(trainer.run_dir))
+
+
+@pytest.mark.parametrize("callback", [Stragglers(0.3), GradientAccumulationScheduler({0: 2})])
+def test_going_on_without_others_is_told(callback: Any, federate: Make, graph_federation: Make) -> None:
+    """With or without a state at the server."""
+    federate(FedAvg(), rounds=1, callbacks=[callback]).fit(model(), graph_federation())
+    with pytest.warns(UserWarning, match=f"goes on without {type(callback).__name__}, a callback of the checkpoint"):
+        federate(FedAvg(), rounds=2).fit(model(), graph_federation(), ckpt_path="last")
 
 
 @pytest.mark.parametrize("cut", [3, 7])

@@ -51,6 +51,11 @@ def test_numbers_by_hand() -> None:
     assert of(Krum(0.2, selected=3), [0.0], [1.0], [2.0], [100.0], [3.5], weights=[1.0, 2.0, 1.0, 9.0, 9.0]) == [1.0]
 
 
+@pytest.mark.parametrize("mean", [GeometricMedian(), Krum()])
+def test_of_two_neither_is_left_out(mean: Any) -> None:
+    assert of(mean, [1.0], [5.0], weights=[1.0, 3.0]) == [4.0]
+
+
 def test_krum_against_its_definition() -> None:
     rows = np.random.default_rng(3).normal(size=(8, 5))
     bad = 2

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from flgraph.callbacks import (
+    FGGP,
     BadClients,
     EarlyStopping,
     FedAvg,
@@ -204,7 +205,7 @@ def test_trains_alone() -> None:
 # ------------------------------------------------------------------------------------------------------------- refusals
 def test_methods_that_need_classes(federate: Callable[..., FederatedTrainer]) -> None:
     sentence = r"`model\.task` to be multiclass for {}, which needs classes, but got 'regression'"
-    for aggregator in (FedProto(), FedGTA(), FedTAD(), FedThin()):
+    for aggregator in (FedProto(), FGGP(), FedGTA(), FedTAD(), FedThin()):
         with pytest.raises(InputError, match=sentence.format(type(aggregator).__name__)):
             federate(aggregator, monitor="val/rmse").fit(NodeGCN(hidden_channels=4), whole())
     with pytest.raises(InputError, match=r"`model\.task` to be multiclass for AdaFGL but got 'regression'"):
