@@ -18,6 +18,7 @@ from flgraph.federation.client import Client
 from flgraph.models.graphs.inputs import expect_graphs
 from flgraph.models.unsupervised.base import Encoded, GraphEmbedding
 from flgraph.nn import model_contrast, softmax_distillation, squared_distillation
+from flgraph.nn.modes import evaluating
 from flgraph.nn.sparse.adjacency import gather_ranges, offsets
 
 Inter = Literal["contrast", "kl", "mse", "none"]
@@ -139,18 +140,16 @@ class FCLG(AddsLoss, FedAvg):
         index: Tensor = batch.graph_index
         return index if self.level == "graph" else gather_ranges(self._node_ptr, index)[0]
 
-    @torch.no_grad()
     def _represent(self, module: pl.LightningModule) -> Tensor:
         """A row for each of the client's graphs, or nodes, in the order of its data."""
         assert isinstance(module, GraphEmbedding)
-        module.eval()
         batches = self._graphs or []
         for batch in batches:
             expect_graphs(batch)
         known = all(batch.get("graph_index") is not None for batch in batches)
         expect(known, "batch.graph_index", "the numbers of its graphs in the client's data", None)
-        parts = [module.encode(batch) for batch in batches]
-        module.train()
+        with evaluating(module):
+            parts = [module.encode(batch) for batch in batches]
         if self.level == "graph":
             return torch.cat([part.graphs for part in parts])
         self._node_ptr = offsets(torch.cat([batch.ptr.diff() for batch in batches]))

@@ -23,6 +23,7 @@ from flgraph.federation.template import as_template
 from flgraph.models.nodes.fedego import EgoHead, MashedEgoGraphs
 from flgraph.models.nodes.fedego import FedEgo as FedEgoNet
 from flgraph.nn.batches import EgoBatch
+from flgraph.nn.modes import evaluating
 
 _EGO_GRAPHS = "ego_graphs"
 
@@ -242,10 +243,9 @@ class FedEgo(Aggregator):
         batches = _mixup_data(client).mixup_dataloader()
         own = module.state_dict()
         self._own = {name: tensor.clone() for name, tensor in own.items() if name.startswith("personalization.")}
-        module.eval()
         convert = client.trainer.precision_plugin.convert_input
-        mashed = [self.mash(module, convert(batch).to(module.device)) for batch in batches]
-        module.train()  # Lightning would leave it as it is, and train without dropout
+        with evaluating(module):
+            mashed = [self.mash(module, convert(batch).to(module.device)) for batch in batches]
         embedding = torch.cat([part.embedding for part in mashed])
         if self.noise:
             embedding = embedding + self.noise * _noise(client, embedding.shape).to(embedding)

@@ -21,6 +21,7 @@ from flgraph.federation.seeding import derive_seed
 from flgraph.models.nodes.masked import MaskedGCN
 from flgraph.nn import Adjacency
 from flgraph.nn.batches import WholeGraph
+from flgraph.nn.modes import evaluating
 
 _FUNCTION = "function"
 """Group of the tensor that is no part of the model."""
@@ -128,16 +129,13 @@ class FedPUB(FedProx):
         assert own is not None
         return Payload({**own.tensors, _FUNCTION: {"embedding": self.function(client)}}, own.scalars)
 
-    @torch.no_grad()
     def function(self, client: Client) -> Tensor:
         """The mean of what the client's model makes of the random graph's nodes ``[hidden_channels]``, float32."""
         module = expect_kind(client.module, MaskedGCN, "model", "flgraph.models.MaskedGCN for FED-PUB")
         seed = expect_count(client.last_download, "graph", 0, 2**53, f"download` of client `{client.name}")
         batch = client.trainer.precision_plugin.convert_input(random_graph(self.blocks, module.in_channels, seed))
-        module.eval()
-        out = module.convolve(batch.to(module.device)).mean(dim=0).float()
-        module.train()  # as Lightning goes on with the mode that it finds
-        return out
+        with evaluating(module):
+            return module.convolve(batch.to(module.device)).mean(dim=0).float()
 
 
 def random_graph(blocks: int, in_channels: int, seed: int) -> WholeGraph:

@@ -61,7 +61,7 @@ class FedSagePlus(FedAvg):
     """
 
     network = "NeighGenSAGE"
-    extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"generated/*": "data", "gradient/*": "gradient"}
+    extra_tensors: ClassVar[Mapping[str, UploadKind]] = {"generated/*": "data", "gradient/*": "data"}
     upload_scalars = ("num_samples", "num_features")
     common_scalars = ("num_features",)
 

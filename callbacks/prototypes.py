@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 import pytorch_lightning as pl
-import torch
 from torch import Tensor
 
 from flgraph.errors import expect
@@ -17,6 +16,7 @@ from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.client import Client
 from flgraph.models.classifier import Classifier
 from flgraph.nn import at_least_float32
+from flgraph.nn.modes import evaluating
 
 Inference = Literal["head", "prototypes"]
 
@@ -60,6 +60,10 @@ class SendsPrototypes(Aggregator):
     on_test_start = on_predict_start = on_validation_start
     on_test_end = on_predict_end = on_validation_end
 
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Leaves the model as it was."""
+        self.on_validation_end(trainer, pl_module)
+
     def _votes(self, module: Classifier[Any], encoded: Tensor, batch: Any) -> Tensor:
         rows = at_least_float32(module.rows(encoded, batch))
         self._received = {name: tensor.to(rows.device) for name, tensor in self._received.items()}
@@ -73,14 +77,12 @@ class SendsPrototypes(Aggregator):
 
 
 @contextmanager
-def evaluating(client: Client) -> Iterator[Callable[[Any], Any]]:
+def evaluated(client: Client) -> Iterator[Callable[[Any], Any]]:
     """Within, a client's classifier has no dropout, no gradient, and the run's precision.
 
     What it gives takes a batch to where the model is.
     """
     module, precision = client.module, client.trainer.precision_plugin
     expect(isinstance(module, Classifier), "model", "a classifier", type(module).__name__)
-    module.eval()
-    with torch.no_grad(), precision.forward_context():
+    with evaluating(module), precision.forward_context():
         yield lambda given: module.transfer_batch_to_device(precision.convert_input(given), module.device, 0)
-    module.train()

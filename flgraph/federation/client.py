@@ -39,6 +39,7 @@ from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.template import callbacks_of, expect_classes
 from flgraph.federation.transforms import Draw, Pipeline, Transform, draw_key
 from flgraph.hooks import overrides
+from flgraph.nn.modes import keeping_modes
 from flgraph.runs.checkpoint import readable, storable
 from flgraph.runs.compatibility import plain_values, sealed
 
@@ -123,7 +124,7 @@ class Client:
         self.masked = None if secure_sums is None else MaskedUploads(name, secure_sums, fewest, job)
         """Its half of secure sums, where uploads are masked."""
         self.changed = True  # since it was last written to disk
-        self._snapshot: dict[str, Tensor] = {}
+        self._snapshot: dict[str, Any] = {}
         self._origin = self._snapshot_origin = ""  # digests of the downloads that the model and its copy come from
         self._download: bytes | None = None  # as it came: clients in one process share its memory
         self._train_metrics: dict[str, float] = {}
@@ -346,21 +347,26 @@ class Client:
                 yield split, loader
 
     def snapshot(self) -> None:
-        """Keeps a copy of the model as it is now, in place of an earlier one."""
+        """Keeps a copy of the model as it is now, and of what its algorithm knows, in place of an earlier one."""
         self.changed = True
-        self._snapshot = {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
+        half: Any = self.aggregator
+        self._snapshot = copy.deepcopy({"state_dict": dict(self.module.state_dict()), "half": half.state_dict()})
+        self.module.on_save_checkpoint(self._snapshot)
         self._snapshot_origin = self._origin
 
     def restore(self) -> None:
-        """Exchanges the model and the copy that :meth:`snapshot` made; the optimizer's state stays as it is.
+        """Exchanges all this and the copy that :meth:`snapshot` made; the optimizer's state stays as it is.
 
         Done a second time, all is as it was. Nothing happens where there is no copy.
         """
         if self._snapshot:
+            half: Any = self.aggregator
             before, origin = self._snapshot, self._snapshot_origin
             self.snapshot()
             self._origin = origin
-            self.module.load_state_dict(before)
+            self.module.on_load_checkpoint(before)
+            self.module.load_state_dict(before["state_dict"])
+            half.load_state_dict(before["half"])
 
     def report(self, name: str, value: float) -> None:
         """Adds a number to the metrics that the client sends with every evaluation; a new value replaces the old.
@@ -380,7 +386,8 @@ class Client:
     def predict(self) -> Predictions:
         """What the module says of the client's prediction data."""
         self._seed(derive_seed(self.seed, self.name, 0, "predict"))
-        batches = self.trainer.predict(self.module, dataloaders=self._loader("predict")) or []
+        with keeping_modes(self.module):
+            batches = self.trainer.predict(self.module, dataloaders=self._loader("predict")) or []
         predicted = getattr(self.module, "predicted", "probabilities")
         return Predictions(batches, dict(getattr(self.data, "prediction_rows", {})), predicted)
 
@@ -460,6 +467,8 @@ class Client:
         self._train_metrics = dict(state["client"]["train_metrics"])
         self._reported = dict(state["client"]["reported"])
         self._snapshot = dict(state["client"]["snapshot"])
+        if self._snapshot and "state_dict" not in self._snapshot:  # earlier versions kept the weights alone
+            self._snapshot = {"state_dict": self._snapshot, "half": {}}
         self.transforms.load_state_dict(state["client"].get("transforms", {}))
         self._origin, self._snapshot_origin = state["client"].get("origins", ("", ""))
         self._download = None

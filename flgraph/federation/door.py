@@ -129,7 +129,7 @@ class ServerDoor:
         """
         field = f"upload` of client `{client}"
         payload = self._read(client, answer)
-        if self.transforms:
+        if self.transforms and answer:  # a client without an upload codes nothing
             forms = self.forms.get(client, {})
             payload = self.transforms.decode(payload, self.reference(client), forms, round == 0, field)
         largest_values(payload.tensors, field)

@@ -20,6 +20,7 @@ from pytorch_lightning.trainer import call
 from flgraph.errors import InputError
 from flgraph.federation.fit_again import fit_again, goes_on
 from flgraph.hooks import overrides
+from flgraph.nn.modes import keeping_modes
 
 WHERE = ("accelerator", "devices", "strategy", "plugins")
 """Arguments that say where a Trainer computes; all others may change what comes out."""
@@ -154,7 +155,9 @@ def evaluate(trainer: pl.Trainer, module: pl.LightningModule, loaders: Iterable[
     metrics = {}
     for split, loader in loaders:
         run = trainer.validate if split == "val" else trainer.test
-        for result in run(module, dataloaders=loader, verbose=False):
+        with keeping_modes(module):  # Lightning does not, where one fails
+            results = run(module, dataloaders=loader, verbose=False)
+        for result in results:
             metrics |= _same_everywhere(trainer, result)
     return metrics
 

@@ -308,6 +308,8 @@ class Server:
         """The same where uploads are masked: the server gets their weighted mean alone."""
         before = self.lost.get((number, exchange), set())
         clients = [name for name in clients if name in before or not before]
+        if not clients:
+            return []
         layout = layout_of(self.aggregator.shared, {name: self.aggregator.owners[name] for name in clients})
         newest = self.aggregator.download(clients[0], number, exchange) or Payload()
         origin = self.transforms.accompanied(newest).digest

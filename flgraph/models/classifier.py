@@ -18,6 +18,7 @@ from flgraph.models.base import FurtherLoss, SizedModule, expect_sizes
 from flgraph.models.metrics import DEFAULT_METRICS, check_metrics, task_metrics
 from flgraph.nn import at_least_float32
 from flgraph.nn.batches import EgoBatch, HeteroBatch, WholeGraph
+from flgraph.nn.modes import evaluating
 from flgraph.nn.tasks import PREDICTED, Task, check_targets, check_task, task_loss, task_predictions
 
 BatchT = TypeVar("BatchT", Data, EgoBatch, WholeGraph, HeteroBatch)
@@ -153,7 +154,6 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
         own = self.measures and type(self).epoch_metrics is Classifier.epoch_metrics
         return (*self.metrics, "loss") if own else None
 
-    @torch.no_grad()
     def measure(
         self, batches: Iterable[tuple[str, BatchT]], context: Callable[[], AbstractContextManager[Any]] = nullcontext
     ) -> dict[str, float]:
@@ -165,10 +165,8 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
             batches: stage (``val``, ``test``, ``global_test``) and batch, on the module's device.
             context: of each forward pass; for example a precision plugin's ``val_step_context``.
         """
-        modes = {module: module.training for module in self.modules()}
-        self.eval()
         self._collected.clear()
-        try:
+        with evaluating(self):
             for stages, batch in _with_graphs_joined(batches):
                 with context():
                     logits = at_least_float32(self(batch))
@@ -177,10 +175,7 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
                     for stage, own, y in zip(stages, logits.split(counts), labels.split(counts), strict=True):
                         self._score(own, y, stage)
             found = {stage: self.epoch_metrics(stage, parts) for stage, parts in self._collected.items()}
-        finally:
-            self._collected.clear()
-            for module, training in modes.items():
-                module.training = training
+        self._collected.clear()
         return {f"{stage}/{name}": float(value) for stage, values in found.items() for name, value in values.items()}
 
     def _step(self, batch: BatchT, stage: str) -> Tensor:

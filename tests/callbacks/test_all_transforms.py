@@ -33,7 +33,7 @@ DATA = {
 OWN = {"PublishedDFedGNN"}
 """Algorithms whose clients begin with weights of their own, which nobody else knows."""
 
-MODELS = ("_models", "_relations", "_control")
+MODELS = ("_models", "_relations", "_variates")
 """Where server halves keep weights beside the shared ones."""
 
 
@@ -126,7 +126,7 @@ def test_clients_that_add_nothing_leave_the_server_where_it_is(name: str, makes:
     relations = weights(getattr(server, "_relations", {}))
     for one, other in zip(first + kept["relations"], models + relations, strict=True):
         assert torch.equal(one, other)
-    assert not any(tensor.any() for tensor in weights(getattr(server, "_control", {})))
+    assert not any(tensor.any() for tensor in weights(getattr(server, "_variates", {})))
 
 
 @pytest.mark.parametrize("name", sorted(OWN))
@@ -139,6 +139,14 @@ def test_updates_need_a_start_that_the_server_knows(name: str, makes: Any, tmp_p
 def test_data_has_to_be_named(name: str, makes: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="to be named in `leave` of a transform"):
         trained(makes[name], tmp_path, [Clip(1.0)])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_codes_go_with_every_exchange(name: str, makes: Any, tmp_path: Path) -> None:
+    """With those, too, in which clients send nothing."""
+    leave = DATA.get(name, [])
+    trainer = trained(makes[name], tmp_path, [TopK(0.3, leave=leave), Quantise(8)], rounds=3)
+    assert all(bool(tensor.isfinite().all()) for tensor in held(trainer))
 
 
 CODED = ["FedAvg", "GraphFL", "SCAFFOLD"]

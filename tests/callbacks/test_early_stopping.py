@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import federations
 import pytest
 import torch
 from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from torch import Tensor
 from torch_geometric.data import Data
 
-from flgraph.callbacks import EarlyStopping, FedAvg, FedEgo, Local, Stragglers
+from flgraph import models as nets
+from flgraph.callbacks import FGGP, AdaFGL, EarlyStopping, FedAvg, FedEgo, FedProto, Local, Stragglers
 from flgraph.data import NodeFederation, NodeGraph
 from flgraph.errors import InputError
 from flgraph.federation import FederatedCallback, FederatedTrainer
@@ -274,3 +277,33 @@ def test_clients_that_share_no_layer_may_share_something_else(federate: Make) ->
         federate(FedEgo(average_reduction=False), rounds=1, callbacks=[stop]).fit(
             FedEgoNet(hidden_channels=2, num_layers=1), data
         )
+
+
+@pytest.mark.parametrize(
+    ("half", "net"),
+    [
+        (partial(FedProto, inference="prototypes"), partial(GNN, hidden_channels=4, num_layers=2)),
+        (FGGP, partial(nets.FGGP, hidden_channels=4)),
+        (partial(AdaFGL, federated_rounds=2), partial(nets.AdaFGL, hidden_channels=4)),
+    ],
+)
+def test_what_evaluations_go_by_goes_back_too(half: Make, net: Make, federate: Make, assert_same: Make) -> None:
+    """Prototypes that were received, or what a model learned from later on; and forth again, where the run goes on."""
+    data = federations.Graphs if net.func is GNN else federations.Whole  # type: ignore[attr-defined]
+
+    def run(folder: str, rounds: int, ckpt_path: str | None = None) -> Any:
+        stopping = EarlyStopping("train/loss", mode="max", average="clients", patience=9)
+        trainer = federate(half(), rounds=rounds, client_fraction=0.5, callbacks=[stopping], name=folder)
+        trainer.fit(net(), data(), ckpt_path=ckpt_path)
+        return trainer
+
+    whole = run("whole", 4)
+    final = whole.history.final
+    assert final["round"] < 4
+    for name, values in whole.test().items():
+        assert values.items() <= final["clients"][name].items()
+    run("cut", 3)
+    resumed = run("cut", 4, "last")
+    assert resumed.history.final == final
+    for name, client in whole.engine.clients.items():
+        assert_same(resumed.engine.clients[name].state(), client.state())

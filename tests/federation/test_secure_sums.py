@@ -17,6 +17,7 @@ from flgraph.callbacks import GCFL, SCAFFOLD, DFedGNN, FedAvg, FedEgo, FedOpt
 from flgraph.errors import EngineError, InputError
 from flgraph.federation import (
     Clip,
+    FederatedCallback,
     GaussianNoise,
     Median,
     Payload,
@@ -532,6 +533,17 @@ def test_settings_are_compared_when_a_run_goes_on(run: Any) -> None:
         run(rounds=2, ckpt_path="last")
     with pytest.raises(InputError, match=r"trainer\.secure_sums\.fraction_bits"):
         run(rounds=2, ckpt_path="last", secure_sums=SecureSums(fraction_bits=20))
+
+
+def test_a_round_without_clients_has_no_sum(run: Any) -> None:
+    class Holiday(FederatedCallback):
+        def on_round_start(self, trainer: Any) -> None:
+            if trainer.current_round == 3:
+                trainer.skip(trainer.server.clients)
+
+    two, three = (run(rounds=n, callbacks=[Holiday()], secure_sums=SecureSums()).server.aggregator for n in (2, 3))
+    for name, tensor in two.shared.items():
+        assert torch.equal(three.shared[name], tensor)
 
 
 def test_rounds_of_two_are_refused_before_the_first(run: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import threading
@@ -177,7 +178,7 @@ class Host:
             began = time.perf_counter()
             try:
                 with self._during(f"in round {turn.round} ({turn.name}) of client `{name}`"):
-                    answer = self.turn(name, turn)
+                    answer = self.turn(name, turn, request.header["keep_going"])
                 summing = summing or Summing(self.clients[name].aggregator)
                 if counts is None or not self._added(summing, name, answer, counts.get(name)):
                     answers[name] = answer
@@ -204,18 +205,27 @@ class Host:
             return False
         return summing.held.pop(name, None) is None
 
-    def turn(self, name: str, turn: Turn) -> bytes:
+    def turn(self, name: str, turn: Turn, keep_going: bool = False) -> bytes:
         """A client's upload.
+
+        Args:
+            name: the client's.
+            turn: the request.
+            keep_going: whether the run goes on if it fails: the client is then as it was before.
 
         Raises:
             ClientError: the turn failed.
             InputError: because of something that the user gave.
         """
+        client = self.clients[name]
+        before = copy.deepcopy(client.state()) if keep_going else None
         try:
-            return self.clients[name].turn(turn)
-        except InputError:
-            raise
+            return client.turn(turn)
         except Exception as error:
+            if before is not None:
+                client.load_state(before)
+            if isinstance(error, InputError):
+                raise
             raise ClientError.in_turn(name, turn.round, turn.name, error) from error
 
     def about(self) -> dict[str, dict[str, Any]]:
@@ -351,7 +361,7 @@ class SiteHost(Host):
                 raise InputError("do", "ping, about, run, save or load", other)
         return Message()
 
-    def turn(self, name: str, turn: Turn) -> bytes:
+    def turn(self, name: str, turn: Turn, keep_going: bool = False) -> bytes:
         base, number = self._bases[name], self._numbers[name]
         self._expect_newest(name, number)
         self._go_to(name, base)
@@ -359,7 +369,7 @@ class SiteHost(Host):
         self._before[name] = (base, before)
         del self._number[name]  # half done, it has none: nothing goes on from there
         try:
-            upload = super().turn(name, turn)
+            upload = super().turn(name, turn, keep_going=False)  # what was before is kept here
         except (Exception, SystemExit) as error:  # who asks again asks of what was before
             self._ledger.add(event=FAILED, client=name, round=turn.round, request=str(turn.request))
             self._go_to(name, base)

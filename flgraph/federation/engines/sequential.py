@@ -36,7 +36,7 @@ class Sequential(Engine):
         answers: dict[str, bytes | Exception] = {}
         for name, turn in turns.items():
             try:
-                answers[name] = self.host.turn(name, turn)
+                answers[name] = self.host.turn(name, turn, self.keep_going)
             except (InputError, ClientError) as error:
                 if not self.keep_going:
                     raise
