@@ -6,7 +6,7 @@ No message repeats a value: values are data. Messages name the file, the column 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any, Literal, get_args
@@ -52,11 +52,13 @@ class Column:
         values: ``[n]``, float64 with NaN where one is missing, or objects (texts and ``None``).
         kind: ``"number"``, ``"years"`` for points in time, or ``"text"``.
         where: file and column, for messages.
+        written: makes the texts of numbers as they stand in the file, where that is known.
     """
 
     values: np.ndarray
     kind: str
     where: str
+    written: Callable[[], Sequence[str | None]] | None = None
 
     @classmethod
     def of(cls, values: Iterable[Any], where: str) -> Column:
@@ -68,28 +70,31 @@ class Column:
         given = [None if _is_missing(value) else value for value in values]
         told = [None if isinstance(value, str) and is_absent(value) else value for value in given]
         there = [value for value in told if value is not None]
+        written = lambda: [None if value is None else _text(value) for value in told]  # noqa: E731
         if all(isinstance(value, bool | int | float | np.number | np.bool_) for value in there):
-            return cls.of_numbers(_floats(told), where)
+            return cls.of_numbers(_floats(told), where, written)
         texts = [str(value).strip() for value in there]
         if all(_NUMBER.fullmatch(text) for text in texts):
-            return cls.of_numbers(_floats(told), where)
+            return cls.of_numbers(_floats(told), where, written)
         if all(text.lower() in _LOGICAL for text in texts):
             logical = [None if value is None else _LOGICAL[str(value).strip().lower()] for value in told]
-            return cls.of_numbers(_floats(logical), where)
+            return cls.of_numbers(_floats(logical), where, written)
         in_time = all(isinstance(v, date) or _TIME.fullmatch(t) for v, t in zip(there, texts, strict=True))
         plain = [None if value is None else _text(value) for value in (told if in_time else given)]
         return cls(np.array(plain, dtype=object), YEARS if in_time else TEXT, where)
 
     @classmethod
-    def of_numbers(cls, values: np.ndarray, where: str) -> Column:
-        """Numbers ``[n]`` float64, NaN where one is missing.
+    def of_numbers(
+        cls, values: np.ndarray, where: str, written: Callable[[], Sequence[str | None]] | None = None
+    ) -> Column:
+        """Numbers ``[n]`` float64, NaN where one is missing, and how they are written.
 
         Raises:
             InputError: one is infinite, or would be in float32.
         """
         infinite = np.abs(values) > np.finfo(np.float32).max
         require(not infinite.any(), where, "finite in float32", f"infinity in row {first_row(infinite)}")
-        return cls(values, NUMBER, where)
+        return cls(values, NUMBER, where, written)
 
     @property
     def missing(self) -> np.ndarray:
@@ -99,7 +104,12 @@ class Column:
         return np.array([value is None for value in self.values], dtype=bool)
 
     def texts(self) -> list[str | None]:
-        """The values as text; whole numbers without a point."""
+        """The values as they are written (``007``); numbers that were never text without a point if they are whole."""
+        texts = self.numerals() if self.written is None else self.written()
+        return [None if gone else text for text, gone in zip(texts, self.missing, strict=True)]
+
+    def numerals(self) -> list[str | None]:
+        """The values as text; numbers in their shortest form, whole ones without a point."""
         return [None if gone else _text(value) for value, gone in zip(self.values, self.missing, strict=True)]
 
     def nearly_numbers(self) -> bool:
@@ -172,6 +182,8 @@ def _floats(values: Iterable[Any]) -> np.ndarray:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, bool | np.bool_):
+        return str(value).lower()
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     return value.isoformat() if isinstance(value, date) else str(value).strip()
@@ -261,7 +273,9 @@ class Coding:
             raise InputError(column.where, "without gaps, unless `data.missing` is zero or mean,", got)
         if isinstance(kind, tuple):
             place = {name: code for code, name in enumerate(kind)}
-            codes = [-1 if text is None else place.get(text, -2) for text in column.texts()]
+            # 1.0 is of the category 1, but 01 of 01 where that is another one.
+            texts = zip(column.texts(), column.numerals(), strict=True)
+            codes = [-1 if text is None else place.get(text, place.get(short or "", -2)) for text, short in texts]
             strange = codes.index(-2) + 1 if -2 in codes else 0
             require(
                 not strange, column.where, f"one of its {len(kind)} declared categories", f"another in row {strange}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,12 +54,14 @@ class Table:
         self._require(name)
         series = self.frame[name]
         if pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_bool_dtype(series):
-            return Column.of_numbers(series.to_numpy(dtype=np.float64, na_value=np.nan), self.where(name))
+            numbers = series.to_numpy(dtype=np.float64, na_value=np.nan)
+            return Column.of_numbers(numbers, self.where(name), partial(self.texts, name, empty=True))
         if pd.api.types.is_string_dtype(series):
             numbers = pd.to_numeric(series, errors="coerce")  # many times faster than looking at each
             left = series[numbers.isna() & series.notna()]
             if not numbers.isna().all() and all(map(is_absent, left)):
-                return Column.of_numbers(numbers.to_numpy(dtype=np.float64), self.where(name))
+                written = partial(self.texts, name, empty=True)
+                return Column.of_numbers(numbers.to_numpy(dtype=np.float64), self.where(name), written)
         return Column.of(series.tolist(), self.where(name))
 
     def texts(self, name: str, empty: bool = False) -> list[str | None]:
@@ -175,7 +178,8 @@ def read_table(file: Path) -> Table:
                 }
                 frame = pd.read_csv(file, **as_written)
                 # In the frame pandas has numbered those of one name.
-                header = pd.Index(pd.read_csv(file, header=None, nrows=1, **as_written).iloc[0].dropna())
+                header = pd.Index(pd.read_csv(file, header=None, nrows=1, **as_written).iloc[0].dropna()).str.strip()
+                frame.columns = frame.columns.str.strip()
     except Exception as error:  # what pandas says of a file repeats parts of it
         kind = "text in UTF-8" if isinstance(error, UnicodeDecodeError) else f"a table in {file.suffix[1:].upper()}"
         raise InputError(str(file), kind, _reason(file, error)) from None
@@ -212,4 +216,6 @@ def _long_row(file: Path) -> str | None:
 def _whole(value: Any) -> str | None:
     if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
         return None
+    if isinstance(value, bool | np.bool_):
+        return str(value).lower()  # as CSV and GraphML have it
     return str(int(value)) if isinstance(value, float | np.floating) and float(value).is_integer() else str(value)

@@ -219,10 +219,14 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
         losses, logits, labels = zip(*parts, strict=True)
         target = torch.cat(labels)
         counts = [len(part) for part in labels]
-        # Summed once per sample: weights would be rounded otherwise.
-        total = torch.stack(losses).float().repeat_interleave(torch.tensor(counts, device=target.device)).sum()
-        found = task_metrics(self.task, self.metrics, torch.cat(logits).float(), target)
-        values = {**found, "loss": total / sum(counts)}
+        values = task_metrics(self.task, self.metrics, torch.cat(logits).float(), target)
+        # A batch's loss is the mean over what is known in it.
+        gaps = target.is_floating_point() and bool(target.isnan().any())
+        known = [int((~part.isnan()).sum()) for part in labels] if gaps else counts
+        if any(known):
+            # Summed once per sample: weights would be rounded otherwise.
+            total = torch.stack(losses).float().repeat_interleave(torch.tensor(known, device=target.device)).sum()
+            values["loss"] = total / sum(known)
         return values if stage == "train" else {**values, "samples": torch.tensor(float(sum(counts)))}
 
 

@@ -87,8 +87,8 @@ def class_metrics(names: Sequence[str], logits: Tensor, target: Tensor) -> dict[
     """Metrics of classes.
 
     ``balanced_accuracy``, ``auroc`` and ``average_precision`` are means over the classes that are there: a client may
-    have none of some class. Where ``auroc`` and ``average_precision`` have no meaning, since all is of one class, they
-    are left out. With two classes they are those of the second, as it is used for binary tasks.
+    have none of some class. Where ``auroc``, ``average_precision`` and ``cohen_kappa`` have no meaning, since all is of
+    one class, they are left out. With two classes they are those of the second, as it is used for binary tasks.
 
     Args:
         names: among :data:`METRICS`.
@@ -107,7 +107,8 @@ def class_metrics(names: Sequence[str], logits: Tensor, target: Tensor) -> dict[
         if name in _OF_CLASSES:
             metric, kwargs = _OF_CLASSES[name]
             value = metric(predicted, target, num_classes=count, validate_args=False, **kwargs)
-            found[name] = value if value.dim() == 0 else value[target.unique()].mean()
+            if name != "cohen_kappa" or not bool(value.isnan()):
+                found[name] = value if value.dim() == 0 else value[target.unique()].mean()
             continue
         shown = target.unique().tolist() if shown is None else shown
         if len(shown) > 1:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from flgraph.callbacks import FedGCN, Local
-from flgraph.data import NodeGraph, WholeGraphDataModule, WholeGraphFederation
+from flgraph.data import NodeClients, NodeGraph, WholeGraphDataModule, WholeGraphFederation
 from flgraph.data.nodes.whole_graph import edges_between
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
@@ -195,3 +195,13 @@ def test_refusals(federate: Federate, graph_federation: Callable[..., Any]) -> N
         federate(FedGCN(), rounds=1).fit(net(), mixed)
     with pytest.raises(InputError, match=r"`model` to be flgraph\.models\.NodeGCN for FedGCN but got 'GNN'"):
         federate(FedGCN(), rounds=1).fit(GNN(hidden_channels=4, num_layers=1), graph_federation())
+
+
+def test_graphs_of_their_own_have_no_nodes_in_common(federate: Federate) -> None:
+    """Their numbers are the same, and their nodes are not: clients would get each other's sums."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(NODES) % 2
+    ring = torch.stack([torch.arange(NODES), torch.arange(NODES).roll(1)])
+    given = {name: Data(x=torch.rand(NODES, 3, generator=generator), edge_index=ring, y=y) for name in "ab"}
+    with pytest.raises(InputError, match=r"`data` to be graphs cut from a common one for FedGCN, which is FedAvg"):
+        federate(FedGCN(), rounds=1).fit(NodeGCN(hidden_channels=4), NodeClients(given))

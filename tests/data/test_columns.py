@@ -57,6 +57,19 @@ def test_numbers_as_text_have_no_needless_point() -> None:
     assert column(1.0, 2.5, None).texts() == ["1", "2.5", None]
 
 
+def test_categories_are_told_apart_as_they_are_written() -> None:
+    """Where that tells nothing, a number is of the category of the same number."""
+    for names, values in (
+        (("01234", "1234"), ["01234", "1234"]),
+        (("1.5", "1.50"), ["1.5", "1.50"]),
+        (("false", "true"), ["false", "true"]),
+        (("false", "true"), [False, True]),
+        (("1", "7"), ["1.0", "007"]),
+    ):
+        found = Coding((), {"ward": names}).features({"ward": column(*values)}, 2, "t")
+        assert found.tolist() == [[1, 0], [0, 1]]
+
+
 def test_features() -> None:
     columns = {
         "age": Column.of(["2", "", "4"], "age"),

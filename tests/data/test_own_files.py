@@ -42,6 +42,26 @@ def test_whole_numbers_are_one_class_however_a_partner_writes_them(tmp_path: Pat
     assert [data.client(name).graph.y[5].item() for name in ("north", "east")] == [1, 1]
 
 
+def test_labels_are_the_same_in_every_form(tmp_path: Path) -> None:
+    """Truth values, and texts that are numbers, too."""
+    for values, written in (((True, False), ("true", "false")), (("01", "02"), ("01", "02"))):
+        graph = nx.cycle_graph(12)
+        nx.set_node_attributes(graph, {n: {"label": values[n % 2], "amount": n / 10} for n in graph})
+        nx.write_graphml(graph, tmp_path / "graph.graphml")
+        rows = [(n, written[n % 2], n / 10) for n in range(12)]
+        ring(tmp_path / "csv", nodes=[("id", "label ", "amount"), *rows], edges=[("source", "target"), (0, 1)])
+        pd.DataFrame({"id": range(12), "label": [values[n % 2] for n in range(12)], "amount": 0.5}).to_parquet(
+            tmp_path / "nodes.parquet"
+        )
+        files = tmp_path / "parquet"
+        files.mkdir(exist_ok=True)
+        (tmp_path / "nodes.parquet").rename(files / "nodes.parquet")
+        pd.DataFrame({"source": [0], "target": [1]}).to_parquet(files / "edges.parquet")
+        data = made(NodeClients({"a": nx.read_graphml(tmp_path / "graph.graphml"), "b": tmp_path / "csv", "c": files}))
+        assert data.class_names == tuple(sorted(written))
+        assert len({tuple(data.client(name).graph.y.tolist()) for name in "abc"}) == 1
+
+
 def test_tables_of_nodes(tmp_path: Path) -> None:
     ring(tmp_path / "north")
     ring(tmp_path / "east", count=9)
@@ -105,6 +125,9 @@ def test_a_column_says_whose_a_node_is(tmp_path: Path) -> None:
     assert list(rows_of) == ["node", "id", "split"]
     assert rows_of["id"] == [f"{n:03d}" for n in range(6, 12)]
     assert sum(len(part) for part in (north.train, north.val, north.test)) == 6
+    numbers = [(n, "ab"[n % 3 == 0], n, ("0123", "123")[n // 6]) for n in range(12)]
+    ring(tmp_path / "n", nodes=[("id", "label", "years", "branch"), *numbers], edges=[("source", "target"), (0, 1)])
+    assert made(NodeClients({"n": tmp_path / "n"}, partition_key="branch")).clients == ["0123", "123"]
     with pytest.raises(InputError, match=r"`data.partition_key` to be a column of the nodes of .* but got 'ward'"):
         made(NodeClients({"both": tmp_path / "both"}, partition_key="ward"))
     with pytest.raises(InputError, match=r"`data.partition_key` to be null where there are graphs of several"):

@@ -117,3 +117,9 @@ def test_bad_settings() -> None:
     ):
         with pytest.raises(InputError, match=sentence):
             NodeGCN(4, 3, **settings)  # type: ignore[arg-type]
+
+
+def test_kappa_of_one_class_has_no_meaning() -> None:
+    logits = torch.tensor([[2.0, 1.0], [3.0, 1.0]])
+    assert set(class_metrics(["cohen_kappa", "accuracy"], logits, torch.tensor([0, 0]))) == {"accuracy"}
+    assert set(class_metrics(["cohen_kappa"], logits, torch.tensor([0, 1]))) == {"cohen_kappa"}

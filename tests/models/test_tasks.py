@@ -202,6 +202,22 @@ def test_trains_alone() -> None:
     torch.testing.assert_close(model.predict_step(batch), model(batch).sigmoid())
 
 
+def test_what_is_not_known_does_not_count_in_losses() -> None:
+    """Whatever the batches are; where nothing is known there is no loss."""
+    generator = torch.Generator().manual_seed(0)
+    outputs, targets = torch.rand(7, 1, generator=generator), torch.rand(7, 1, generator=generator)
+    targets[[0, 1, 5]] = NAN
+    model = GNN(4, 1, task="regression", hidden_channels=4)
+    for sizes in ([7], [3, 4], [1] * 7):
+        batches = zip(outputs.split(sizes), targets.split(sizes), strict=True)
+        parts = [(task_loss("regression", own, y), own, y) for own, y in batches]
+        expected = (outputs - targets)[~targets.isnan()].square().mean()
+        torch.testing.assert_close(model.epoch_metrics("val", parts)["loss"], expected)
+    nothing = torch.full((2, 1), NAN)
+    parts = [(task_loss("regression", outputs[:2], nothing), outputs[:2], nothing)]
+    assert set(model.epoch_metrics("val", parts)) == {"samples"}
+
+
 # ------------------------------------------------------------------------------------------------------------- refusals
 def test_methods_that_need_classes(federate: Callable[..., FederatedTrainer]) -> None:
     sentence = r"`model\.task` to be multiclass for {}, which needs classes, but got 'regression'"

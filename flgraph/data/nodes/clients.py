@@ -168,7 +168,9 @@ class NodeClients(Federation[NodeDataModule]):
         )
         graph = graph.normalized() if self.normalize else graph
         if owners is None:
-            return {name: self._client(graph, splits)}
+            client = self._client(graph, splits)
+            client.common_numbers = False
+            return {name: client}
         found = {}
         for owner in dict.fromkeys(sorted(map(str, owners))):
             own = torch.tensor([row for row, value in enumerate(owners) if value == owner])

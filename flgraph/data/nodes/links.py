@@ -67,19 +67,23 @@ class LinkDataModule(LinkLoaders, NodeDataModule):  # type: ignore[misc]  # othe
         expect(0 <= seed < 2**63, "data.links.seed", "0 or more and below 2^63", seed)
         generator = torch.Generator().manual_seed(seed)
         edges = graph.edge_index
-        once = edges[:, edges[0] < edges[1]] if graph.undirected else edges
+        keys = edge_keys(edges, graph.num_nodes)
+        # Of two directions one: the other one would tell of it.
+        turned = torch.isin(edge_keys(edges.flip(0), graph.num_nodes), keys)
+        once = edges[:, (edges[0] < edges[1]) | ~turned]
         count = once.size(1)
         held = (round(val_fraction * count), round(test_fraction * count))
         order = torch.randperm(count, generator=generator)
         val, test, rest = (once[:, part] for part in order.split([*held, count - sum(held)]))
         require(rest.numel() > 0, "data", f"at least one link to train on in `{graph.name}`", "none")
-        kept = torch.cat([rest, rest.flip(0)], dim=1) if graph.undirected else rest
+        held_out = edge_keys(torch.cat([val, test], dim=1), graph.num_nodes)
+        gone = torch.isin(keys, held_out) | torch.isin(edge_keys(edges.flip(0), graph.num_nodes), held_out)
+        kept = edges[:, ~gone]
         kept = kept[:, edge_keys(kept, graph.num_nodes).argsort()]
         links = {"val_fraction": val_fraction, "test_fraction": test_fraction, "num_negatives": num_negatives}
         own = {"links": {**links, "seed": seed}, "whole": graph.content[:16]}
         further = {**kwargs, "settings": {**(kwargs.get("settings") or {}), **own}}
         super().__init__(graph._like(edge_index=kept, edge_attr=None), *splits, **further)
-        keys = edge_keys(edges, graph.num_nodes)
         loops = torch.arange(graph.num_nodes) * (graph.num_nodes + 1)
         self._taken = torch.cat([keys, loops])
         chosen = {"train": rest, "val": val, "test": test}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,28 @@ def test_what_is_held_out() -> None:
     assert torch.equal(next(iter(again.test_dataloader())).negatives, test.negatives)
     assert data.num_train_samples == len(parts[0])
     assert data.prediction_rows["source"] == test.source.tolist()
+
+
+def test_neither_direction_of_a_held_out_link_is_trained_on() -> None:
+    whole = network()
+    edges = whole.edge_index[:, torch.rand(whole.edge_index.size(1), generator=torch.Generator().manual_seed(1)) < 0.8]
+    graph = NodeGraph.from_pyg(Data(x=whole.x, edge_index=edges, y=whole.y), undirected=False)
+    data = LinkDataModule(graph, torch.arange(60), torch.arange(0), torch.arange(0), test_fraction=0.3)
+    train, test = (next(iter(getattr(data, f"{split}_dataloader")())) for split in ("train", "test"))
+    pairs = [{frozenset(ends) for ends in torch.stack([b.source, b.target], 1).tolist()} for b in (train, test)]
+    assert not pairs[0] & pairs[1]
+    assert not {frozenset(ends) for ends in data.graph.edge_index.t().tolist()} & pairs[1]
+    assert {frozenset(ends) for ends in data.graph.edge_index.t().tolist()} == pairs[0]
+
+
+def test_clients_with_nodes_in_common_are_warned_of() -> None:
+    for partition, expected in (("label_skew", True), ("louvain", False)):
+        data = WholeGraphFederation(network(), num_clients=2, partition=partition, task="links", global_fraction=0)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            data.setup()
+            data.client(data.clients[0])
+        assert any("held out for tests" in str(warning.message) for warning in told) == expected
 
 
 @pytest.mark.parametrize("decoder", ["dot", "mlp"])
