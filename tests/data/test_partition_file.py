@@ -119,6 +119,16 @@ def test_graphs_of_one_set(tmp_path: Path) -> None:
         assert_same(drawn.client(name), again.client(name))
 
 
+def test_graphs_of_another_set(tmp_path: Path) -> None:
+    drawn = PartitionedGraphFederation(FlatGraphs.from_pyg(toy_graphs()), num_clients=2)
+    drawn.setup()
+    file = tmp_path / "partition.npz"
+    file.write_bytes(drawn.partition_file())
+    more = [*toy_graphs(), *toy_graphs()]
+    with pytest.raises(InputError, match=rf"`data.partition` to be a partition of {len(more)} graphs, as .* has, but"):
+        PartitionedGraphFederation(FlatGraphs.from_pyg(more), partition=str(file)).setup()
+
+
 def numbers(graphs: FlatGraphs) -> list[float]:
     return sorted(graphs.x.flatten().unique().tolist())
 

@@ -202,6 +202,20 @@ def test_trains_alone() -> None:
     torch.testing.assert_close(model.predict_step(batch), model(batch).sigmoid())
 
 
+def test_clients_weigh_what_they_know() -> None:
+    """Nodes without a number are neighbours only."""
+    graph = network()
+    graph.y = graph.y.clone()
+    graph.y[::2] = NAN
+    data = WholeGraphFederation(graph, num_clients=2, partition="louvain", global_fraction=0)
+    data.setup()
+    for name in data.clients:
+        client = data.client(name)
+        for index in (client.train, client.val, client.test):
+            assert not client.graph.y[index].isnan().any()
+        assert client.num_train_samples == client.train.numel() < client.graph.num_nodes / 2
+
+
 def test_what_is_not_known_does_not_count_in_losses() -> None:
     """Whatever the batches are; where nothing is known there is no loss."""
     generator = torch.Generator().manual_seed(0)

@@ -99,6 +99,7 @@ class GraphFederation(Federation[GraphDataModule]):
         self._saved = None if partition is None else read_partition(partition, "graphs")
         if self._saved is not None:
             self.hparams["partition"] = f"file {self._saved.digest}"
+        self._total: int | None = None  # graphs of the data set that all clients' are of, if they are of one
         self._taken: dict[str, Tensor] = {}  # numbers of each client's graphs in the data that they were taken from
         self._parts: dict[str, dict[str, Tensor]] = {}  # the same of its splits
 
@@ -137,7 +138,8 @@ class GraphFederation(Federation[GraphDataModule]):
             if name not in self._parts:  # its client is made in another process
                 self.client(name)
                 self.release(name)
-        return SavedPartition("graphs", self._names, [self._parts[name] for name in self._names]).to_bytes()
+        parts = [self._parts[name] for name in self._names]
+        return SavedPartition("graphs", self._names, parts, total=self._total).to_bytes()
 
     def names(self) -> list[str]:
         """Names of the clients, where :meth:`load_client` can load one without the others; else none."""
@@ -186,6 +188,16 @@ class GraphFederation(Federation[GraphDataModule]):
             **({} if self._saved is None else {"partition": self.hparams["partition"]}),
             **({} if self.diffusion is None else {"diffusion": asdict(self.diffusion)}),
         }
+
+    def all_from(self, graphs: FlatGraphs) -> None:
+        """Takes note of the set that all clients' graphs are from, whose size goes into partition files.
+
+        Raises:
+            InputError: the given file is of a set of another size.
+        """
+        self._total = len(graphs)
+        if self._saved is not None:
+            self._saved.check_range(len(graphs), graphs.name)
 
     def _split(self, name: str, graphs: FlatGraphs) -> tuple[FlatGraphs, tuple[Tensor, Tensor, Tensor]]:
         """The client's graphs, all of those given or what the file says, and its splits, in numbers of them."""
@@ -301,6 +313,8 @@ class TUFederation(GraphFederation):
             return graphs, graphs.num_classes
         enough = self.shards <= len(graphs)
         expect(enough, "data.shards", f"at most {len(graphs)}, the number of graphs of {dataset},", self.shards)
+        if len(self.datasets) == 1:
+            self.all_from(graphs)
         if self._saved is not None:
             return graphs, graphs.num_classes
         index = self._cut(graphs)[self._shards(dataset).index(name)]

@@ -366,6 +366,9 @@ class NodeFederation(Federation[NodeDataModule]):
             parts = (own.train, own.val, own.test, own.query)
             train, val, test, query = (torch.searchsorted(own.nodes, index) for index in parts)
             part = graph.subgraph(own.nodes, f"{graph.name}, {name}")
+            if graph.task != "multiclass":  # of what has no label nobody asks for one
+                known = ~part.y.isnan().all(dim=1)
+                train, val, test, query = (index[known[index]] for index in (train, val, test, query))
             further = {"query": query, "settings": settings, **self.client_args(graph, partition, own.nodes)}
             clients[name] = self.client_class(part, train, val, test, everywhere, **further)
         self._clients, self.statistics = clients, partition_statistics(graph, partition, self._names)
