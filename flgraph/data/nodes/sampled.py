@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from flgraph.data.checks import edge_keys
 from flgraph.data.graphs.batching import visited
 from flgraph.data.nodes.batching import hop_offsets
 from flgraph.data.nodes.container import NodeGraph
@@ -104,8 +105,14 @@ class SampledLoader:
 
     def __iter__(self) -> Iterator[SampledGraph]:
         graph, order = self.graph, torch.randperm(self.index.numel())[: self.num_visited].to(self.index.device)
+        known = graph.edge_attr
+        keys = None if known is None else edge_keys(graph.edge_index, graph.num_nodes)
         for seeds in self.index[order].split(self.batch_size):
             nodes, edges = sample_neighbours(graph.rowptr, graph.col, seeds, self.fanouts)
             adj = Adjacency.from_edges(edges, nodes.numel())
             index = torch.arange(seeds.numel(), device=seeds.device)
-            yield SampledGraph(graph.rows(nodes), adj, graph.nodes[nodes], index, graph.y[seeds])
+            features: tuple[Tensor, ...] = ()
+            if known is not None and keys is not None:
+                place = torch.searchsorted(keys, edge_keys(nodes[edges], graph.num_nodes))
+                features = (edges, known[place])
+            yield SampledGraph(graph.rows(nodes), adj, graph.nodes[nodes], index, graph.y[seeds], *features)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.utils import k_hop_subgraph
 
@@ -66,6 +67,19 @@ def test_draws_are_even(graph: NodeGraph) -> None:
         counts[int(nodes[1])] += 1
     mean = 2000 / len(own)
     assert all(abs(count - mean) < 5 * mean**0.5 for count in counts.values())
+
+
+@pytest.mark.parametrize("undirected", [True, False])
+@pytest.mark.parametrize("conv", ["gat", "gine", "pna"])
+def test_edges_have_their_features(graph: NodeGraph, conv: Any, undirected: bool) -> None:
+    ends = graph.edge_index if undirected else graph.edge_index[:, ::3]
+    features = torch.stack([ends.sum(0), (ends[0] - ends[1]).abs()], dim=1) / graph.num_nodes
+    data = Data(x=graph.x, edge_index=ends, edge_attr=features, y=graph.y)
+    whole = NodeGraph.from_pyg(data, undirected=undirected)
+    model = NodeGNN(whole.num_features, whole.num_classes, hidden_channels=8, conv=conv, edge_channels=2).eval()
+    for batch in SampledLoader(whole, torch.arange(0, 1200, 40), 16, (ALL, ALL)):
+        expected = model(whole.batch(batch.nodes[batch.index]))
+        torch.testing.assert_close(model(batch), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [NodeSAGE, partial(NodeGNN, edge_channels=0)])
