@@ -10,6 +10,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
@@ -350,7 +351,8 @@ class Client:
         """Keeps a copy of the model as it is now, and of what its algorithm knows, in place of an earlier one."""
         self.changed = True
         half: Any = self.aggregator
-        self._snapshot = copy.deepcopy({"state_dict": dict(self.module.state_dict()), "half": half.state_dict()})
+        known = {"state_dict": dict(self.module.state_dict()), "half": half.state_dict()}
+        self._snapshot = apply_to_collection(known, Tensor, torch.clone)
         self.module.on_save_checkpoint(self._snapshot)
         self._snapshot_origin = self._origin
 

@@ -191,11 +191,11 @@ def in_memory() -> type[InMemory]:
 def as_sites_tell() -> Callable[..., dict[str, Any]]:
     """Makes of results of one process those of sites, which tell less of their clients' data and models."""
 
-    def of_sites(results: dict[str, Any], kits: Path, masked: bool = False) -> dict[str, Any]:
+    def of_sites(results: dict[str, Any], kits: Path, withheld: bool = False) -> dict[str, Any]:
         sites = [read_settings(kit.parents[1]) for kit in kits.glob("*/local/flgraph.yaml")]
         keys = {name: site_secret(site) for site in sites for name in site.clients}
         data = {name: sealed(settings, keys[name]) for name, settings in results["data"].items()}
-        if masked:  # numbers of samples are told in the sum only
+        if withheld:  # numbers of samples are told in a sum, or not at all
             data = {name: {k: v for k, v in own.items() if k != "num_train_samples"} for name, own in data.items()}
         parameters = {name: {"shared": counts["shared"]} for name, counts in results["parameters"].items()}
         return {**results, "data": data, "parameters": parameters}

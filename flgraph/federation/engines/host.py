@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import threading
@@ -12,6 +11,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
 
 from flgraph.errors import ClientError, EngineError, InputError, code_of, decode_error, encode_error, expect
 from flgraph.federation.budget import SPENDING, Spending
@@ -218,7 +221,7 @@ class Host:
             InputError: because of something that the user gave.
         """
         client = self.clients[name]
-        before = copy.deepcopy(client.state()) if keep_going else None
+        before = apply_to_collection(client.state(), Tensor, torch.clone) if keep_going else None
         try:
             return client.turn(turn)
         except Exception as error:
