@@ -255,7 +255,7 @@ class _Part:
     def __init__(self, data: Any, client: str) -> None:
         self.field, self.awaits = f"download` of client `{client}", "earlier"
         wanted = "graphs cut from a common one for FedGCN, which is FedAvg where clients have no nodes in common,"
-        expect(getattr(data, "common_numbers", True), "data", wanted, "graphs of their own")
+        expect(data.graph.is_cut, "data", wanted, "graphs of their own")
         graph = data.graph.to("cpu")
         expect(graph.undirected, f"graph of client `{client}`", "undirected for FedGCN", "directed")
         self.nodes: Tensor = graph.nodes

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from flgraph.callbacks.fedavg import MOST_SAMPLES
 from flgraph.callbacks.further_loss import AddsLoss
-from flgraph.callbacks.prototypes import MOST, Inference, SendsPrototypes, evaluated
+from flgraph.callbacks.prototypes import MOST, Inference, SendsPrototypes, evaluating_client
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
@@ -173,7 +173,7 @@ def class_sums(client: Client) -> tuple[Tensor, Tensor]:
     Dropout is off. Both are float64 on the CPU.
     """
     module: Any = client.module
-    with evaluated(client) as prepared:
+    with evaluating_client(client) as prepared:
         sums, counts = torch.zeros((), dtype=torch.float64), torch.zeros(module.num_classes, dtype=torch.float64)
         for given in client.data.train_dataloader():
             batch = prepared(given)

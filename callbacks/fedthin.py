@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.callbacks.further_loss import AddsLoss
-from flgraph.callbacks.prototypes import evaluated
+from flgraph.callbacks.prototypes import evaluating_client
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.models.classifier import Classifier
@@ -78,7 +78,7 @@ class FedThin(AddsLoss, FedAvg):
         data: Any = client.data
         expect(hasattr(getattr(data, "graph", None), "batch"), "data", "of nodes of a graph", type(data).__name__)
         if self.mu > 0:
-            with evaluated(client) as prepared:
+            with evaluating_client(client) as prepared:
                 batch = prepared(data.graph.batch(torch.arange(data.graph.num_nodes)))
                 self._taught = at_least_float32(client.module(batch)).softmax(dim=1)
         if self.tau > 0:

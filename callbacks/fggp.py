@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flgraph.callbacks.fedavg import FedAvg
-from flgraph.callbacks.prototypes import MOST, Inference, SendsPrototypes, evaluated
+from flgraph.callbacks.prototypes import MOST, Inference, SendsPrototypes, evaluating_client
 from flgraph.errors import expect, expect_kind
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
@@ -143,7 +143,7 @@ class FGGP(SendsPrototypes, FedAvg):
         fits = hasattr(data, "graph") and isinstance(getattr(data, "train", None), Tensor)
         expect(fits, "data", "of nodes, such as flgraph.data.WholeGraphFederation,", type(data).__name__)
         graph: Any = data.graph  # type: ignore[attr-defined]
-        with evaluated(client) as prepared:
+        with evaluating_client(client) as prepared:
             batch = prepared(graph.batch(torch.arange(graph.num_nodes)))
             rows = module.represent(batch)
         alike = nearest_graph(rows.cpu(), min(self.neighbours + 1, graph.num_nodes))
@@ -166,7 +166,7 @@ class FGGP(SendsPrototypes, FedAvg):
         module, data = client.module, client.data
         assert isinstance(module, fggp.FGGP)
         graph, train = data.graph, data.train  # type: ignore[attr-defined]
-        with evaluated(client) as prepared:
+        with evaluating_client(client) as prepared:
             batch = prepared(graph.batch(torch.arange(graph.num_nodes)))
             encoded = module.encode(batch)
             sure, guessed = module.head(encoded, batch).double().softmax(dim=1).cpu().max(dim=1)

@@ -77,7 +77,7 @@ class SendsPrototypes(Aggregator):
 
 
 @contextmanager
-def evaluated(client: Client) -> Iterator[Callable[[Any], Any]]:
+def evaluating_client(client: Client) -> Iterator[Callable[[Any], Any]]:
     """Within, a client's classifier has no dropout, no gradient, and the run's precision.
 
     What it gives takes a batch to where the model is.

@@ -70,7 +70,7 @@ class Column:
         given = [None if _is_missing(value) else value for value in values]
         told = [None if isinstance(value, str) and is_absent(value) else value for value in given]
         there = [value for value in told if value is not None]
-        written = lambda: [None if value is None else _text(value) for value in told]  # noqa: E731
+        written = lambda: [None if value is None else as_text(value) for value in told]  # noqa: E731
         if all(isinstance(value, bool | int | float | np.number | np.bool_) for value in there):
             return cls.of_numbers(_floats(told), where, written)
         texts = [str(value).strip() for value in there]
@@ -80,7 +80,7 @@ class Column:
             logical = [None if value is None else _LOGICAL[str(value).strip().lower()] for value in told]
             return cls.of_numbers(_floats(logical), where, written)
         in_time = all(isinstance(v, date) or _TIME.fullmatch(t) for v, t in zip(there, texts, strict=True))
-        plain = [None if value is None else _text(value) for value in (told if in_time else given)]
+        plain = [None if value is None else as_text(value) for value in (told if in_time else given)]
         return cls(np.array(plain, dtype=object), YEARS if in_time else TEXT, where)
 
     @classmethod
@@ -110,7 +110,7 @@ class Column:
 
     def numerals(self) -> list[str | None]:
         """The values as text; numbers in their shortest form, whole ones without a point."""
-        return [None if gone else _text(value) for value, gone in zip(self.values, self.missing, strict=True)]
+        return [None if gone else as_text(value) for value, gone in zip(self.values, self.missing, strict=True)]
 
     def nearly_numbers(self) -> bool:
         """Whether more than half of a column of texts are numbers, also such as ``1,5`` and ``1 000``."""
@@ -181,7 +181,8 @@ def _floats(values: Iterable[Any]) -> np.ndarray:
     return np.array([np.nan if value is None else float(value) for value in values], dtype=np.float64)
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """A value as CSV has it: whole numbers without a point, ``true`` and ``false``, dates in ISO 8601."""
     if isinstance(value, bool | np.bool_):
         return str(value).lower()
     if isinstance(value, float | np.floating) and float(value).is_integer():
@@ -427,7 +428,7 @@ def _names(given: Any, field: str) -> Categories:
     expect(listed, field, "a list of names", given)
     quoted = not any(isinstance(name, bool | None) for name in given)
     require(quoted, field, "names, in quotes where YAML has its own ('yes', 'null')", "one without")
-    names = tuple(map(str, class_names([_text(name) for name in given])))
+    names = tuple(map(str, class_names([as_text(name) for name in given])))
     require(len(set(names)) == len(names), field, "different names", "one of them twice")
     return names
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import warnings
 from collections.abc import Sequence
+from datetime import date
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flgraph.data.checks import require
-from flgraph.data.columns import Column, first_row, is_absent
+from flgraph.data.columns import Column, as_text, first_row, is_absent
 from flgraph.errors import InputError
 
 if TYPE_CHECKING:
@@ -216,6 +217,4 @@ def _long_row(file: Path) -> str | None:
 def _whole(value: Any) -> str | None:
     if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
         return None
-    if isinstance(value, bool | np.bool_):
-        return str(value).lower()  # as CSV and GraphML have it
-    return str(int(value)) if isinstance(value, float | np.floating) and float(value).is_integer() else str(value)
+    return str(value) if isinstance(value, date) else as_text(value)

@@ -180,8 +180,7 @@ class ClientDoor:
     @property
     def tells_samples(self) -> bool:
         """Whether the number of training samples may be told as it is: where the algorithm is told it, too."""
-        needed = NUM_SAMPLES in self.job.scalars and not self.job.masks
-        return needed and (self.policy is None or self.policy.num_samples == 1)
+        return self.job.asks_samples and (self.policy is None or self.policy.num_samples == 1)
 
     def describe(self, turn: Turn) -> bytes:
         """Forms of the tensors that the routes let out, and how many samples there are if the algorithm needs it."""
@@ -190,7 +189,7 @@ class ClientDoor:
             SHARED: json.dumps(self.routing.signature()),
             **({COLLECTED: json.dumps(collected)} if collected else {}),
         }
-        if NUM_SAMPLES in self.job.scalars and not self.job.masks:
+        if self.job.asks_samples:
             scalars[NUM_SAMPLES] = self.count(self.job.num_samples)
         return self._send(turn, Payload(scalars=scalars))
 

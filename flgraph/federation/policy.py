@@ -228,6 +228,11 @@ class Job:
     masks: bool = False
     neighbours: int | None = None
 
+    @property
+    def asks_samples(self) -> bool:
+        """Whether the server is to know the number of training samples: not where masked sums, or it, do without."""
+        return NUM_SAMPLES in self.scalars and not self.masks
+
 
 def _rounded(value: float, decimals: int) -> float:
     """To so many decimals below 1, and to as many digits in all as a number below 10 then has above."""

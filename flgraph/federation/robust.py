@@ -118,7 +118,7 @@ class GeometricMedian(Reweighting):
     r"""The point with the smallest sum of distances to the clients (RFA, Pillutla et al., IEEE TSP 2022).
 
     The smoothed Weiszfeld algorithm: from the weighted mean on, ``steps`` times, client :math:`i` counts
-    :math:`\alpha_i / \max(\nu, \lVert v - w_i \rVert)`.
+    :math:`\alpha_i / \max(\nu, \lVert v - w_i \rVert)`. Of two clients it is the weighted mean.
 
     Args:
         steps: iterations; the paper finds three enough.

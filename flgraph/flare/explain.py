@@ -73,7 +73,7 @@ def _leaves(client: Client, policy: Policy, sent: str, trainer: Mapping[str, Any
     if job.masks:
         yield "  all of it masked: the server can read the sum over an exchange's clients, and no client's own part"
     parts = ["the client's name", "names and shapes of these tensors"]
-    if NUM_SAMPLES in job.scalars and policy.num_samples == 1 and not job.masks:
+    if job.asks_samples and policy.num_samples == 1:
         parts.append(f"the number of training samples ({job.num_samples})")
     parts.append("a keyed digest of the data's settings, which tells that these have changed and nothing else")
     if trainer:

@@ -189,7 +189,7 @@ class GraphFederation(Federation[GraphDataModule]):
             **({} if self.diffusion is None else {"diffusion": asdict(self.diffusion)}),
         }
 
-    def all_from(self, graphs: FlatGraphs) -> None:
+    def note_total(self, graphs: FlatGraphs) -> None:
         """Takes note of the set that all clients' graphs are from, whose size goes into partition files.
 
         Raises:
@@ -314,7 +314,7 @@ class TUFederation(GraphFederation):
         enough = self.shards <= len(graphs)
         expect(enough, "data.shards", f"at most {len(graphs)}, the number of graphs of {dataset},", self.shards)
         if len(self.datasets) == 1:
-            self.all_from(graphs)
+            self.note_total(graphs)
         if self._saved is not None:
             return graphs, graphs.num_classes
         index = self._cut(graphs)[self._shards(dataset).index(name)]

@@ -124,7 +124,7 @@ class PartitionedGraphFederation(GraphFederation):
             graphs = read_tu(graphs, self.root, self.features, self.cache_dir)
         graphs = self.embed(graphs)
         self._everywhere = graphs
-        self.all_from(graphs)
+        self.note_total(graphs)
         if self._saved is not None:
             yield from ((name, graphs, graphs.num_classes) for name in self._saved.names)
             return

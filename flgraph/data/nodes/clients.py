@@ -168,9 +168,7 @@ class NodeClients(Federation[NodeDataModule]):
         )
         graph = graph.normalized() if self.normalize else graph
         if owners is None:
-            client = self._client(graph, splits)
-            client.common_numbers = False
-            return {name: client}
+            return {name: self._client(graph, splits)}
         found = {}
         for owner in dict.fromkeys(sorted(map(str, owners))):
             own = torch.tensor([row for row, value in enumerate(owners) if value == owner])

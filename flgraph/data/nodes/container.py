@@ -86,6 +86,7 @@ class NodeGraph:
         elif num_classes is None:
             num_classes = int(y.max()) + 1 if y.numel() else 0
         self.num_classes = num_classes
+        self.is_cut = nodes is not None  # else another graph's nodes have the same numbers
         self.nodes = torch.arange(y.size(0), device=y.device) if nodes is None else nodes
         self._adj: Adjacency | None = None
         if validate:
@@ -259,7 +260,8 @@ class NodeGraph:
 
     def _like(self, **changed: Any) -> NodeGraph:
         fields = ("x", "edge_index", "y", "num_classes", "name", "nodes", "undirected", "keys", "task", "edge_attr")
-        return NodeGraph(**{field: getattr(self, field) for field in fields} | changed, validate=False)
+        given = {field: getattr(self, field) for field in fields} | ({} if self.is_cut else {"nodes": None})
+        return NodeGraph(**given | changed, validate=False)
 
     def batch(self, index: Tensor) -> WholeGraph:
         """The whole graph with the nodes ``index [n]`` to classify."""
@@ -274,7 +276,8 @@ class NodeGraph:
         """The same graph on another device (``self`` when it is there already)."""
         if self.y.device == torch.device(device):
             return self
-        tensors = ("x", "edge_index", "y", "nodes", *(["edge_attr"] if self.edge_attr is not None else []))
+        further = [*(["nodes"] if self.is_cut else []), *(["edge_attr"] if self.edge_attr is not None else [])]
+        tensors = ("x", "edge_index", "y", *further)
         moved = self._like(**{field: getattr(self, field).to(device) for field in tensors})
         moved._adj = None if self._adj is None else self._adj.to(device)
         return moved

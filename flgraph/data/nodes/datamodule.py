@@ -61,9 +61,6 @@ class NodeDataModule(pl.LightningDataModule):
             nothing to train on.
     """
 
-    common_numbers: bool = True
-    """Whether ``graph.nodes`` are numbers of one graph that all clients' were cut from: a node may be at several."""
-
     def __init__(
         self,
         graph: NodeGraph,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -16,6 +15,7 @@ from flgraph.models.base import expect_finite, expect_positive
 from flgraph.models.nodes.classifier import NodeClassifier
 from flgraph.nn import Adjacency, ImpairedGraph, NeighGen, SparseSAGEConv, at_least_float32
 from flgraph.nn.batches import WholeGraph
+from flgraph.nn.modes import evaluating, keeping_modes
 from flgraph.nn.neighgen import feature_loss, first_ones, mend, nearest_of_own
 from flgraph.nn.sparse.csr import take_rows
 
@@ -255,7 +255,7 @@ class NeighGenSAGE(NodeSAGE):
         mended = self._mended
         if self.generator_frozen and mended is not None and mended[0] is batch.x and mended[1] is batch.adj:
             return mended[2:]
-        with torch.no_grad(), self._without_dropout():
+        with evaluating(self.generator):
             z, missing = self.generator(batch.x, batch.adj)
             counts = self.generator.round(missing)
             some = counts > 0
@@ -285,19 +285,11 @@ class NeighGenSAGE(NodeSAGE):
         """
         graph, fgen = self.impaired(batch), self.generator.fgen
         counts = graph.missing
-        with self._without_dropout():
+        with keeping_modes(self.generator):
+            self.generator.eval()
             with torch.no_grad():
                 z = self._noised(self.generator(take_rows(batch.x, graph.visible), graph.adj)[0])[counts > 0]
             return fgen(z)[first_ones(counts[counts > 0], fgen.max_neighbours)]
-
-    @contextmanager
-    def _without_dropout(self) -> Iterator[None]:
-        training = self.generator.training
-        self.generator.eval()
-        try:
-            yield
-        finally:
-            self.generator.train(training)
 
 
 def noisy(z: Tensor) -> Tensor:
