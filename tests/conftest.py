@@ -51,7 +51,7 @@ PASSING = {
 
 
 SLOW = ("docs", "flare", "parity", "reproduce", "faults", "golden", "examples", "cli", "callbacks")
-SLOW += ("test_process_group", "test_remote", "test_resume")
+SLOW += ("test_process_group", "test_remote", "test_remote_states", "test_resume")
 """Folders and files whose tests start processes or train for long; `make check` leaves them out."""
 
 

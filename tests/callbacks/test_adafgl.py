@@ -120,6 +120,16 @@ def test_at_first_it_is_a_gcn() -> None:
     assert torch.equal(model.training_step(batch), plain.training_step(batch))
 
 
+def test_other_edges_between_the_same_nodes() -> None:
+    model, own, knowledge = known_model()
+    batch = own.batch(torch.arange(60))
+    model(batch)
+    edges, y = torch.stack([torch.arange(60), torch.arange(60).roll(1)]), torch.arange(60) % CLASSES
+    other = NodeGraph.from_pyg(Data(x=own.x, edge_index=edges, y=y))
+    assert torch.allclose(model(other.batch(torch.arange(60))).exp(), by_hand(model, other, knowledge)[1], atol=1e-5)
+    assert torch.allclose(model(batch).exp(), by_hand(model, own, knowledge)[1], atol=1e-5)
+
+
 def test_a_single_node() -> None:
     model = Model(FEATURES, CLASSES, hidden_channels=4)
     own = graph().subgraph(torch.tensor([4]))

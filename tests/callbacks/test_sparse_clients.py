@@ -21,12 +21,13 @@ Federate = Callable[..., FederatedTrainer]
 Kind = type[NodeDataModule] | type[WholeGraphDataModule]
 
 
-def part(kind: Kind, edges: int, **kwargs: Any) -> Any:
-    """20 nodes and some edges both ways."""
+def part(kind: Kind, edges: int, first: int = 0, **kwargs: Any) -> Any:
+    """20 of 40 nodes, from ``first`` on, and some edges both ways."""
     random = torch.Generator().manual_seed(edges)
-    x = (torch.rand(20, 9, generator=random) < 0.3).float()
-    ends = torch.randint(0, 20, (2, edges), generator=random)
-    graph = NodeGraph.from_pyg(Data(x=x, edge_index=torch.cat([ends, ends.flip(0)], 1), y=torch.arange(20) % 3))
+    x = (torch.rand(40, 9, generator=random) < 0.3).float()
+    ends = torch.randint(first, first + 20, (2, edges), generator=random)
+    whole = NodeGraph.from_pyg(Data(x=x, edge_index=torch.cat([ends, ends.flip(0)], 1), y=torch.arange(40) % 3))
+    graph = whole.subgraph(torch.arange(first, first + 20))
     train, val, test = torch.arange(20).split([10, 5, 5])
     return kind(graph, train, val, test, **kwargs)
 
@@ -64,7 +65,7 @@ def test_such_clients_train(method: str, others: int, edges: int, federate: Fede
     assert isinstance(aggregator, Aggregator)
     clients = {"A": part(kind, edges, **settings)}
     if others:
-        clients["B"] = part(kind, 40, **settings)
+        clients["B"] = part(kind, 40, first=20, **settings)
     trainer: Any = federate(aggregator, rounds=2, enable_checkpointing=False)
     start = {name: weights(client) for name, client in trainer.host(model, toy_federation(**clients)).items()}
     trainer = federate(aggregator, rounds=2, enable_checkpointing=False)

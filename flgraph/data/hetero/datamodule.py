@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from flgraph.data.checks import require
@@ -159,7 +160,8 @@ class HeteroFederation(Federation[HeteroClientData]):
         tie_names: whether relations of the same name between other node types share their weights, as in the published
             code; in the paper each has its own.
         name: how runs on this data are called; data set and partition when ``None``.
-        task: ``"nodes"`` to classify nodes, ``"links"`` to predict links.
+        task: ``"nodes"`` to classify nodes, ``"links"`` to predict links. Each client holds out links of its own; those
+            that FedHGN's partitions give to several clients may be in another's training, and a warning says so.
         num_negatives: for links, what each held-out one competes with.
 
     Attributes:
@@ -213,6 +215,10 @@ class HeteroFederation(Federation[HeteroClientData]):
         self.statistics = hetero_statistics(graphs) | {"digest": partition.digest}
         settings = partition.settings | {"digest": partition.digest[:16], "reverse": self.reverse}
         links = {"num_negatives": self.num_negatives, "seed": self.partition_seed, "reverse": self.reverse}
+        assigned = torch.cat(partition.clients)
+        if self.task == "links" and assigned.unique().numel() < assigned.numel():
+            told = "links that are held out for tests at one client are in another's training"
+            rank_zero_warn(f"Clients have edges in common, as in FedHGN's partitions: {told}.")
         self._clients = {
             name: client_data(self.task, part, self.tie_names, settings, links) for name, part in graphs.items()
         }

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from flgraph.callbacks import EarlyStopping, FedHGN
-from flgraph.data import HeteroClients, HeteroFederation, HeteroGraph, HeteroLinkDataModule, LinkBatch
+from flgraph.data import HeteroClients, HeteroFederation, HeteroGraph, HeteroLinkDataModule, HeteroPartition, LinkBatch
 from flgraph.data.hetero.schema import canonical, with_reverse
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
@@ -191,11 +192,21 @@ def test_other_precisions(precision: str, federate: Callable[..., FederatedTrain
 
 def test_a_dealt_graph(federate: Callable[..., FederatedTrainer]) -> None:
     data = HeteroFederation(graph(noise=True), partition_seed=2, task="links", num_negatives=4)
-    results = federate(FedHGN(bases=["*.bases", "convs.*.bias"]), rounds=1, monitor="val/mrr").fit(
-        LinkPredictor(hidden_channels=4, num_bases=2), data
-    )
+    trainer = federate(FedHGN(bases=["*.bases", "convs.*.bias"]), rounds=1, monitor="val/mrr")
+    with pytest.warns(UserWarning, match="edges in common, as in FedHGN's partitions: links that are held out"):
+        results = trainer.fit(LinkPredictor(hidden_channels=4, num_bases=2), data)
     assert set(results["final"]["weighted_mean"]) >= {"val/mrr", "test/auc"}
     assert results["data"]["client-1"]["predicted"]
+
+
+def test_clients_without_common_edges_are_not_warned_of(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    whole = HeteroFederation(graph(noise=True)).read()
+    halves = torch.arange(whole.num_edges).split(whole.num_edges // 2 + 1)
+    HeteroPartition(list(halves), whole.content, {"partition": "halves"}).save(tmp_path / "halves.npz")
+    HeteroFederation(
+        graph(noise=True), num_clients=2, manifest=tmp_path / "halves.npz", task="links", num_negatives=4
+    ).setup()
+    assert not recwarn.list
 
 
 def test_bad_input() -> None:
