@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from flgraph.data.cache import content_key, data_folders
@@ -204,6 +205,9 @@ def _client(content: dict[str, Any], unit: Unit, number: int, path: str) -> dict
         expect(inside, f"partition {path}", f"`{use}_{number}` among `{unit}_{number}`", "some that are not")
     learns = parts["train"].numel() > 0
     expect(learns, f"partition {path}", f"`train_{number}` with at least one of the {unit}", "none")
+    for use in ("val", "test"):
+        if both := int(torch.isin(parts[use], parts["train"]).sum()):
+            rank_zero_warn(f"{both} {unit} of `{use}_{number}` in partition {path} are trained on, too.")
     return {unit: own, **parts}
 
 

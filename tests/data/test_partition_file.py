@@ -245,6 +245,11 @@ def test_what_has_no_effect_is_told(tmp_path: Path) -> None:
         NodeFederation(path_graph(), partition=written(tmp_path), num_test=5)
 
 
+def test_what_is_trained_and_tested_on_is_told(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"2 nodes of `test_0` in partition .* are trained on, too\."):
+        NodeFederation(path_graph(), partition=written(tmp_path, test_0=[3, 4, 9]))
+
+
 def test_no_partition_twice(tmp_path: Path) -> None:
     file: Tensor = read_partition(written(tmp_path), "nodes").of("client-1")["nodes"]
     assert file.tolist() == [0, 3, 4, 9]
