@@ -118,10 +118,13 @@ def discard_results(folder: Path, rounds: int) -> None:
 
 
 def _git_revision() -> str:
-    folder = Path(__file__).resolve().parent
+    """The commit that the code is of, with ``-dirty`` where files differ from it; tables of results may."""
+    git = ("git", "-C", str(Path(__file__).resolve().parent))
+    compare = ("diff", "--quiet", "HEAD", "--", ":/", ":(top,exclude)reproduction")
+    asked: Any = {"capture_output": True, "text": True, "timeout": 10, "check": False}
     try:
-        command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        found = subprocess.run([*git, "rev-parse", "HEAD"], **asked).stdout.strip()
+        changed = bool(found) and subprocess.run([*git, *compare], **asked).returncode != 0
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
-    return done.stdout.strip() or "unknown"
+    return f"{found}-dirty" if changed else found or "unknown"
