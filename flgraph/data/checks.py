@@ -95,6 +95,20 @@ def warn_of_unused(fields: Iterable[str], name: str) -> None:
         rank_zero_warn(f"Not used of the data of `{name}`: {shown}.")
 
 
+def warn_of_common(numbers: Sequence[Tensor], unit: str, further: str) -> None:
+    """Says in a sentence that links leak, where clients whose links are to be predicted have nodes or edges in common.
+
+    Args:
+        numbers: of each client's nodes or edges in the whole graph, ``[n]``.
+        unit: what they are of, nodes or edges.
+        further: what is to be said behind.
+    """
+    held = torch.cat(list(numbers))
+    if held.unique().numel() < held.numel():
+        told = "links that are held out for tests at one client may be in another's training"
+        rank_zero_warn(f"Clients have {unit} in common: {told}. {further}")
+
+
 def unused_fields(data: Any) -> list[str]:
     """What a heterogeneous graph of PyG's holds that :meth:`HeteroGraph.from_pyg` makes no use of."""
     read = {f"{split}_{how}" for split in ("train", "val", "test") for how in ("mask", "idx", "y")}

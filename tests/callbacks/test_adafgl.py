@@ -120,7 +120,7 @@ def test_at_first_it_is_a_gcn() -> None:
     assert torch.equal(model.training_step(batch), plain.training_step(batch))
 
 
-def test_other_edges_between_the_same_nodes() -> None:
+def test_other_edges_and_features_of_the_same_nodes() -> None:
     model, own, knowledge = known_model()
     batch = own.batch(torch.arange(60))
     model(batch)
@@ -128,6 +128,9 @@ def test_other_edges_between_the_same_nodes() -> None:
     other = NodeGraph.from_pyg(Data(x=own.x, edge_index=edges, y=y))
     assert torch.allclose(model(other.batch(torch.arange(60))).exp(), by_hand(model, other, knowledge)[1], atol=1e-5)
     assert torch.allclose(model(batch).exp(), by_hand(model, own, knowledge)[1], atol=1e-5)
+    scaled = NodeGraph.from_pyg(Data(x=2 * own.x, edge_index=own.edge_index, y=y))
+    batch.x = scaled.x
+    assert torch.allclose(model(batch).exp(), by_hand(model, scaled, knowledge)[1], atol=1e-5)
 
 
 def test_a_single_node() -> None:

@@ -9,10 +9,9 @@ from typing import Any, Literal, get_args
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
-from flgraph.data.checks import require
+from flgraph.data.checks import require, warn_of_common
 from flgraph.data.federation import Federation
 from flgraph.data.hetero.batching import HeteroLoader
 from flgraph.data.hetero.container import HeteroGraph
@@ -215,10 +214,8 @@ class HeteroFederation(Federation[HeteroClientData]):
         self.statistics = hetero_statistics(graphs) | {"digest": partition.digest}
         settings = partition.settings | {"digest": partition.digest[:16], "reverse": self.reverse}
         links = {"num_negatives": self.num_negatives, "seed": self.partition_seed, "reverse": self.reverse}
-        assigned = torch.cat(partition.clients)
-        if self.task == "links" and assigned.unique().numel() < assigned.numel():
-            told = "links that are held out for tests at one client are in another's training"
-            rank_zero_warn(f"Clients have edges in common, as in FedHGN's partitions: {told}.")
+        if self.task == "links":
+            warn_of_common(partition.clients, "edges", "FedHGN's partitions are such.")
         self._clients = {
             name: client_data(self.task, part, self.tie_names, settings, links) for name, part in graphs.items()
         }

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch_geometric.utils import index_to_mask
 
+from flgraph.data.checks import warn_of_common
 from flgraph.data.nodes.batching import WholeGraphLoader
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.datamodule import NodeDataModule, NodeFederation
@@ -97,10 +97,8 @@ class WholeGraphFederation(NodeFederation):
         """As :class:`NodeFederation` has them, and the edges between clients, which are in no client's graph."""
         args = {**super().client_args(graph, partition, nodes), **self.links}
         if self.client_class is LinkDataModule:
-            held = torch.cat([client.nodes for client in partition.clients])
-            if held.unique().numel() < held.numel():
-                told = "links that are held out for tests at one client are in another's training"
-                rank_zero_warn(f"Clients have nodes in common: {told}. `data.partition` louvain cuts without.")
+            held = [client.nodes for client in partition.clients]
+            warn_of_common(held, "nodes", "`data.partition` louvain cuts without.")
         if self.sampled:
             return {**args, "sampled": True}
         if not self.cross_edges:

@@ -72,7 +72,7 @@ class AdaFGL(NodeClassifier[WholeGraph]):
         expect_positive(steps=steps)
         self.steps = steps
         self.knowledge: Knowledge | None = None
-        self._spread: tuple[Adjacency, Tensor] | None = None  # features, and what they were spread along
+        self._spread: tuple[Tensor, Adjacency, Tensor] | None = None  # features, edges, and what they gave
         if not self.is_template:
             sizes = (in_channels, hidden_channels, num_classes)
             self.extractor = torch.nn.ModuleList(SparseGCNConv(*size) for size in pairwise(sizes))
@@ -127,9 +127,9 @@ class AdaFGL(NodeClassifier[WholeGraph]):
         """Logits of all nodes by the first part, and the three by the second."""
         self.check_batch(batch, WholeGraph)
         dense = batch.x.to_dense() if batch.x.layout == torch.sparse_csr else batch.x
-        if self._spread is None or self._spread[0] is not batch.adj:
-            self._spread = batch.adj, spread_features(dense, batch.adj, known.soft, self.steps)
-        spread = self._spread[1]
+        if self._spread is None or self._spread[0] is not batch.x or self._spread[1] is not batch.adj:
+            self._spread = batch.x, batch.adj, spread_features(dense, batch.adj, known.soft, self.steps)
+        spread = self._spread[2]
         return self.smooth(spread), self.unlike_own(dense), self.unlike_smooth(spread), self.messages(spread)
 
     def mixed(self, parts: Sequence[Tensor], known: Knowledge) -> Tensor:
