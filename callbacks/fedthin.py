@@ -91,8 +91,10 @@ class FedThin(AddsLoss, FedAvg):
         """Gives the model its losses."""
         super().on_train_start(trainer, pl_module)
         expect(isinstance(pl_module, Classifier), "model", "a classifier for FedThin", type(pl_module).__name__)
-        self._model = pl_module
-        self._model.log_prior = self._prior
+        self._model, device = pl_module, pl_module.device
+        self._taught, self._model.log_prior = (
+            None if tensor is None else tensor.to(device) for tensor in (self._taught, self._prior)
+        )
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leaves the model as it was."""

@@ -178,7 +178,7 @@ class FGGP(SendsPrototypes, FedAvg):
 
     def votes(self, module: Classifier[Any], rows: Tensor) -> Tensor:
         """Logarithms of the shares of votes, to which 1e-5 is added as in the published code."""
-        means, classes = self._received["mean"], self._received["class"]
+        means, classes = self._received["mean"].to(rows), self._received["class"].to(rows.device)
         self.check_columns(means, rows)
-        shares = nearest_vote(rows, means.to(rows), classes, module.num_classes, self.k, self.temperature)
+        shares = nearest_vote(rows, means, classes, module.num_classes, self.k, self.temperature)
         return (shares + 1e-5).log()

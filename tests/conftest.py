@@ -47,6 +47,7 @@ PASSING = {
     "GOMP_SPINCOUNT",  # flgraph.cli.main
     "KMP_INIT_AT_FORK",  # torch
     "KMP_DUPLICATE_LIB_OK",
+    "CUDA_DEVICE_ORDER",  # pytorch_lightning, with a GPU
 }
 
 
@@ -547,7 +548,7 @@ def measured() -> Any:
         return {
             "results": {key: results[key] for key in kept},
             "history": [{**record, "seconds": None} for record in read_records(run / "history.jsonl")],
-            "clients": {f.stem: torch.load(f, weights_only=True) for f in sorted(folder.glob("clients/*.ckpt"))},
+            "clients": {f.stem: torch.load(f, "cpu", weights_only=True) for f in sorted(folder.glob("clients/*.ckpt"))},
             "server": server[8 + int.from_bytes(server[:8], "little") :],  # the header holds seconds
         }
 

@@ -135,7 +135,8 @@ class LinkBatch(TensorBatch):
 
     def draw_negatives(self, k: int) -> Tensor:
         """Random nodes of the targets' types, ``[P, k]``; a link's own target may be among them."""
-        draws = torch.rand(self.target.numel(), k, device=self.target.device, dtype=torch.float64)
+        # Drawn on the CPU, so that a seed means the same nodes on every device.
+        draws = torch.rand(self.target.numel(), k, dtype=torch.float64).to(self.target.device)
         return self.first.unsqueeze(1) + (draws * self.count.unsqueeze(1)).long()
 
 
@@ -161,7 +162,6 @@ class GraphLinks(TensorBatch):
 
     def draw_negatives(self, k: int) -> Tensor:
         """Random nodes ``[P, k]``; a link's own target may be among them."""
-        # Drawn on the CPU, so that a seed means the same nodes on every device.
         return torch.randint(self.adj.num_nodes, (self.target.numel(), k)).to(self.target.device)
 
 

@@ -48,7 +48,8 @@ class EigenvalueEncoder(torch.nn.Module):
     def forward(self, eigenvalues: Tensor) -> Tensor:
         """One row per eigenvalue."""
         angle = _SCALE * eigenvalues.unsqueeze(-1) * self.frequency
-        rows: Tensor = self.lin(torch.cat([eigenvalues.unsqueeze(-1), angle.sin(), angle.cos()], dim=-1))
+        columns = torch.cat([eigenvalues.unsqueeze(-1), angle.sin(), angle.cos()], dim=-1)
+        rows: Tensor = self.lin(columns.to(self.lin.weight))
         return rows
 
 
@@ -80,7 +81,7 @@ class SpectralConv(torch.nn.Module):
     def forward(self, x: Tensor, adj: Adjacency, weights: Tensor) -> Tensor:
         """Node representations after one step."""
         sent = F.gelu(self.message(x)).index_select(0, adj.col) * weights
-        x = x + self.dropout(sum_by_row(sent, adj))
+        x = x + self.dropout(sum_by_row(sent, adj).to(x))
         out: Tensor = x + self.dropout(self.ffn(x))
         return out
 

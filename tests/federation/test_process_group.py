@@ -237,12 +237,20 @@ def test_errors_of_other_processes(error: Exception, kind: type[Exception], text
 
 # ------------------------------------------------------------------------------------------------------------- forked
 @pytest.mark.parametrize(
-    ("clients", "cores", "others", "processes"), [(1, 8, 0, 1), (4, 8, 0, 4), (3, 8, 0, 1), (6, 2, 0, 2), (6, 2, 1, 1)]
+    ("clients", "cores", "others", "gpu", "processes"),
+    [
+        (1, 8, 0, False, 1),
+        (4, 8, 0, False, 4),
+        (3, 8, 0, False, 1),
+        (6, 2, 0, False, 2),
+        (6, 2, 1, False, 1),
+        (6, 2, 0, True, 1),
+    ],
 )
 def test_when_a_process_forks(
-    clients: int, cores: int, others: int, processes: int, monkeypatch: pytest.MonkeyPatch
+    clients: int, cores: int, others: int, gpu: bool, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not for one client, not for more than two cores each, and not beside other threads."""
+    """Not for one client, not for more than two cores each, not beside other threads, and not with a GPU."""
     begun: list[tuple[int, ...]] = []
 
     class Context:
@@ -254,6 +262,7 @@ def test_when_a_process_forks(
     monkeypatch.setattr(forked, "get_context", lambda method: Context())
     monkeypatch.setattr(forked, "num_cores", lambda: cores)
     monkeypatch.setattr(forked.threading, "active_count", lambda: 1 + others)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(forked.ProcessGroup, "setup", lambda *args: threads.append(torch.get_num_threads()))
     engine, threads, before = forked.Forked(), list[int](), torch.get_num_threads()
     with engine.session():

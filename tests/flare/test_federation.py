@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from flgraph.cli.main import main
+from flgraph.runs.ledger_reader import read_ledger
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flare"
 CONFIG = str(EXAMPLE / "federation.yaml")
@@ -69,6 +70,7 @@ def test_a_lost_job_does_not_change_a_bit(
     assert "site east: last heard" in status.stdout.read_text()
     assert "hurt: FINISHED:COMPLETED" in status.stdout.read_text()
     refuse_code(federation.folder)
+    sites_sign_for_their_clients(federation)
 
     data = federation.folder / "data.yaml"
     data.write_text(yaml.safe_dump({"data": yaml.safe_load((EXAMPLE / "north.yaml").read_text())["data"]}))
@@ -84,6 +86,20 @@ def test_a_lost_job_does_not_change_a_bit(
     assert {stat.S_IMODE(file.stat().st_mode) for file in private} == {0o600}
     main(["flare", "gather", "hurt", "--out", "gathered"])
     assert_same(measured(federation.folder / "gathered" / "hurt" / "version_0"), expected)
+
+
+def sites_sign_for_their_clients(federation: Any) -> None:
+    """Where sums are secure: with the keys of their kits."""
+    what = ("-c", CONFIG, "--trainer.rounds=2", "--trainer.secure_sums.threshold=0.66")
+    run = federation.begin("submit", "--sites", "north,east", "--name", "summed", *what, log="summed")
+    assert run.wait() == 0, run.stderr.read_text()
+    assert [line["clients"] for line in federation.rounds("summed")] == [["trees", "rings", "ladders"]] * 2
+    lines = read_ledger(federation.kits / "server" / "flgraph" / "summed" / "version_0" / "ledger.jsonl")
+    sent = [line for line in lines if line.direction == "up" and line.request == "shares"]
+    assert len(sent) == 6
+    assert all(list(line.tensors) == ["certificate", "commitment", "sealed", "signature"] for line in sent)
+    told = [line for line in lines if line.direction == "down" and line.request == "hold"]
+    assert {line.tensors["certificates"].split("x")[0] for line in told} == {"2"}
 
 
 def refuse_code(folder: Path) -> None:

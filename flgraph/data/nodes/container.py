@@ -266,6 +266,7 @@ class NodeGraph:
     def batch(self, index: Tensor) -> WholeGraph:
         """The whole graph with the nodes ``index [n]`` to classify."""
         edges = () if self.edge_attr is None else (self.edge_index, self.edge_attr)
+        index = index.to(self.y.device)
         return WholeGraph(self.x, self.adj, self.nodes, index, self.y[index], *edges)
 
     def normalized(self) -> NodeGraph:

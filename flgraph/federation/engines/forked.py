@@ -27,8 +27,8 @@ class Forked(ProcessGroup):
 
     They are forked when the data is there and the clients are not: it is in memory once, nothing is imported again, and
     there is no thread yet that a copy would lack. Results are the same bits as those of :class:`Sequential` with one
-    thread, on any number of cores. Where there are more than two cores per client, and where other threads of Python
-    run, clients stay in this process, with its threads.
+    thread, on any number of cores. Where there are more than two cores per client, where other threads of Python run,
+    and on a machine with an NVIDIA GPU, clients stay in this process, with its threads.
 
     It serves one session: whatever holds the clients ends with it.
     """
@@ -60,7 +60,9 @@ class Forked(ProcessGroup):
         self, build: Callable[[str], Client], names: Sequence[str], release: Callable[[str], None] | None = None
     ) -> None:
         cores = num_cores()
-        alone = len(names) < 2 or 2 * len(names) < cores or threading.active_count() > 1  # one may hold a lock
+        alone = len(names) < 2 or 2 * len(names) < cores
+        alone = alone or threading.active_count() > 1  # one may hold a lock
+        alone = alone or torch.cuda.is_available()  # CUDA that was asked anything fails in a forked process
         count = 1 if alone else min(cores, len(names))
         ends: dict[int, Connection] = {}
         for rank in range(1, count):

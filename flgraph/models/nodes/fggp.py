@@ -71,7 +71,8 @@ class FGGP(NodeGCN):
         expect_share(alpha=alpha)
         expect(0 < temperature < float("inf"), "model.temperature", "a positive, finite number", temperature)
         self.alpha, self.temperature = alpha, temperature
-        self.edges: Tensor | None = None
+        self.edges: Tensor | None
+        self.register_buffer("edges", None, persistent=False)  # goes where the model goes
         if not self.is_template:
             sizes = ((in_channels, hidden_channels), (hidden_channels, hidden_channels))
             self.augment = torch.nn.ModuleList(SparseGCNConv(*size) for size in sizes)
@@ -89,14 +90,15 @@ class FGGP(NodeGCN):
         logits = at_least_float32(self.head(rows, everything))
         labels = self._labels(batch, labels_of(batch).numel())
         loss = self._score(logits.index_select(0, batch.index), labels, "train")
-        likeness, view = self.view(batch.x, self.edges)
+        edges = at_least_float32(self.edges)
+        likeness, view = self.view(batch.x, edges)
         other = self.dropout(_spread(self.convs[0], batch.x, view), rectify=True)
         loss = loss + F.cross_entropy(_spread(self.convs[1], other, view).index_select(0, batch.index), labels)
         sure, guessed = logits.softmax(dim=1).max(dim=1)
         guessed, sure = guessed.index_copy(0, batch.index, labels), sure.index_fill(0, batch.index, 1.0)
         there = guessed.unique()
         plain, seen = (class_means(at_least_float32(z), guessed, sure, self.num_classes)[there] for z in (rows, other))
-        return loss + instance_contrast(seen, plain, self.temperature) + edge_loss(likeness, self.edges)
+        return loss + instance_contrast(seen, plain, self.temperature) + edge_loss(likeness, edges)
 
     def view(self, x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
         """How alike nodes are, :math:`S`, and the normalised adjacency of a view that is drawn; ``[N, N]`` both."""
@@ -132,4 +134,4 @@ def _normalised(edges: Tensor) -> Tensor:
 
 def _spread(conv: Any, x: Tensor, matrix: Tensor) -> Tensor:
     """A convolution with a dense matrix, in float32 at least."""
-    return at_least_float32(matrix @ at_least_float32(rows_times(x, conv.weight)) + conv.bias)
+    return at_least_float32(matrix @ at_least_float32(rows_times(x.to(conv.weight.dtype), conv.weight)) + conv.bias)

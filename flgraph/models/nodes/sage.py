@@ -294,4 +294,4 @@ class NeighGenSAGE(NodeSAGE):
 
 def noisy(z: Tensor) -> Tensor:
     """Representations with Gaussian noise of unit variance."""
-    return z + torch.randn_like(z)
+    return z + torch.randn(z.shape, dtype=z.dtype).to(z.device)  # the same numbers on every device
