@@ -142,8 +142,9 @@ class FedTAD(FedAvg):
         expect(not differing, "model", wanted, differing[:5])
         trust = torch.stack([uploads[client].group(_RELIABILITY)["classes"] for client in sorted(uploads)])
         trust = trust / trust.sum(dim=0).clamp(min=1e-12)
+        like = model.state_dict()  # float32, whatever the precision at the clients
         sent = [uploads[client].group() for client in sorted(uploads)]
-        own = [{name: tensor.to(model.state_dict()[name]) for name, tensor in each.items()} for each in sent]  # 64-true
+        own = [{name: each[name].to(like[name].dtype) for name in like if name in each} for each in sent]
         before = self._learned
         distilled = self._distil(model, mean, own, trust, round)
         if all(bool(tensor.isfinite().all()) for tensor in distilled.values()):
