@@ -48,15 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--work", nargs="*", choices=list(WORK), default=list(WORK))
-    parser.add_argument("--variants", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
     options = parser.parse_args(arguments)
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     print(f"GPU: {name}; {os.cpu_count()} processors; torch {torch.__version__}")
     print(f"wall seconds of a round with evaluation, without checkpoint; medians of {options.rounds - 1}")
-    for work in options.work:
-        for variant in options.variants:
-            print(f"{work:21} {variant:19} {seconds(WORK[work], VARIANTS[variant], options.rounds):7.3f}", flush=True)
+    for work, given in WORK.items():
+        for variant, further in VARIANTS.items():
+            print(f"{work:21} {variant:19} {seconds(given, further, options.rounds):7.3f}", flush=True)
     return 0
 
 

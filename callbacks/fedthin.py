@@ -91,10 +91,8 @@ class FedThin(AddsLoss, FedAvg):
         """Gives the model its losses."""
         super().on_train_start(trainer, pl_module)
         expect(isinstance(pl_module, Classifier), "model", "a classifier for FedThin", type(pl_module).__name__)
-        self._model, device = pl_module, pl_module.device
-        self._taught, self._model.log_prior = (
-            None if tensor is None else tensor.to(device) for tensor in (self._taught, self._prior)
-        )
+        self._model = pl_module
+        self._model.log_prior = self._prior
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leaves the model as it was."""
@@ -113,4 +111,5 @@ class FedThin(AddsLoss, FedAvg):
         """Cross-entropy of what the model says of all nodes of the thinned graph against what it was taught."""
         assert self._taught is not None
         everywhere = replace(batch, index=torch.arange(len(batch.nodes), device=batch.index.device))
-        return self.mu * F.cross_entropy(at_least_float32(self._model(everywhere)), self._taught)
+        logits = at_least_float32(self._model(everywhere))
+        return self.mu * F.cross_entropy(logits, self._taught.to(logits))

@@ -186,7 +186,7 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
         """The mean loss, and what the epoch's metrics need of it."""
         weights = None if self.class_weights is None else self.class_weights.to(logits)
         prior = self.log_prior if stage == "train" else None
-        loss = task_loss(self.task, logits if prior is None else logits + prior, labels, weights)
+        loss = task_loss(self.task, logits if prior is None else logits + prior.to(logits), labels, weights)
         # An update of the metrics costs as much as a layer of a small model, so there is one per epoch, not per step.
         self.collect(stage, (loss.detach(), logits.detach(), labels))
         return loss

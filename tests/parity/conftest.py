@@ -49,7 +49,7 @@ def runs(found_by_name: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
         jobs.append((name, "one-then-two", methods.cut(further)))
     program = [sys.executable, str(HERE / "program.py"), str(root)]
     assert launch([*program, json.dumps(jobs), "ProcessGroup"], 2) == 0
-    forked = [(name, "forked", None) for name in methods.FORKED]
+    forked = [(name, "forked", None) for name in methods.METHODS]
     where = "flgraph.federation.engines.forked.Forked"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*program, json.dumps(forked), where], env=environment, check=True, stdout=subprocess.DEVNULL)

@@ -7,7 +7,6 @@ import sys
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import methods
 import torch
@@ -15,14 +14,13 @@ import torch
 ROUNDS = 2
 
 
-def work(root: Path, device: str, names: list[str], resumed: list[str]) -> None:
+def work(root: Path, device: str, names: list[str]) -> None:
     """Writes ``used.json``: what each method had of the device, operators that ran on the stand-in or bytes on a GPU.
 
     Also ``mixed.txt``: what the stand-in says of a mixture.
     """
-    gpu = device == "cuda"
-    there: Any = _Gpu if gpu else import_module("stand_in")  # the stand-in: before anything has a gradient
-    taken = {}
+    gpu, used = device == "cuda", {}
+    stand_in = None if gpu else import_module("stand_in")  # before anything has a gradient
     methods.skip_collections()
     for name in names:
         # A GPU draws other numbers for dropout; a bias before a normalisation has no gradient but what rounding leaves.
@@ -34,33 +32,27 @@ def work(root: Path, device: str, names: list[str], resumed: list[str]) -> None:
         methods.run(name, root / "cpu", ROUNDS, *further)
         server = ["--trainer.aggregator.server_accelerator", device] if name == "fedego" else []
         elsewhere = ["--trainer.accelerator", device, *server, *further]
-        before = there.used()
-        with there.stand_in():
-            if name in resumed:
-                methods.run(name, root / "device", 1, *elsewhere)
-            methods.run(name, root / "device", ROUNDS, *elsewhere, ckpt_path="last" if name in resumed else None)
-        taken[name] = there.used() - before
-    (root / "used.json").write_text(json.dumps(taken))
-    if not gpu:
-        with there.stand_in():
-            on_device = torch.ones(2).to(there.DEVICE)
+        before = stand_in.Counted.operators if stand_in else _allocated()
+        with stand_in.stand_in() if stand_in else nullcontext():
+            methods.run(name, root / "device", 1, *elsewhere)
+            methods.run(name, root / "device", ROUNDS, *elsewhere, ckpt_path="last")
+        used[name] = (stand_in.Counted.operators if stand_in else _allocated()) - before
+    (root / "used.json").write_text(json.dumps(used))
+    if stand_in:
+        with stand_in.stand_in():
+            there = torch.ones(2).to(stand_in.DEVICE)
             try:
-                on_device + torch.ones(2)
+                there + torch.ones(2)
             except RuntimeError as error:
                 (root / "mixed.txt").write_text(str(error))
 
 
-class _Gpu:
-    """Needs no preparation."""
-
-    stand_in = nullcontext
-
-    @staticmethod
-    def used() -> int:
-        return int(torch.cuda.memory_stats().get("allocated_bytes.all.allocated", 0))
+def _allocated() -> int:
+    """Bytes on the GPU, all that were freed included."""
+    return int(torch.cuda.memory_stats().get("allocated_bytes.all.allocated", 0))
 
 
 if __name__ == "__main__":
-    folder, device, given, resumed = sys.argv[1:]
+    folder, device, given = sys.argv[1:]
     del sys.argv[1:]  # Lightning warns of arguments in two places
-    work(Path(folder), device, json.loads(given), json.loads(resumed))
+    work(Path(folder), device, json.loads(given))

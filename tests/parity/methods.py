@@ -36,12 +36,6 @@ TRANSFORMS = (
 CONTINUED = ("fedstar", "fedego", "fedhgn", "fedsageplus", "fedego@bf16-mixed", "fedavg@32-true+transforms")
 """Those of them that are continued with another engine; of all the checkpoints are compared, from which they could."""
 
-FORKED = (
-    *("fedavg", "fedstar", "fedego", "fedhgn", "fclg", "fedsageplus", "adafgl", "apfl", "fedtad"),
-    *("fedstar@bf16-mixed", "fedavg@32-true+transforms", "fedstar@32-true+secure"),
-)
-"""Those of them that also run on forked processes, which differ from launched ones in how payloads travel."""
-
 ROUNDS = 3
 CUT = 2
 """The round after which runs are continued with another engine; clients move after it, too."""

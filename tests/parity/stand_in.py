@@ -70,11 +70,6 @@ class Counted:
     operators: ClassVar[int] = 0
 
 
-def used() -> int:
-    """How many did so far."""
-    return Counted.operators
-
-
 _COPIES = (aten._to_copy.default, aten.copy_.default, aten.lift_fresh.default)
 _BY_INDEX = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 

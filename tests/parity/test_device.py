@@ -22,8 +22,6 @@ METHODS = [
     *("scaffold", "ditto", "moon", "fedproto", "fedrep", "apfl"),
     *("fedgta", "fedpub", "fedtad", "fedthin", "adafgl", "fggp", "fedssp", "fedspread", "fedstar_wl"),
 ]
-RESUMED = ["fedstar", "fedego", "fedsageplus", "fedhgn", "scaffold", "apfl", "fedtad", "adafgl"]
-
 INEXACT = {"fedssp": ("stand_in", "cuda"), "fggp": ("cuda",)}
 """Where methods only run: FedSSP has biases whose gradients are what rounding leaves; FGGP draws on a GPU."""
 
@@ -40,14 +38,7 @@ def device(request: pytest.FixtureRequest) -> str:
 def root(device: str, found_by_name: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with all runs; in a process of their own, as a device stays registered."""
     folder = tmp_path_factory.mktemp("device")
-    program = [
-        sys.executable,
-        str(HERE / "device_program.py"),
-        str(folder),
-        device,
-        json.dumps(METHODS),
-        json.dumps(RESUMED),
-    ]
+    program = [sys.executable, str(HERE / "device_program.py"), str(folder), device, json.dumps(METHODS)]
     subprocess.run(program, check=True, timeout=400)
     return folder
 

@@ -10,9 +10,9 @@ from typing import Any
 import ddp
 import pytest
 import torch
-from methods import CONTINUED, FORKED, METHODS, cut
+from methods import CONTINUED, METHODS, cut
 
-WAYS = [*((name, "two") for name in METHODS), *((name, "forked") for name in FORKED)]
+WAYS = [(name, where) for name in METHODS for where in ("two", "forked")]
 WAYS += [(name, where) for name in CONTINUED for where in ("two-then-one", "one-then-two")]
 
 

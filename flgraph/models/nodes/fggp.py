@@ -71,8 +71,7 @@ class FGGP(NodeGCN):
         expect_share(alpha=alpha)
         expect(0 < temperature < float("inf"), "model.temperature", "a positive, finite number", temperature)
         self.alpha, self.temperature = alpha, temperature
-        self.edges: Tensor | None
-        self.register_buffer("edges", None, persistent=False)  # goes where the model goes
+        self.edges: Tensor | None = None
         if not self.is_template:
             sizes = ((in_channels, hidden_channels), (hidden_channels, hidden_channels))
             self.augment = torch.nn.ModuleList(SparseGCNConv(*size) for size in sizes)
@@ -90,7 +89,7 @@ class FGGP(NodeGCN):
         logits = at_least_float32(self.head(rows, everything))
         labels = self._labels(batch, labels_of(batch).numel())
         loss = self._score(logits.index_select(0, batch.index), labels, "train")
-        edges = at_least_float32(self.edges)
+        edges = self.edges.to(logits)
         likeness, view = self.view(batch.x, edges)
         other = self.dropout(_spread(self.convs[0], batch.x, view), rectify=True)
         loss = loss + F.cross_entropy(_spread(self.convs[1], other, view).index_select(0, batch.index), labels)
