@@ -5,7 +5,7 @@ SHELL := /usr/bin/env bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
-PYTEST_ARGS ?= -n 2 --dist loadscope --no-loadscope-reorder
+PYTEST_ARGS ?= -n 3 --dist loadscope --no-loadscope-reorder
 DEMO_CMD = .venv/bin/python examples/quickstart.py
 
 PIP := .venv/bin/python -m pip --disable-pip-version-check -qq
