@@ -256,6 +256,9 @@ class _Part:
         self.field, self.awaits = f"download` of client `{client}", "earlier"
         wanted = "graphs cut from a common one for FedGCN, which is FedAvg where clients have no nodes in common,"
         expect(data.graph.is_cut, "data", wanted, "graphs of their own")
+        # A sample's nodes are in another order than the sums, and training would not see them.
+        sampled = getattr(data, "sampled", False)
+        expect(not sampled, "data.sampled", "false for FedGCN, whose sums are of whole graphs,", sampled)
         graph = data.graph.to("cpu")
         expect(graph.undirected, f"graph of client `{client}`", "undirected for FedGCN", "directed")
         self.nodes: Tensor = graph.nodes

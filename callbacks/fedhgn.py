@@ -96,13 +96,14 @@ class FedHGN(FedAvg):
     def _rows_for(self, client: str) -> dict[str, Tensor]:
         """The rows of all other clients, layer by layer."""
         result = {}
+        present = self.owners.keys() - {client, *self.excluded}
         for name, bases in self.shared.items():
             if not name.endswith(_BASES):
                 continue
             layer = name.removesuffix(_BASES)
-            others = [self._rows[other] for other in sorted(self._rows) if other != client]
+            others = [self._rows[other] for other in sorted(self._rows) if other in present]
             sent = [rows[layer] for rows in others if layer in rows]
-            silent = len(sent) < len(self.owners) - 1
+            silent = len(sent) < len(present)
             result[layer] = by_value(torch.cat([*sent, bases.new_zeros(int(silent), bases.size(0))]))
         return result
 

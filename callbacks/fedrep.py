@@ -8,6 +8,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from torch import Tensor
 
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.errors import expect
@@ -36,6 +37,7 @@ class FedRep(FedAvg):
         # In a turn: whether the head is trained, and what is not.
         self._trains_head = False
         self._frozen: list[str] = []
+        self._buffers: dict[str, Tensor] = {}  # such as running means, which move with what is trained only
         if self.head == ["readout.*"]:
             self.network = "GNN, FedStar or NodeGNN"
 
@@ -56,15 +58,19 @@ class FedRep(FedAvg):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Freezes what is not trained now. No sooner: optimizers may be made of what is trainable."""
-        self._frozen = [
-            name
-            for name, parameter in pl_module.named_parameters()
-            if parameter.requires_grad and any(fnmatchcase(name, pattern) for pattern in self.head) != self._trains_head
-        ]
+
+        def still(name: str) -> bool:
+            return any(fnmatchcase(name, pattern) for pattern in self.head) != self._trains_head
+
+        self._frozen = [name for name, tensor in pl_module.named_parameters() if tensor.requires_grad and still(name)]
+        self._buffers = {name: buffer.clone() for name, buffer in pl_module.named_buffers() if still(name)}
         for name in self._frozen:
             pl_module.get_parameter(name).requires_grad_(False)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for name, buffer in self._buffers.items():
+            pl_module.get_buffer(name).copy_(buffer)
+        self._buffers = {}
         self._thaw(pl_module)
 
     def _thaw(self, module: torch.nn.Module) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flgraph.data import GraphDataModule, NodeDataModule
+from flgraph.data import GraphDataModule, LinkDataModule, NodeDataModule
 from flgraph.data.checks import require, sorted_edges
 from flgraph.errors import expect
 from flgraph.federation.callback import FederatedCallback, Run
@@ -30,7 +30,8 @@ class NoisyClients(FederatedCallback):
 
     ``--trainer.callbacks '[{class_path: NoisyClients, init_args: {label_flips: 0.2}}]'`` gives a fifth of all training
     labels another class. As in OpenFGL (Li et al., VLDB 2025), features and edges are changed in all of a client's
-    data, labels in its training data only; a global test set stays as it is. What was done is in ``results.json``,
+    data, labels in its training data only; a global test set stays as it is. Of an edge between nodes of two clients
+    (``data.cross_edges``) each drops what it knows of it, and none is added. What was done is in ``results.json``,
     under ``data`` and the client's name.
 
     Args:
@@ -82,8 +83,8 @@ class NoisyClients(FederatedCallback):
         """A copy of the client's data with noise and gaps, where it is one of the noisy ones."""
         if self.clients is not None and client not in self.clients:
             return data
-        known = isinstance(data, NodeDataModule | GraphDataModule)
-        expect(known, "data", "graphs, or nodes of one kind, for NoisyClients,", type(data).__name__)
+        known = isinstance(data, NodeDataModule | GraphDataModule) and not isinstance(data, LinkDataModule)
+        expect(known, "data", "graphs, or nodes of one kind, not links, for NoisyClients,", type(data).__name__)
         done: dict[str, Any] = {"feature_noise": self.feature_noise, "feature_missing": self.shares["feature_missing"]}
 
         def draw(use: str) -> torch.Generator:
@@ -107,6 +108,11 @@ class NoisyClients(FederatedCallback):
                 edges, ends = data.graph.edge_index, torch.tensor([0, data.graph.num_nodes])
                 changed["edge_index"], counts = self._rewired(edges, ends, data.graph.undirected, draw)
                 done |= counts
+                cross = getattr(data, "cross_edges", None)
+                if cross is not None:
+                    kept = torch.rand(cross.size(1), generator=draw("dropped across")) >= self.shares["edges_dropped"]
+                    noisy.cross_edges = cross[:, kept]
+                    done["cross_edges_dropped"] = int((~kept).sum())
             noisy.graph = data.graph._like(**changed)
         else:
             if rewired:

@@ -184,12 +184,16 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
 
     def _score(self, logits: Tensor, labels: Tensor, stage: str) -> Tensor:
         """The mean loss, and what the epoch's metrics need of it."""
-        weights = None if self.class_weights is None else self.class_weights.to(logits)
         prior = self.log_prior if stage == "train" else None
-        loss = task_loss(self.task, logits if prior is None else logits + prior.to(logits), labels, weights)
+        loss = self._weighted_loss(logits if prior is None else logits + prior.to(logits), labels)
         # An update of the metrics costs as much as a layer of a small model, so there is one per epoch, not per step.
         self.collect(stage, (loss.detach(), logits.detach(), labels))
         return loss
+
+    def _weighted_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The task's mean loss, with ``class_weights``, of logits ``[n, num_classes]`` and their labels."""
+        weights = None if self.class_weights is None else self.class_weights.to(logits)
+        return task_loss(self.task, logits, labels, weights)
 
     def _labels(self, batch: BatchT, count: int) -> Tensor:
         labels = labels_of(batch)

@@ -50,10 +50,10 @@ def scale(emb: Tensor) -> Tensor:
     return re - re.diag().diag()
 
 
-def known_model(seed: int = 0) -> tuple[Model, NodeGraph, Knowledge]:
+def known_model(seed: int = 0, weights: list[float] | None = None) -> tuple[Model, NodeGraph, Knowledge]:
     torch.manual_seed(seed)
     own = graph()
-    model = Model(FEATURES, CLASSES, hidden_channels=4, steps=2, dropout=0.0)
+    model = Model(FEATURES, CLASSES, hidden_channels=4, steps=2, dropout=0.0, class_weights=weights)
     soft = (5 * torch.rand(60, CLASSES)).softmax(dim=1)
     soft[:20] = soft[0]  # some that are alike
     knowledge = Knowledge(own.nodes, soft, 0.3)
@@ -94,13 +94,15 @@ def by_hand(model: Model, own: NodeGraph, knowledge: Knowledge) -> tuple[list[Te
     return [smooth, ori, hete, message], 0.3 * homo + 0.7 * others
 
 
-def test_predictions_and_loss_are_those_of_the_published_code() -> None:
-    model, own, knowledge = known_model()
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0, 5.0]])
+def test_predictions_and_loss_are_those_of_the_published_code(weights: list[float] | None) -> None:
+    model, own, knowledge = known_model(weights=weights)
     batch = own.batch(torch.tensor([3, 7, 50, 1]))
     parts, expected = by_hand(model, own, knowledge)
     assert torch.allclose(model(batch).exp(), expected[batch.index], atol=1e-5)
     assert torch.allclose(model.predict_step(batch), expected[batch.index], atol=1e-5)
-    entropies = [F.cross_entropy(part[batch.index], batch.y) for part in parts]
+    counts = None if weights is None else torch.tensor(weights)
+    entropies = [F.cross_entropy(part[batch.index], batch.y, counts) for part in parts]
     loss = sum(entropies) + F.mse_loss(parts[0], knowledge.soft)
     assert torch.allclose(model.training_step(batch), torch.as_tensor(loss), atol=1e-5)
     model.training_step(batch).backward()

@@ -249,6 +249,27 @@ def test_sampled_clients(federate: Federate, recorder: Any) -> None:
     assert silent == {0, 1}  # in the end all have sent some
 
 
+def test_who_is_left_out_has_no_rows() -> None:
+    """Neither zeros, where it has not sent any, nor those that it sent."""
+    server = FedHGN()
+    server.owners = dict.fromkeys("ABC", ("convs.1.bases",))
+    server.start({"convs.1.bases": torch.ones(1, 2, 3)}, list("ABC"))
+    one, five = torch.ones(1, 1), torch.full((1, 1), 5.0)
+    server._rows = {"A": {"convs.1": one}, "B": {"convs.1": five}}
+
+    def received() -> list[list[float]]:
+        download = server.download("A", 2, "train")
+        assert download is not None
+        rows: list[list[float]] = download.group("rows")["convs.1"].tolist()
+        return rows
+
+    assert received() == [[0], [5]]
+    server.excluded = {"C"}
+    assert received() == [[5]]
+    server.excluded = {"B", "C"}
+    assert received() == []
+
+
 def odd(**changes: Any) -> HeteroGraph:
     given: dict[str, Any] = {
         "num_nodes": {"a": 4, "b": 3},

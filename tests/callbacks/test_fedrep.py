@@ -59,6 +59,16 @@ def test_first_the_head_and_then_all_else(
     assert not any(torch.equal(one[name], other[name]) for name in head)
 
 
+def test_running_statistics_move_with_what_is_trained(
+    federate: Federate, graph_federation: Callable[..., Any], recorder: Any
+) -> None:
+    trainer: Any = federate(FedRep(head_epochs=3), rounds=1, local_epochs=1, engine=recorder)
+    trainer.fit(GNN(hidden_channels=4, num_layers=1, norm="batch"), graph_federation())
+    for client, upload in recorder.uploads():
+        counts = [int(tensor) for name, tensor in upload.tensors.items() if name.endswith("num_batches_tracked")]
+        assert counts == [len(trainer.engine.clients[client].data.train_dataloader())]  # one epoch of four
+
+
 def test_steps_by_autograd(
     federate: Federate, toy_federation: Callable[..., Any], toy_module: type[Any], recorder: Any
 ) -> None:

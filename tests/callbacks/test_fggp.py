@@ -70,13 +70,14 @@ def test_the_server_by_hand() -> None:
         server.check_upload("A", sent(1.0, [[1.0]], [1]), 3, "train")
 
 
-def test_a_step_is_that_of_the_equations() -> None:
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0, 5.0]])
+def test_a_step_is_that_of_the_equations(weights: list[float] | None) -> None:
     """The loss, dense and loop by loop as the published code has it; the view is drawn with the same numbers."""
     data = clients()
     data.setup()
     client = data.client("client-1")
     graph, train = client.graph, client.train
-    module = net(in_channels=5, num_classes=CLASSES)
+    module = net(in_channels=5, num_classes=CLASSES, class_weights=weights)
     n = graph.num_nodes
     edges = torch.eye(n)
     edges[graph.edge_index[0], graph.edge_index[1]] = 1
@@ -119,7 +120,8 @@ def test_a_step_is_that_of_the_equations() -> None:
             contrast = contrast - scores.log_softmax(0)[0] / (2 * len(mine))
     apart = n**2 - edges.sum()
     joined = n**2 / (apart * 2) * F.binary_cross_entropy_with_logits(likeness, edges, pos_weight=apart / edges.sum())
-    parts = (F.cross_entropy(logits[train], graph.y[train]), F.cross_entropy(other[train], graph.y[train]))
+    counts = None if weights is None else torch.tensor(weights)
+    parts = [F.cross_entropy(rows[train], graph.y[train], counts) for rows in (logits, other)]
     assert torch.allclose(loss, sum(parts) + contrast + joined, atol=1e-5)
     assert torch.allclose(edge_loss(likeness, edges), joined)
     loss.backward()

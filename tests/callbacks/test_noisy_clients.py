@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from flgraph.callbacks import FedAvg, NoisyClients
-from flgraph.data import GraphFederation, NodeFederation, SyntheticFederation, WholeGraphFederation, generate_nodes
+from flgraph.data import (
+    GraphFederation,
+    NodeFederation,
+    SyntheticFederation,
+    WholeGraphFederation,
+    generate_nodes,
+)
 from flgraph.errors import InputError
 from flgraph.models import GNN, NodeGCN
 from flgraph.nn.structure import structure_embedding
@@ -67,6 +73,17 @@ def test_edges_of_nodes() -> None:
     assert 0.06 < counts["edges_added"] / (len(before) / 2) < 0.14
     assert len(after) / 2 == len(before) / 2 - counts["edges_dropped"] + counts["edges_added"]
     assert 2 * counts["edges_added"] >= len(after - before) > 0
+
+
+def test_edges_to_nodes_of_others() -> None:
+    clean = nodes().client("c1")
+    known = {tuple(edge) for edge in clean.cross_edges.t().tolist()}
+    noisy = NoisyClients(edges_dropped=0.2).client_data("c1", clean)
+    kept = {tuple(edge) for edge in noisy.cross_edges.t().tolist()}
+    assert kept < known
+    assert noisy.settings["noise"]["cross_edges_dropped"] == len(known) - len(kept)
+    assert 0.1 < 1 - len(kept) / len(known) < 0.3
+    assert NoisyClients(feature_noise=1.0).client_data("c1", clean).cross_edges is clean.cross_edges
 
 
 def test_graphs() -> None:
@@ -135,7 +152,9 @@ def test_refusals(arguments: dict[str, Any], field: str) -> None:
 
 
 def test_refuses_data_that_it_cannot_change() -> None:
-    with pytest.raises(
-        InputError, match="`data` to be graphs, or nodes of one kind, for NoisyClients, but got 'NodeGraph'"
-    ):
-        NoisyClients(0.1).client_data("c1", generate_nodes(0.5))
+    links = WholeGraphFederation("homophily-0.7", partition_key="community", task="links", global_fraction=0)
+    links.setup()
+    for data, kind in ((generate_nodes(0.5), "NodeGraph"), (links.client("c1"), "LinkDataModule")):
+        wanted = f"`data` to be graphs, or nodes of one kind, not links, for NoisyClients, but got '{kind}'"
+        with pytest.raises(InputError, match=wanted):
+            NoisyClients(0.1).client_data("c1", data)

@@ -148,7 +148,7 @@ class AdaFGL(NodeClassifier[WholeGraph]):
         parts = [at_least_float32(part) for part in self.parts(batch, known)]
         index, labels = batch.index, self._labels(batch, labels_of(batch).numel())
         self._score(self.mixed(parts, known).log().index_select(0, index), labels, "train")
-        losses = [F.cross_entropy(part.index_select(0, index), labels) for part in parts]
+        losses = [self._weighted_loss(part.index_select(0, index), labels) for part in parts]
         return torch.stack([*losses, F.mse_loss(parts[0], known.soft.to(parts[0]))]).sum()
 
 

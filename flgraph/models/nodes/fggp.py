@@ -92,7 +92,7 @@ class FGGP(NodeGCN):
         edges = self.edges.to(logits)
         likeness, view = self.view(batch.x, edges)
         other = self.dropout(_spread(self.convs[0], batch.x, view), rectify=True)
-        loss = loss + F.cross_entropy(_spread(self.convs[1], other, view).index_select(0, batch.index), labels)
+        loss = loss + self._weighted_loss(_spread(self.convs[1], other, view).index_select(0, batch.index), labels)
         sure, guessed = logits.softmax(dim=1).max(dim=1)
         guessed, sure = guessed.index_copy(0, batch.index, labels), sure.index_fill(0, batch.index, 1.0)
         there = guessed.unique()

@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.utils import k_hop_subgraph
 
-from flgraph.callbacks import AdaFGL, FedAvg
+from flgraph.callbacks import AdaFGL, FedAvg, FedGCN
 from flgraph.data import NodeGraph, SampledLoader, WholeGraphFederation, generate_nodes, sample_neighbours
 from flgraph.errors import InputError
 from flgraph.models import AdaFGL as AdaFGLModel
@@ -140,3 +140,5 @@ def test_refusals(federate: Callable[..., Any]) -> None:
         federation(cross_edges=True)
     with pytest.raises(InputError, match=r"`data.sampled` to be false for AdaFGL, which needs whole graphs, but got"):
         federate(AdaFGL(federated_rounds=1), rounds=2).fit(AdaFGLModel(hidden_channels=8), federation())
+    with pytest.raises(InputError, match=r"`data.sampled` to be false for FedGCN, whose sums are of whole graphs, but"):
+        federate(FedGCN(num_hops=1), rounds=1).fit(NodeGCN(hidden_channels=8), federation())
