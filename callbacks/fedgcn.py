@@ -285,10 +285,13 @@ class _Part:
             answer: ``earlier``, whether the own nodes are held by each of the clients before ``[N, k]``.
         """
         earlier = expect_tensor(answer, "earlier", (self.nodes.numel(), None), self.field, torch.bool)
-        held = earlier[self.source]
         if self.cross is None:  # an edge is known to who holds both ends, and to who holds the source otherwise
-            held = held & earlier[self.target]
-        self.counted, self.awaits = ~held.any(dim=1), "degree"
+            held = torch.zeros(self.source.numel(), dtype=torch.bool)
+            for other in earlier.t():  # one by one: there may be many
+                held |= other[self.source] & other[self.target]
+        else:
+            held = earlier.any(dim=1)[self.source]
+        self.counted, self.awaits = ~held, "degree"
 
     def degrees(self) -> dict[str, Tensor]:
         """Number of own contributions to every node, 1 for the node itself included."""

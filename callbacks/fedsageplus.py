@@ -8,14 +8,13 @@ from typing import Any, ClassVar
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.callbacks.gradients import add_gradient, stepped
 from flgraph.errors import expect, expect_kind
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
-from flgraph.federation.received import Shape, expect_between, expect_count, expect_group, expect_tensor, shapes_of
+from flgraph.federation.received import expect_between, expect_count, expect_group, expect_tensor
 from flgraph.federation.routes import Route, UploadKind, personal, shared
 from flgraph.models.nodes.sage import NeighGenSAGE
 from flgraph.nn import at_least_float32
@@ -74,7 +73,7 @@ class FedSagePlus(FedAvg):
         expect(0 <= alpha < float("inf"), "aggregator.alpha", "a finite number, 0 or more", alpha)
         self.pretrain_epochs, self.generator_rounds, self.alpha = pretrain_epochs, generator_rounds, alpha
         self._answers: dict[str, Payload] = {}  # what each client is sent before the first round
-        self._sizes: dict[str, Shape] = {}  # of the neighbours that each client generated
+        self._sizes: dict[str, tuple[int, int]] = {}  # of the neighbours that each client generated
         self._gradients: dict[str, Tensor] = {}  # the client half's: of its fGen's weights, until the next step
 
     def routes(self) -> list[Route]:
@@ -105,8 +104,11 @@ class FedSagePlus(FedAvg):
             return self.check_shared(client, upload)
         field = f"upload` of client `{client}"
         if exchange.startswith("compare"):
-            others = {other: size for other, size in self._sizes.items() if other != client}
-            expect_group(upload.group("gradient"), others, field)
+            sent, others = upload.group("gradient"), {other: s for other, s in self._sizes.items() if other != client}
+            expect_group(sent, {other: (None, columns) for other, (_, columns) in others.items()}, field)
+            for other, rows in sent.items():
+                most = others[other][0]
+                expect(len(rows) <= most, field, f"of {most} rows at most for what `{other}` generated", len(rows))
         elif exchange != self.exchanges(0)[-1]:
             features = expect_count(upload, "num_features", 1, _MOST_FEATURES, field)
             expect(len(upload.tensors) == 1, field, "with generated neighbours alone", "other tensors")
@@ -125,13 +127,13 @@ class FedSagePlus(FedAvg):
             return super().aggregate(uploads, round, exchange)
         self._answers = {}
         if exchange.startswith("compare"):
-            sums = {client: _summed(uploads, client) for client in uploads}
+            sums = {client: _summed(uploads, client, self._sizes[client]) for client in uploads}
             self._answers = {
                 client: Payload({"gradient": {_FEATURES: own}}) for client, own in sums.items() if own is not None
             }
         elif exchange != self.exchanges(0)[-1] and uploads:
             generated = {client: upload.group("generated")[_FEATURES] for client, upload in uploads.items()}
-            self._sizes = shapes_of(generated)
+            self._sizes = {client: (rows.size(0), rows.size(1)) for client, rows in generated.items()}
             self._answers = dict.fromkeys(uploads, Payload({"generated": generated}))  # one message for all
         return {}
 
@@ -188,8 +190,7 @@ class FedSagePlus(FedAvg):
         for other in sorted(generated.keys() - {client.name}):
             rows = _check_generated(generated, other, x.size(1), field)
             # One client's could be any number; those beyond cost no work, and get no gradient.
-            own = gradient_of_generated(rows[:most].to(x.device), x)
-            gradients[other] = F.pad(own, (0, 0, 0, max(0, len(rows) - most)))
+            gradients[other] = gradient_of_generated(rows[:most].to(x.device), x)
         return Payload({"gradient": gradients})
 
     def on_before_optimizer_step(
@@ -227,15 +228,15 @@ def _check_generated(tensors: Mapping[str, Tensor], name: str, features: int, fi
     return rows
 
 
-def _summed(uploads: Mapping[str, Payload], client: str) -> Tensor | None:
-    """What the other clients answered to one, added up in the order of their names."""
+def _summed(uploads: Mapping[str, Payload], client: str, size: tuple[int, int]) -> Tensor | None:
+    """What the other clients answered to one, added up in the order of their names; beyond their last rows zeros."""
     name = f"gradient/{client}"
     given = [uploads[other].tensors[name] for other in sorted(uploads) if name in uploads[other].tensors]
     if not given:
         return None
-    total = torch.zeros_like(given[0], dtype=torch.float64)
+    total = torch.zeros(size, dtype=torch.float64)
     for gradient in given:
-        total.add_(gradient)
+        total[: len(gradient)].add_(gradient)
     return total.to(given[0].dtype)
 
 

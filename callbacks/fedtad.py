@@ -128,6 +128,11 @@ class FedTAD(FedAvg):
         for name in self.common_scalars:
             expect_count(upload, name, 1, _MOST, field)
         classes = int(upload.scalars["num_classes"])
+        with torch.device("meta"):
+            made = self.make_model({name: int(upload.scalars[name]) for name in self.common_scalars}).state_dict()
+        strange = [name for name, own in self.shared.items() if name in made and made[name].shape != own.shape]
+        wanted = "with the `in_channels` and `num_classes` that the shared weights have"
+        expect(not strange, field, wanted, f"others, of another `{''.join(strange[:1])}`")
         told = expect_tensor(upload.group(_RELIABILITY), "classes", (classes,), field, torch.float32)
         expect_between(told, 0, MOST_SAMPLES, "reliability", field)
 
@@ -145,17 +150,12 @@ class FedTAD(FedAvg):
         like = model.state_dict()  # float32, whatever the precision at the clients
         sent = [uploads[client].group() for client in sorted(uploads)]
         own = [{name: each[name].to(like[name].dtype) for name in like if name in each} for each in sent]
-        before = self._learned
-        distilled = self._distil(model, mean, own, trust, round)
-        if all(bool(tensor.isfinite().all()) for tensor in distilled.values()):
-            return distilled
-        self._learned = before
-        return mean
+        return self._distil(model, mean, own, trust, round)
 
     def _distil(
         self, model: pl.LightningModule, mean: Tensors, own: Sequence[Tensors], trust: Tensor, round: int
-    ) -> dict[str, Tensor]:
-        """The mean after it learned from the clients' models.
+    ) -> Tensors:
+        """The mean after it learned from the clients' models; as it was where that gives something not finite.
 
         Args:
             model: any model of theirs.
@@ -191,9 +191,13 @@ class FedTAD(FedAvg):
                     _step(learners["mean"], apart)
                     self._losses["distillation_loss"] = float(apart.detach())
         weights = {name: tensor.detach().clone() for name, tensor in generator.state_dict().items()}
+        distilled = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        moments = [moment for own in learners.values() for state in own.state.values() for moment in state.values()]
+        if not all(bool(tensor.isfinite().all()) for tensor in (*weights.values(), *distilled.values(), *moments)):
+            return mean
         states = {name: optimizer_state(optimizer) for name, optimizer in learners.items()}
         self._learned = {"weights": weights, **states}
-        return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        return distilled
 
     def _teach_generator(
         self,

@@ -20,6 +20,8 @@ from flgraph.models.nodes import fggp
 from flgraph.nn.distillation import nearest_graph
 from flgraph.nn.prototypes import class_means, first_neighbour_clusters, nearest_vote
 
+_HEAD = "convs.1.bias"
+
 
 class FGGP(SendsPrototypes, FedAvg):
     r"""FedAvg of a GCN that learns from a second view of its graph; prototypes of all clients classify.
@@ -93,6 +95,9 @@ class FGGP(SendsPrototypes, FedAvg):
         if self._memory:
             known = self._memory["mean"].size(1)
             expect(columns == known, field, f"one with `columns` of {known}", columns)
+        head = self.shared.get(_HEAD)  # all may share it, whatever a single client says
+        if head is not None:
+            expect(head.numel() == classes, field, f"one with `num_classes` of {head.numel()}", classes)
         sent = upload.group("prototypes")
         expect_group(sent, {"mean": (classes, columns), "found": (classes,)}, field)
         expect_between(sent["found"], 0, 1, "whether a class is there", field)

@@ -88,10 +88,14 @@ class Spending:
             most: the largest epsilon that they may come to with all before them.
 
         Raises:
-            PolicyError: they would come to more; they do not count then.
+            PolicyError: they would come to more, or are of another unit than those before; they do not count then.
         """
         with self._alone():
             after = self.events + Counter({event: times})
+            others = {own.unit for own in after} - {event.unit}
+            if most is not None and others:  # of noise of both kinds the sum is not known
+                wanted = f"noise that hides a {''.join(others)}, as what was spent before under `max_epsilon`,"
+                raise PolicyError("privacy", wanted, f"noise that hides a {event.unit}")
             if most is not None and (cost := _epsilon(after, event.unit, delta)) > most:
                 wanted = f"of at most epsilon {most:g} in all, as the policy says,"
                 raise PolicyError("privacy", wanted, f"{cost:.4g} with this request")

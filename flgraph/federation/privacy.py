@@ -16,7 +16,7 @@ from flgraph.federation.budget import AddsNoise
 from flgraph.federation.callback import FederatedCallback, Run
 from flgraph.federation.transforms import GaussianNoise, Pipeline, Transform
 from flgraph.runs.history import EPSILON
-from flgraph.runs.ledger import LEDGER
+from flgraph.runs.ledger import ASKED, LEDGER
 from flgraph.runs.ledger_reader import read_ledger
 
 
@@ -162,7 +162,7 @@ class Account:
         return {**told, "epsilon": epsilon, "claim": claim}
 
     def recount(self, ledger: Path, after: int) -> None:
-        """Counts uploads of rounds that a run has lost, and does again: their noise is another one at sites.
+        """Counts what was asked for in rounds that a run has lost, and does again: its noise is another one at sites.
 
         Args:
             ledger: of the run.
@@ -171,7 +171,7 @@ class Account:
         if self.trusted or not ledger.is_file():
             return
         for line in read_ledger(ledger):
-            if line.direction == "up" and line.request == "exchange" and line.round > after:
+            if line.event == ASKED and line.round > after:
                 self.uploads[line.client] += 1
 
     def state(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from flgraph.federation.summing import Group, Seen, Summing
 from flgraph.federation.tolerance import Tolerance
 from flgraph.federation.transforms import Draw, GaussianNoise, Pipeline, Transform, draw_key
 from flgraph.runs.history import Metrics, RoundRecord
-from flgraph.runs.ledger import SUM, Ledger
+from flgraph.runs.ledger import ASKED, SUM, Ledger
 
 T = TypeVar("T")
 
@@ -272,8 +272,7 @@ class Server:
             name: Turn(number, Request.EXCHANGE, exchange, self._download(name, number, exchange, record))
             for name in clients
         }
-        if self.account is not None:
-            self.account.count(turns, len(self._drawn(number)) if number else len(self.clients))
+        self._count(number, exchange, turns)
         sums_suffice = needs_only_sums(self.aggregator, number, exchange) and not self.transforms.receives
         summing = Summing(self.aggregator) if sums_suffice else None
 
@@ -323,8 +322,8 @@ class Server:
                 else:
                     sent = None if payload is None else self._send(name, payload, record)
                 turns[name] = Turn(number, request, exchange, sent)
-            if self.account is not None and request == Request.EXCHANGE:
-                self.account.count(turns, len(self._drawn(number)) if number else len(self.clients))
+            if request == Request.EXCHANGE:
+                self._count(number, exchange, turns)
             gone = missing + len(clients) - len(turns)
             taken = self._ask(
                 turns, record, lambda name, answer: read(name, self.door.plain(name, answer)), missing=gone
@@ -340,6 +339,17 @@ class Server:
         self.aggregator.accept(self.aggregator.take_mean(mean, number, exchange))
         self.version += 1
         return [name for name in clients if name in used]
+
+    def _count(self, number: int, exchange: str, clients: Collection[str]) -> None:
+        """Counts uploads with noise before they are asked for: some may have come when an exchange breaks off."""
+        if self.account is None:
+            return
+        self.account.count(clients, len(self._drawn(number)) if number else len(self.clients))
+        if self.ledger is not None and not self.account.trusted:
+            with self.ledger.together():
+                for client in clients:
+                    self.ledger.add(event=ASKED, client=client, round=number, exchange=exchange)
+            self.ledger.flush()
 
     def _received(self, uploads: Mapping[str, Payload], number: int, exchange: str) -> dict[str, Payload]:
         """Uploads as transforms have them used."""
@@ -400,6 +410,8 @@ class Server:
         setattr(record, counted, getattr(record, counted) + sum(line.size for line in lines.values()))
         found = {name: found[name] for name in turns if name in found}
         bad |= compare(found)
+        if summing is not None:
+            bad |= summing.spoilt(bad)
         with ledger.together():
             for name, turn in turns.items():
                 if name not in found or name in bad:

@@ -124,6 +124,8 @@ def _seen(told: Mapping[str, Any]) -> Seen:
     kinds = {"forms": dict, "scalars": dict, "largest": dict, "size": int, "sha256": str}
     fits = isinstance(told, dict) and {name: type(value) for name, value in told.items()} == kinds
     fits = fits and all(isinstance(form, str) and FORM.fullmatch(form) for form in told["forms"].values())
+    fits = fits and all(parsed_form(form)[1] is not None for form in told["forms"].values())
+    fits = fits and all(len(name) <= 500 and name.isprintable() for name in (*told["forms"], *told["scalars"]))
     fits = fits and all(isinstance(v, float) and 0 <= v <= OUTLIER for v in told["largest"].values())
     fits = fits and 0 <= told["size"] <= LARGEST_INTEGER and DIGEST.fullmatch(told["sha256"]) is not None
     expect(fits, "sum", "told of with what was seen of each upload", "something else")
@@ -174,6 +176,14 @@ class Summing:
     def take(self, group: Group) -> None:
         """Takes what was added up elsewhere."""
         self.groups[len(self.groups)] = group
+
+    def spoilt(self, bad: Mapping[str, Exception]) -> dict[str, Exception]:
+        """Clients whose uploads were added up with one of those in ``bad``, and the error of that one."""
+        found: dict[str, Exception] = {}
+        for group in self.groups.values():
+            errors = [error for client, error in bad.items() if client in group.clients]
+            found |= dict.fromkeys((group.clients.keys() - bad.keys()) if errors else (), *errors[:1])
+        return found
 
     def total(self, accepted: Collection[str]) -> Sums:
         """The sums over these clients.

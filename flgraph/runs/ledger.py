@@ -24,6 +24,9 @@ LEDGER = "ledger.jsonl"
 SUM = "sum"
 """The event that uploads came added up: their lines have the digests that they had before."""
 
+ASKED = "asked"
+"""The event that a client is asked for an upload with noise: it counts, whether the server gets to note it or not."""
+
 FAILED = "failed"
 """The event that a client's turn failed, in the ledger of its site."""
 

@@ -28,6 +28,7 @@ from flgraph.federation import (
     Turn,
 )
 from flgraph.federation.accountant import spent
+from flgraph.federation.budget import Event, Spending
 from flgraph.federation.client_door import ClientDoor
 from flgraph.federation.engines.host import Message, run_request
 from flgraph.federation.routes import RoutingTable
@@ -261,6 +262,15 @@ def test_a_site_counts_what_noise_costs_over_all_runs(site: Callable[..., Server
     (tmp_path / "states" / "A" / "privacy.json").write_text('[["client", 10.0, 1.0, -3]]')
     with pytest.raises(InputError, match="what this site wrote, or not there where nothing was spent"):
         site(policy, ledger="third-run.jsonl", **arguments)
+
+
+def test_a_limit_is_for_noise_of_one_kind(tmp_path: Path) -> None:
+    """What hides a client and what hides a record do not add up to anything known."""
+    spending = Spending(tmp_path / "privacy.json")
+    spending.add(Event("client", 10.0, 1.0), 1, 1e-5, 8.0)
+    with pytest.raises(PolicyError, match=r"to be noise that hides a client, as what was spent before .* but got"):
+        Spending(tmp_path / "privacy.json").add(Event("record", 10.0, 0.1), 1, 1e-5, 8.0)
+    assert spending.events == {Event("client", 10.0, 1.0): 1}
 
 
 @pytest.mark.parametrize(

@@ -118,10 +118,21 @@ def test_neighbours_without_number_cost_no_work(federate: Federate) -> None:
     rows = torch.rand(most + 50, 7)
     client._download = Payload({"generated": {"B": rows, "C": rows[:3]}}).to_bytes()
     sent = client.aggregator._compare(client).group("gradient")
-    assert [tuple(gradient.shape) for gradient in sent.values()] == [(most + 50, 7), (3, 7)]
+    assert [tuple(gradient.shape) for gradient in sent.values()] == [(most, 7), (3, 7)]
     torch.testing.assert_close(sent["B"][:3], sent["C"])
-    assert sent["B"][:most].abs().sum(1).all()
-    assert not sent["B"][most:].any()
+    assert sent["B"].abs().sum(1).all()
+    server = FedSagePlus(pretrain_epochs=1, generator_rounds=1)
+    server._sizes = {"A": (10, 7), "B": (most + 50, 7), "C": (3, 7)}
+    answer = Payload({"gradient": sent})
+    server.check_upload("A", answer, 0, "compare 1")
+    server.aggregate(dict.fromkeys("AB", answer), 0, "compare 1")
+    summed = next(iter(server._answers["B"].group("gradient").values()))
+    torch.testing.assert_close(summed[:most], 2 * sent["B"])
+    assert len(summed) == most + 50
+    assert not summed[most:].any()
+    server._sizes["B"] = (most - 1, 7)
+    with pytest.raises(InputError, match="of 21999 rows at most for what `B` generated but got"):
+        server.check_upload("A", answer, 0, "compare 1")
 
 
 def test_the_classifier_starts_from_the_first_weights(federate: Federate, recorder: Any) -> None:

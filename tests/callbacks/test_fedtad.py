@@ -176,6 +176,17 @@ def test_two_rounds_as_published() -> None:
     assert all(torch.equal(result[name], made.shared[name]) for name in expected)
 
 
+@pytest.mark.parametrize("lie", [{"in_channels": FEATURES + 1}, {"num_classes": 10**6}])
+def test_sizes_are_those_of_the_weights(lie: dict[str, int]) -> None:
+    made, honest = server(), upload(1, [1.0] * CLASSES, 1)
+    made.accept(model(0).state_dict())
+    made.check_upload("A", honest, 2, "train")
+    scalars = {**honest.scalars, **lie}
+    told = {**honest.group(), "reliability": {"classes": torch.ones(int(scalars["num_classes"]))}}
+    with pytest.raises(InputError, match="`in_channels` and `num_classes` that the shared weights have but got"):
+        made.check_upload("A", Payload(told, scalars), 2, "train")
+
+
 def test_what_is_not_finite_leaves_the_mean() -> None:
     made = server()
     made.accept(made.aggregate({"A": upload(1, [1.0, 1.0, 1.0], 1)}, 1, "train"))

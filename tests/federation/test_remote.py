@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,21 @@ def test_noise_at_sites_is_new_whenever_a_round_is_done_again_and_counts_again(
     results = again.fit(*fitted, ckpt_path=str(trainer.run_dir / "checkpoints" / "round-00001"))
     assert any(not torch.equal(tensor, before[name]) for name, tensor in again.server.aggregator.shared.items())
     assert results["privacy"]["epsilon"] == spent(10.0, 3, ((3, 3),), 1e-5)
+
+
+def test_noise_that_came_before_an_exchange_broke_off_counts(remote: Callable[..., Any], federate: Any) -> None:
+    kept = {"transforms": [GaussianNoise(norm=1.0, multiplier=10.0)], "name": "run", "keep_checkpoints": 5}
+    trainer, office, fitted = remote(FedAvg("uniform"), rounds=3, on_bad_upload="end", **kept)
+    module, calls = office.hosts["two"].clients["C"].module, count()
+    step = module.training_step
+    module.training_step = lambda *args: step(*args) if next(calls) != 1 else 1 / 0
+    with pytest.raises(ClientError):  # in round 2, which has A's and B's uploads then
+        trainer.fit(*fitted)
+    again = federate(FedAvg("uniform"), rounds=3, engine=trainer.engine, **kept)
+    again.checkpoint_key = trainer.checkpoint_key
+    results = again.fit(*fitted, ckpt_path="last")
+    assert again.server.account.uploads == dict.fromkeys("ABC", 4)
+    assert results["privacy"]["epsilon"] == spent(10.0, 3, ((3, 4),), 1e-5)
 
 
 @pytest.mark.parametrize("fate", ["lose", "answer late"])

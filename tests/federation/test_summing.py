@@ -223,6 +223,8 @@ def test_a_sum_of_its_clients_passes() -> None:
         (lambda told: {}, "of clients"),
         (lambda told: {**told, "D": None}, "told of with what was seen"),
         (lambda told: {**told, "D": {**told["D"], "size": -1}}, "told of with what was seen"),
+        (lambda told: {n: {**own, "forms": {"w": "2x3 xfloat32"}} for n, own in told.items()}, "told of with what was"),
+        (lambda told: {**told, "D": {**told["D"], "scalars": {"\x1b[2J": 1}}}, "told of with what was seen"),
         (lambda told: {**told, "D": {**told["D"], "sha256": "x"}}, "told of with what was seen"),
         (lambda told: {**told, "D": {**told["D"], "largest": {"w": 1e9}}}, "told of with what was seen"),
         (lambda told: {**told, "D": {**told["D"], "largest": {"w": float("nan")}}}, "told of with what was seen"),
@@ -241,6 +243,14 @@ def test_a_site_cannot_tell_of_other_uploads_than_it_added_up(change: Callable[[
     told, data, door = group_of("A", "B", "D")
     with pytest.raises(InputError, match=wanted):
         door.check_group(Group.of(change(told), data), 1, "train")
+
+
+def test_who_was_added_up_with_a_bad_upload_is_left_out_with_it() -> None:
+    told, data, _ = group_of("A", "B", "D")
+    summing, error = Summing(FedAvg()), InputError("num_features", "5", 6)
+    summing.take(Group.of(told, data, "site one"))
+    assert summing.spoilt({"C": error}) == {}
+    assert summing.spoilt({"B": error}) == dict.fromkeys("AD", error)
 
 
 def test_a_site_answers_for_its_own_clients_and_each_once() -> None:
