@@ -71,8 +71,9 @@ def test_the_server_by_hand() -> None:
     server = FGGP()
     server.owners = {"A": ("convs.1.bias", "w")}
     server.start({"convs.1.bias": torch.zeros(3), "w": torch.zeros(1)}, ["A"])  # the common model has three classes
+    lie = sent(1.0, [[1.0, 0.0]] * 4, [1] * 4)
     with pytest.raises(InputError, match="`num_classes` of 3 but got 4"):
-        server.check_upload("A", sent(1.0, [[1.0, 0.0]] * 4, [1] * 4), 1, "train")
+        server.check_upload("A", Payload({**lie.tensors, "convs.1.bias": torch.zeros(3)}, lie.scalars), 1, "train")
 
 
 @pytest.mark.parametrize("weights", [None, [1.0, 2.0, 5.0]])
