@@ -13,7 +13,7 @@ from torch_geometric.data import HeteroData
 
 from flgraph.data.cache import content_key
 from flgraph.data.checks import require, unused_fields
-from flgraph.data.columns import NUMBER, Coding, Column, expect_classes, is_absent
+from flgraph.data.columns import NUMBER, Coding, Column, Doubt, expect_classes, is_absent
 from flgraph.data.graphs.clients import GraphClients
 from flgraph.data.hetero.clients import HeteroClients
 from flgraph.data.hetero.container import HeteroGraph
@@ -58,9 +58,9 @@ def check_files(paths: Sequence[str], task: Task | None = None) -> Iterator[str]
         sources = {name: read_source(path, name, None, kind == "graphs", learned) for name, path in given.items()}
     for name, one in sources.items():
         yield from _of_source(name, one, True, one.columns)
-    coding = Declared(None, None, "zero", learned).agreed(sources)
-    yield "together"
-    yield from _coded(coding, sources)
+    found: list[Coding] = []
+    doubts = _silently(lambda: found.append(Declared(None, None, "zero", learned).agreed(sources)))
+    yield from ("together", *_coded(found[0], sources), *doubts)
 
 
 def check_config(kind: type[OwnClients], settings: Mapping[str, Any], file: str, apart: bool = False) -> Iterator[str]:
@@ -89,8 +89,8 @@ def check_config(kind: type[OwnClients], settings: Mapping[str, Any], file: str,
         data = kind(**settings)
         data.declared.apart = apart
         try:
-            _silently(data.setup)
-            yield from ("together", *_of_models(data))
+            doubts = _silently(data.setup)
+            yield from ("together", *_of_models(data), *doubts)
         except InputError as error:
             found += 1
             yield _line("PROBLEM", error)
@@ -104,7 +104,9 @@ def _of_client(data: OwnClients, name: str, given: Any) -> Iterator[str]:
         return
     declared = data.declared
     source = read_source(given, name, data.root, isinstance(data, GraphClients), declared.task)
-    columns = source.columns if declared.columns is None else declared.columns
+    columns = dict(source.columns if declared.columns is None else declared.columns)
+    if isinstance(data, NodeClients) and data.partition_key is not None:
+        columns[data.partition_key] = "text"  # whose nodes they are
     yield from _of_source(name, source, data.undirected, columns, declared.edge_columns)
 
 
@@ -116,13 +118,17 @@ def _of_models(data: OwnClients) -> Iterator[str]:
     declared, columns = data.declared, data.columns if isinstance(data, HeteroClients) else data.declared.columns
     if declared.classes is not None:
         key = content_key(declared.classes, sorted((columns or {}).items()), declared.edge_columns, declared.task)
-        yield _line("declared", f"{key[:8]}, which partners of the same classes and columns see, too")
+        whose = "classes alone (`data.columns` is not declared)" if columns is None else "classes and columns"
+        yield _line("declared", f"{key[:8]}, which partners of the same {whose} see, too")
 
 
-def _silently(step: Callable[[], None]) -> None:
-    with warnings.catch_warnings():  # what is left out has a line of its own
+def _silently(step: Callable[[], None]) -> list[str]:
+    """Lines about what was warned of, but for what is left out, which has a line of its own."""
+    with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("ignore")
+        warnings.simplefilter("always", Doubt)
         step()
+    return [_line("CAREFUL", warning.message) for warning in told]
 
 
 def _measured(source: Source) -> bool:

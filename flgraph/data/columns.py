@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from flgraph.data.checks import require
@@ -42,6 +43,10 @@ _LOGICAL = {"true": 1.0, "false": 0.0}
 
 ABSENT = frozenset(("na", "n/a", "#n/a", "<na>", "nan", "null", "none"))
 """What programs write for a missing value, in small letters. Among numbers it is one; among texts it may be a text."""
+
+
+class Doubt(UserWarning):
+    """Of files that can be read, and may not mean what they say."""
 
 
 @dataclass(frozen=True)
@@ -274,9 +279,9 @@ class Coding:
             raise InputError(column.where, "without gaps, unless `data.missing` is zero or mean,", got)
         if isinstance(kind, tuple):
             place = {name: code for code, name in enumerate(kind)}
-            # 1.0 is of the category 1, but 01 of 01 where that is another one.
-            texts = zip(column.texts(), column.numerals(), strict=True)
-            codes = [-1 if text is None else place.get(text, place.get(short or "", -2)) for text, short in texts]
+            # 1.0 is of the category 1, but 01 is not.
+            short = {text: found[1] for text in set(column.texts()) if text and (found := _WHOLE.fullmatch(text))}
+            codes = [-1 if t is None else place.get(t, place.get(short.get(t, ""), -2)) for t in column.texts()]
             strange = codes.index(-2) + 1 if -2 in codes else 0
             require(
                 not strange, column.where, f"one of its {len(kind)} declared categories", f"another in row {strange}"
@@ -348,6 +353,10 @@ def derived_classes(
         got = f"NA, null or the like in row {row}; if that is a name, declare all names in `{field}`"
         require(not row, where, "names, and empty where there is none,", got)
         found |= {label for label in own if label is not None}
+    alike = len(found) - len({label.casefold() for label in found})
+    if alike:
+        text = f"`{field}`: {alike} of {len(found)} names differ from another in small and capital letters only"
+        rank_zero_warn(f"{text}; they count apart. Write them alike, or declare them.", category=Doubt)
     whole = all(re.fullmatch(r"-?\d+", label) for label in found)
     return tuple(sorted(found, key=int) if whole else sorted(found))
 

@@ -13,6 +13,7 @@ from flgraph.data.cache import content_key
 from flgraph.data.checks import edge_keys, require, sorted_edges, sorted_with_features
 from flgraph.data.columns import (
     Coding,
+    Doubt,
     Missing,
     check_missing,
     declared_classes,
@@ -23,7 +24,7 @@ from flgraph.data.columns import (
     expect_classes,
 )
 from flgraph.data.sources import SPLITS, TARGET, Source
-from flgraph.data.splits import split_client
+from flgraph.data.splits import fewest_for, split_client
 from flgraph.errors import expect
 from flgraph.nn.tasks import Task, check_task
 
@@ -86,6 +87,8 @@ class Declared:
             classes = self.classes or derived_classes(
                 ((f"label of {source.name}", source.labels) for source in sources.values()), least
             )
+            if self.classes is None:
+                self._doubt(sources)
             if len(classes) == 1 and self.classes is None:
                 rank_zero_warn("All labels of `data` are of one class: every answer will be right.")
         else:
@@ -99,6 +102,20 @@ class Declared:
         for name, own in widths.items():
             require(own == width, f"data.graphs.{name}", f"of {width} features, as `{first}`,", str(own))
         return coding
+
+    @staticmethod
+    def _doubt(sources: Mapping[str, Source]) -> None:
+        """Warns of clients whose labels are all others than everybody else's, perhaps by their spelling alone."""
+        own = {name: {label for label in source.labels if label is not None} for name, source in sources.items()}
+        own = {name: labels for name, labels in own.items() if labels}
+        apart = [
+            f"`{name}`"
+            for name, labels in own.items()
+            if len(own) > 1 and labels.isdisjoint(set[str]().union(*(o for other, o in own.items() if other != name)))
+        ]
+        if apart:
+            text = f"{', '.join(apart)}: no class in common with other clients"
+            rank_zero_warn(f"{text}. If that is a matter of spelling, write them alike.", category=Doubt)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -150,7 +167,11 @@ def has_label(y: Tensor) -> Tensor:
 
 
 def splits_of(source: Source, y: Tensor, fractions: Sequence[float], seed: int, client: str) -> Splits:
-    """:func:`split_rows` of a source."""
+    """:func:`split_rows` of a source; where it has no labels and too few rows to split, all are for training."""
+    bare = y.dim() == 1 and source.split is None and all(label is None for label in source.labels)
+    if bare and 0 < len(y) < fewest_for(fractions, len(y) + 1):
+        rank_zero_warn(f"`{client}` has too few rows for `data.fractions`: all are for training.")
+        return torch.arange(len(y)), torch.arange(0), torch.arange(0)
     return split_rows(y, source.split, f"label of {source.name}", fractions, seed, client)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import warnings
 from collections.abc import Sequence
-from datetime import date
+from datetime import date, time
+from decimal import Decimal
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 ENDINGS = (".csv", ".parquet")
 
+_VALUES = (str, int, float, np.generic, date, time, Decimal)
+_GAPS = ("NoneType", "NAType", "NaTType")
 _COMMAS = "decimals need points, texts with commas quotes"
 
 
@@ -52,7 +55,7 @@ class Table:
         """A column's values, with what they are."""
         import pandas as pd
 
-        self._require(name)
+        self._require_values(name)
         series = self.frame[name]
         if pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_bool_dtype(series):
             numbers = series.to_numpy(dtype=np.float64, na_value=np.nan)
@@ -75,10 +78,14 @@ class Table:
         Raises:
             InputError: there is no such column, or values are missing.
         """
-        self._require(name)
+        self._require_values(name)
         # A text stays as it is ("007" is not 7); numbers of a Parquet file become text without a point.
         given = self.frame[name].to_numpy(dtype=object).tolist()
         values = [value.strip() or None if isinstance(value, str) else _whole(value) for value in given]
+        if self.frame[name].dtype.kind == "f":
+            rounded = self.frame[name].abs().fillna(0).to_numpy(dtype=np.float64) >= 2**53
+            got = f"a decimal number in row {first_row(rounded)} that is too large to be exact"
+            require(not rounded.any(), self.where(name), "whole numbers, or texts", got)
         first = 0 if empty or None not in values else values.index(None) + 1
         require(not first, self.where(name), "values in all rows", f"none in row {first}")
         return values
@@ -121,6 +128,18 @@ class Table:
         got = f"{int(lost.sum())} that are not there, the first in row {first_row(lost)}"
         require(not lost.any(), other.where(name), f"names of {self.file.name}", got)
         return found
+
+    def _require_values(self, name: str) -> None:
+        """Refuses what is not there, and rows that hold lists, bytes, records or durations."""
+        self._require(name)
+        if self.file.suffix == ".csv":
+            return  # has texts alone
+        series = self.frame[name]
+        strange = np.full(len(series), series.dtype.kind == "m")
+        if series.dtype == object:
+            strange = np.array([not (isinstance(value, _VALUES) or type(value).__name__ in _GAPS) for value in series])
+        wanted = "one number, text, truth value or point in time in each row"
+        require(not strange.any(), self.where(name), wanted, f"something else in row {first_row(strange)}")
 
     def _require(self, name: str) -> None:
         apart = next((mark for mark in "\t;|" if len(self.names) == 1 and mark in self.names[0]), None)

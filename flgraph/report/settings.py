@@ -109,5 +109,10 @@ def data_name(run: Run, clients: int) -> str:
 def difference(flat: Flat, flats: Sequence[Flat]) -> str:
     """The settings of one of several that make them differ, as ``lr=0.1, mu=1``; empty if none does."""
     keys = differing(flats)
-    texts = [f"{key.rpartition('.')[2]}={shown(flat.get(key))}" for key in keys[:3]]
-    return ", ".join(texts) + (", …" if len(keys) > 3 else "")
+    told = keys[:3]
+    for key in keys[3:]:  # and what it takes to have a title of its own
+        alike = [other for other in flats if all(other.get(own) == flat.get(own) for own in told)]
+        if any(other.get(key) != flat.get(key) for other in alike):
+            told.append(key)
+    texts = [f"{key.rpartition('.')[2]}={shown(flat.get(key))}" for key in told]
+    return ", ".join(texts) + (", …" if len(keys) > len(told) else "")

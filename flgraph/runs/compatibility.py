@@ -67,6 +67,8 @@ def check_settings(
             raise InputError(f"data.{client}", as_before, got)
         if (declared := _DIGESTS.get(last)) and name.startswith("data."):
             raise InputError(declared, as_before, f"something else at `{client}`")
+        if last == "content" and name.startswith("data."):
+            raise InputError(f"data.{client}", f"the same data {as_before}", "other data: its files have changed")
         raise InputError(name, f"{then.get(name)!r} {as_before}", repr(now.get(name)))
 
 

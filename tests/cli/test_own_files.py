@@ -52,6 +52,20 @@ def test_three_folders_to_a_federation(done: Call, project: Path) -> None:
     assert (run / "predictions" / "west.csv").read_text().count("\n") == 61
 
 
+def test_the_check_tells_of_other_spellings(done: Call, project: Path) -> None:
+    nodes = project / "east" / "nodes.csv"
+    nodes.write_text(
+        nodes.read_text().upper().replace(nodes.read_text().split("\n")[0].upper(), nodes.read_text().split("\n")[0])
+    )
+    Path("data.yaml").write_text(
+        yaml.safe_dump({"data": {"class_path": "NodeClients", "init_args": {"graphs": {p: p for p in PARTNERS}}}})
+    )
+    for checked in (done("data", "check", *PARTNERS).out, done("data", "check", "data.yaml").out):
+        assert checked.count("CAREFUL") == 3  # of classes, of categories, and of a client
+        assert "names differ from another in small and capital letters only" in checked
+        assert "`east`: no class in common with other clients" in checked
+
+
 @pytest.mark.parametrize("task", ["nodes", "graphs", "hetero"])
 def test_new_project(done: Call, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

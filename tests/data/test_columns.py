@@ -58,16 +58,18 @@ def test_numbers_as_text_have_no_needless_point() -> None:
 
 
 def test_categories_are_told_apart_as_they_are_written() -> None:
-    """Where that tells nothing, a number is of the category of the same number."""
+    """But for the point of a whole number."""
     for names, values in (
         (("01234", "1234"), ["01234", "1234"]),
         (("1.5", "1.50"), ["1.5", "1.50"]),
         (("false", "true"), ["false", "true"]),
         (("false", "true"), [False, True]),
-        (("1", "7"), ["1.0", "007"]),
+        (("1", "7"), ["1.0", "7"]),
     ):
         found = Coding((), {"ward": names}).features({"ward": column(*values)}, 2, "t")
         assert found.tolist() == [[1, 0], [0, 1]]
+    with pytest.raises(InputError, match="one of its 2 declared categories but got another in row 2"):
+        Coding((), {"ward": ("1", "7")}).features({"ward": column("1.0", "007")}, 2, "t")
 
 
 def test_features() -> None:

@@ -15,6 +15,7 @@ from own_files import MARKER, made, ring, write
 from torch_geometric.data import Data
 
 from flgraph.data import GraphClients, GraphFederation, HeteroClients, NodeClients
+from flgraph.data.columns import Doubt
 from flgraph.data.sources import read_source
 from flgraph.errors import InputError
 
@@ -60,6 +61,49 @@ def test_labels_are_the_same_in_every_form(tmp_path: Path) -> None:
         data = made(NodeClients({"a": nx.read_graphml(tmp_path / "graph.graphml"), "b": tmp_path / "csv", "c": files}))
         assert data.class_names == tuple(sorted(written))
         assert len({tuple(data.client(name).graph.y.tolist()) for name in "abc"}) == 1
+
+
+def test_other_spellings_are_other_classes_and_a_warning_says_so(tmp_path: Path) -> None:
+    def labelled(folder: str, *labels: str) -> Path:
+        return ring(tmp_path / folder, nodes=[("id", "label"), *((f"{n:03d}", labels[n % 2]) for n in range(12))])
+
+    graphs = {"a": labelled("a", "ok", "fraud"), "b": labelled("b", "OK", "fraud"), "c": labelled("c", "1", "0")}
+    data = NodeClients(graphs)
+    with pytest.warns(Doubt) as told:
+        data.setup()
+    texts = " ".join(str(warning.message) for warning in told)
+    assert "`data.classes`: 1 of 5 names differ from another in small and capital letters only" in texts
+    assert "`c`: no class in common with other clients" in texts
+    made(NodeClients({"a": graphs["a"]}))  # nobody to have one in common with
+    made(NodeClients(graphs, classes=["OK", "ok", "fraud", "0", "1"]))
+
+
+def test_one_new_node_needs_no_split(tmp_path: Path) -> None:
+    ring(tmp_path / "new", 1, nodes=[("id", "years"), ("000", 1.0)], edges=[("source", "target")])
+    data = NodeClients({"new": tmp_path / "new"}, columns={"years": "number"})
+    with pytest.warns(UserWarning, match=r"`new` has too few rows for `data\.fractions`: all are for training"):
+        data.setup()
+    assert data.client("new").train.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"id": [1e17, 2e17, None]},
+            "whole numbers, or texts but got a decimal number in row 1",
+        ),
+        ({"amount": [[1.0, 2.0], [3.0], []]}, "one number, text, truth value or point in time in each row but got"),
+        ({"amount": [b"1", b"2", b"3"]}, "one number, text, truth value or point in time in each row but got"),
+        ({"label": pd.to_timedelta([1, 2, 3], unit="d")}, "one number, text, truth value or point in time in each row"),
+    ],
+)
+def test_parquet_of_what_is_no_single_value(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    columns = {"id": [1, 2, 3], "label": ["a", "b", "a"], "amount": [0.5, 1.5, 2.5]}
+    pd.DataFrame({**columns, **changes}).to_parquet(tmp_path / "nodes.parquet")
+    pd.DataFrame({"source": [1], "target": [2]}).to_parquet(tmp_path / "edges.parquet")
+    with pytest.raises(InputError, match=sentence):
+        NodeClients({"north": tmp_path}).setup()
 
 
 def test_tables_of_nodes(tmp_path: Path) -> None:
@@ -115,7 +159,9 @@ def test_a_column_says_whose_a_node_is(tmp_path: Path) -> None:
     owners = ["north", "east"]
     rows = [(f"{n:03d}", "ab"[n % 3 == 0], n, owners[n // 6]) for n in range(12)]
     ring(tmp_path / "both", nodes=[("id", "label", "years", "branch"), *rows])
-    data = made(NodeClients({"both": tmp_path / "both"}, partition_key="branch"))
+    data = NodeClients({"both": tmp_path / "both"}, partition_key="branch")
+    with pytest.warns(match="Not used of the data of `both`: 2 edges between clients"):
+        data.setup()
     assert data.clients == ["east", "north"]
     north = data.client("north")
     assert repr(north.graph) == "NodeGraph(north: 6 nodes, 10 edges, 1 features, 2 classes)"

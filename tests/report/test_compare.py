@@ -13,7 +13,7 @@ import yaml
 from flgraph.errors import InputError
 from flgraph.report.compare import Comparison, Method, compare
 from flgraph.report.page import render
-from flgraph.report.settings import shown
+from flgraph.report.settings import difference, shown
 from flgraph.report.tables import left_out
 from flgraph.runs import reader
 from flgraph.runs.reader import find_runs
@@ -128,6 +128,13 @@ def test_settings_tell_methods_apart(make_run: Any, tmp_path: Path) -> None:
     ]
     assert part.differences() == {"model.lr": ["0.1", "0.2"]}
     assert part.baseline is None
+
+
+def test_titles_have_the_settings_that_tell_them_apart() -> None:
+    flats = [{"data.a": n, "data.b": n, "data.c": n, "data.d": 1, "data.e": n} for n in (1, 2)]
+    assert [difference(flat, flats) for flat in flats] == ["a=1, b=1, c=1, …", "a=2, b=2, c=2, …"]
+    flats.append({**flats[1], "data.d": 3})
+    assert [difference(flat, flats) for flat in flats[1:]] == ["a=2, b=2, c=2, d=1, …", "a=2, b=2, c=2, d=3, …"]
 
 
 def test_settings_of_newer_versions_that_are_null_make_no_method(make_run: Any, tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ class NodeClients(Federation[NodeDataModule]):
         graph = graph.normalized() if self.normalize else graph
         if owners is None:
             return {name: self._client(graph, splits)}
-        found = {}
+        found: dict[str, NodeDataModule] = {}
         for owner in dict.fromkeys(sorted(map(str, owners))):
             own = torch.tensor([row for row, value in enumerate(owners) if value == owner])
             split = None if source.split is None else [source.split[row] for row in own.tolist()]
@@ -177,6 +177,8 @@ class NodeClients(Federation[NodeDataModule]):
             if not links:
                 splits = splits_of(replace(source, split=split), y[own], self.fractions, self.split_seed, owner)
             found[owner] = self._client(graph.subgraph(own, owner), splits)
+        lost = graph.edge_index.size(1) - sum(part.graph.edge_index.size(1) for part in found.values())
+        warn_of_unused([f"{lost // (1 + graph.undirected)} edges between clients"] if lost and not links else [], name)
         return found
 
     def _client(self, graph: NodeGraph, splits: Splits) -> NodeDataModule:
