@@ -160,7 +160,7 @@ def test_a_column_says_whose_a_node_is(tmp_path: Path) -> None:
     rows = [(f"{n:03d}", "ab"[n % 3 == 0], n, owners[n // 6]) for n in range(12)]
     ring(tmp_path / "both", nodes=[("id", "label", "years", "branch"), *rows])
     data = NodeClients({"both": tmp_path / "both"}, partition_key="branch")
-    with pytest.warns(match="Not used of the data of `both`: 2 edges between clients"):
+    with pytest.warns(match="2 edges of `both` are between clients, and are left out"):
         data.setup()
     assert data.clients == ["east", "north"]
     north = data.client("north")

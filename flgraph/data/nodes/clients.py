@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 
 from flgraph.data.checks import check_clients, require, warn_of_unused
-from flgraph.data.columns import Coding, Missing
+from flgraph.data.columns import Coding, Doubt, Missing
 from flgraph.data.federation import Federation
 from flgraph.data.nodes.container import NodeGraph, sparse_rows
 from flgraph.data.nodes.datamodule import NodeDataModule
@@ -170,15 +171,19 @@ class NodeClients(Federation[NodeDataModule]):
         if owners is None:
             return {name: self._client(graph, splits)}
         found: dict[str, NodeDataModule] = {}
+        between = graph.edge_index.size(1)
         for owner in dict.fromkeys(sorted(map(str, owners))):
             own = torch.tensor([row for row, value in enumerate(owners) if value == owner])
             split = None if source.split is None else [source.split[row] for row in own.tolist()]
             splits = (torch.arange(own.numel()), own[:0], own[:0])
             if not links:
                 splits = splits_of(replace(source, split=split), y[own], self.fractions, self.split_seed, owner)
-            found[owner] = self._client(graph.subgraph(own, owner), splits)
-        lost = graph.edge_index.size(1) - sum(part.graph.edge_index.size(1) for part in found.values())
-        warn_of_unused([f"{lost // (1 + graph.undirected)} edges between clients"] if lost and not links else [], name)
+            part = graph.subgraph(own, owner)
+            between -= part.edge_index.size(1)
+            found[owner] = self._client(part, splits)
+        if between:
+            count = between // (1 + graph.undirected)
+            rank_zero_warn(f"{count} edges of `{name}` are between clients, and are left out.", category=Doubt)
         return found
 
     def _client(self, graph: NodeGraph, splits: Splits) -> NodeDataModule:
