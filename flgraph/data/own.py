@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -107,13 +108,9 @@ class Declared:
     def _doubt(sources: Mapping[str, Source]) -> None:
         """Warns of clients whose labels are all others than everybody else's, perhaps by their spelling alone."""
         own = {name: {label for label in source.labels if label is not None} for name, source in sources.items()}
-        own = {name: labels for name, labels in own.items() if labels}
-        apart = [
-            f"`{name}`"
-            for name, labels in own.items()
-            if len(own) > 1 and labels.isdisjoint(set[str]().union(*(o for other, o in own.items() if other != name)))
-        ]
-        if apart:
+        clients = Counter(label for labels in own.values() for label in labels)
+        apart = [f"`{name}`" for name, labels in own.items() if labels and all(clients[label] == 1 for label in labels)]
+        if apart and sum(map(bool, own.values())) > 1:
             text = f"{', '.join(apart)}: no class in common with other clients"
             rank_zero_warn(f"{text}. If that is a matter of spelling, write them alike.", category=Doubt)
 
