@@ -63,7 +63,9 @@ class FedRep(FedAvg):
             return any(fnmatchcase(name, pattern) for pattern in self.head) != self._trains_head
 
         self._frozen = [name for name, tensor in pl_module.named_parameters() if tensor.requires_grad and still(name)]
-        self._buffers = {name: buffer.clone() for name, buffer in pl_module.named_buffers() if still(name)}
+        state = pl_module.state_dict()  # without what is only a cache
+        buffers = dict(pl_module.named_buffers())
+        self._buffers = {name: buffer.clone() for name, buffer in buffers.items() if name in state and still(name)}
         for name in self._frozen:
             pl_module.get_parameter(name).requires_grad_(False)
 

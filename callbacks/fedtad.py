@@ -128,7 +128,7 @@ class FedTAD(FedAvg):
         for name in self.common_scalars:
             expect_count(upload, name, 1, _MOST, field)
         classes = int(upload.scalars["num_classes"])
-        with torch.device("meta"):
+        with torch.random.fork_rng(devices=()), torch.device("meta"):  # what it draws is for nothing
             made = self.make_model({name: int(upload.scalars[name]) for name in self.common_scalars}).state_dict()
         strange = [name for name, own in self.shared.items() if name in made and made[name].shape != own.shape]
         wanted = "with the `in_channels` and `num_classes` that the shared weights have"

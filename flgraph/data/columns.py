@@ -279,9 +279,11 @@ class Coding:
             raise InputError(column.where, "without gaps, unless `data.missing` is zero or mean,", got)
         if isinstance(kind, tuple):
             place = {name: code for code, name in enumerate(kind)}
-            # 1.0 is of the category 1, but 01 is not.
-            short = {text: found[1] for text in set(column.texts()) if text and (found := _WHOLE.fullmatch(text))}
-            codes = [-1 if t is None else place.get(t, place.get(short.get(t, ""), -2)) for t in column.texts()]
+            # 1.0 is of the category 1, and true is, where there is no such category; 01 is not.
+            pairs = zip(column.texts(), column.numerals(), strict=True)
+            codes = [
+                -1 if text is None else place.get(text, place.get(_plain(text, short), -2)) for text, short in pairs
+            ]
             strange = codes.index(-2) + 1 if -2 in codes else 0
             require(
                 not strange, column.where, f"one of its {len(kind)} declared categories", f"another in row {strange}"
@@ -295,6 +297,12 @@ class Coding:
             values = column.years()
         rest = float(np.nanmean(values)) if self.missing == "mean" and not gone.all() else 0.0
         return np.where(gone, rest, values)[:, None]
+
+
+def _plain(text: str, numeral: str | None) -> str:
+    """A number as it is declared: whole ones without a point, others in their shortest form."""
+    whole = _WHOLE.fullmatch(text)
+    return whole[1] if whole else numeral or ""
 
 
 def declared_classes(given: int | Sequence[Any] | None) -> Categories | None:

@@ -165,7 +165,8 @@ def has_label(y: Tensor) -> Tensor:
 
 def splits_of(source: Source, y: Tensor, fractions: Sequence[float], seed: int, client: str) -> Splits:
     """:func:`split_rows` of a source; where it has no labels and too few rows to split, all are for training."""
-    bare = y.dim() == 1 and source.split is None and all(label is None for label in source.labels)
+    nobody = y.dim() == 1 and not bool((y < 0).any())  # or else they would have no class
+    bare = nobody and source.split is None and all(label is None for label in source.labels)
     if bare and 0 < len(y) < fewest_for(fractions, len(y) + 1):
         rank_zero_warn(f"`{client}` has too few rows for `data.fractions`: all are for training.")
         return torch.arange(len(y)), torch.arange(0), torch.arange(0)

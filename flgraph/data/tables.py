@@ -11,6 +11,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import numpy as np
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 ENDINGS = (".csv", ".parquet")
 
-_VALUES = (str, int, float, np.generic, date, time, Decimal)
+_VALUES = (str, int, float, np.generic, date, time, Decimal, UUID)
 _GAPS = ("NoneType", "NAType", "NaTType")
 _COMMAS = "decimals need points, texts with commas quotes"
 
@@ -82,8 +83,10 @@ class Table:
         # A text stays as it is ("007" is not 7); numbers of a Parquet file become text without a point.
         given = self.frame[name].to_numpy(dtype=object).tolist()
         values = [value.strip() or None if isinstance(value, str) else _whole(value) for value in given]
-        if self.frame[name].dtype.kind == "f":
-            rounded = self.frame[name].abs().fillna(0).to_numpy(dtype=np.float64) >= 2**53
+        kind = self.frame[name].dtype
+        if kind.kind == "f":
+            most = {2: 2**11, 4: 2**24}.get(kind.itemsize, 2**53)
+            rounded = self.frame[name].abs().fillna(0).to_numpy(dtype=np.float64) >= most
             got = f"a decimal number in row {first_row(rounded)} that is too large to be exact"
             require(not rounded.any(), self.where(name), "whole numbers, or texts", got)
         first = 0 if empty or None not in values else values.index(None) + 1
@@ -136,7 +139,7 @@ class Table:
             return  # has texts alone
         series = self.frame[name]
         strange = np.full(len(series), series.dtype.kind == "m")
-        if series.dtype == object:
+        if series.dtype == object or type(series.dtype).__name__ == "ArrowDtype":
             strange = np.array([not (isinstance(value, _VALUES) or type(value).__name__ in _GAPS) for value in series])
         wanted = "one number, text, truth value or point in time in each row"
         require(not strange.any(), self.where(name), wanted, f"something else in row {first_row(strange)}")

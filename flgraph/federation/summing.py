@@ -182,7 +182,8 @@ class Summing:
         found: dict[str, Exception] = {}
         for group in self.groups.values():
             errors = [error for client, error in bad.items() if client in group.clients]
-            found |= dict.fromkeys((group.clients.keys() - bad.keys()) if errors else (), *errors[:1])
+            if errors:
+                found |= {client: errors[0] for client in group.clients if client not in bad}
         return found
 
     def total(self, accepted: Collection[str]) -> Sums:

@@ -65,6 +65,8 @@ def test_categories_are_told_apart_as_they_are_written() -> None:
         (("false", "true"), ["false", "true"]),
         (("false", "true"), [False, True]),
         (("1", "7"), ["1.0", "7"]),
+        (("7.5", "8"), ["7.50", "8"]),
+        (("0", "1"), ["false", "true"]),
     ):
         found = Coding((), {"ward": names}).features({"ward": column(*values)}, 2, "t")
         assert found.tolist() == [[1, 0], [0, 1]]

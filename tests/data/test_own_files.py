@@ -84,6 +84,10 @@ def test_one_new_node_needs_no_split(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"`new` has too few rows for `data\.fractions`: all are for training"):
         data.setup()
     assert data.client("new").train.tolist() == [0]
+    ring(tmp_path / "north", nodes=[("id", "label", "years"), *((f"{n:03d}", n % 2, 1.0) for n in range(12))])
+    for classes in (None, [1, 0]):  # nobody trains on what is not labelled where others are
+        with pytest.raises(InputError, match=r"`label of .*new` to be there for some but got none"):
+            NodeClients({"north": tmp_path / "north", "new": tmp_path / "new"}, classes=classes).setup()
 
 
 @pytest.mark.parametrize(
@@ -94,6 +98,7 @@ def test_one_new_node_needs_no_split(tmp_path: Path) -> None:
             "whole numbers, or texts but got a decimal number in row 1",
         ),
         ({"amount": [[1.0, 2.0], [3.0], []]}, "one number, text, truth value or point in time in each row but got"),
+        ({"id": np.array([1, 2, 2**24], np.float32)}, "whole numbers, or texts but got a decimal number in row 3"),
         ({"amount": [b"1", b"2", b"3"]}, "one number, text, truth value or point in time in each row but got"),
         ({"label": pd.to_timedelta([1, 2, 3], unit="d")}, "one number, text, truth value or point in time in each row"),
     ],

@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from flgraph.federation.accountant import spent, spent_on_records
 from flgraph.federation.privacy import Account
 from flgraph.federation.transforms import Draw, Pipeline, draw_key
 from flgraph.runs.history import read_records
+from flgraph.runs.ledger import Ledger
 
 
 def delta_of(epsilon: float, mu: float) -> float:
@@ -242,6 +244,23 @@ def test_at_sites_draws_do_not_count_and_lost_rounds_do(tmp_path: Any) -> None:
     restored = Account(Privacy(), account.noise, FedAvg("uniform"), ["A", "B"], trusted=False)
     restored.load_state(json.loads(json.dumps(account.state())))
     assert restored.epsilon(2) == spent(5.0, 2, ((2, 5),), 1e-5)
+
+
+def test_lost_rounds_count_as_often_as_they_were_asked_for_or_came(tmp_path: Path) -> None:
+    """Two jobs: of an earlier version, which noted what came only, and of this one, where an exchange broke off."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    for events, uploads in ((0, 2), (3, 2)):
+        ledger.add(event="opened", run="r")
+        for _ in range(events):
+            ledger.add(event="asked", client="A", round=2, exchange="train")
+        for _ in range(uploads):
+            ledger.add(direction="up", client="A", round=2, request="exchange", exchange="train")
+        ledger.add(direction="up", client="A", round=1, request="exchange", exchange="train")
+        ledger.add(event="asked", client="A", round=1, exchange="train")
+    ledger.close()
+    account = Account(Privacy(), GaussianNoise(1.0, 5.0), FedAvg("uniform"), ["A", "B"], trusted=False)
+    account.recount(tmp_path / "ledger.jsonl", 1)
+    assert account.uploads == {"A": 5}
 
 
 def test_nothing_is_claimed_where_something_leaves_without_noise(run: Any) -> None:
