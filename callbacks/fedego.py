@@ -15,7 +15,7 @@ from flgraph.errors import InputError, expect, expect_kind
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload, Scalar, brief
-from flgraph.federation.received import expect_between, expect_count, expect_group, expect_tensor, shapes_of
+from flgraph.federation.received import expect_between, expect_count, expect_group, expect_tensor
 from flgraph.federation.routes import Route, UploadKind, personal, shared
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.server_model import ServerModel, relative_distance, server_trainer
@@ -213,8 +213,8 @@ class FedEgo(Aggregator):
             return
         field = f"download` of client `{client.name}"
         state = client.module.state_dict()
-        own = {name: tensor for name, tensor in state.items() if name.startswith("personalization.")}
-        expect_group(received, shapes_of(own), field)
+        own = {name: tensor.shape for name, tensor in state.items() if name.startswith("personalization.")}
+        expect_group(received, own, field)
         finite = all(bool(tensor.isfinite().all()) for tensor in received.values())
         expect(finite, field, "one with finite personalization layers", "others")
         shares = expect_tensor(labels, "global", label_distribution(client).shape, field)

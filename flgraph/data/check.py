@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from torch_geometric.data import HeteroData
@@ -26,6 +26,8 @@ from flgraph.errors import InputError, expect
 from flgraph.nn.tasks import Task as LabelTask
 
 Task = Literal["nodes", "graphs", "hetero"]
+
+T = TypeVar("T")
 
 OwnClients = NodeClients | GraphClients | HeteroClients
 """Data that partners bring."""
@@ -58,9 +60,8 @@ def check_files(paths: Sequence[str], task: Task | None = None) -> Iterator[str]
         sources = {name: read_source(path, name, None, kind == "graphs", learned) for name, path in given.items()}
     for name, one in sources.items():
         yield from _of_source(name, one, True, one.columns)
-    found: list[Coding] = []
-    doubts = _silently(lambda: found.append(Declared(None, None, "zero", learned).agreed(sources)))
-    yield from ("together", *_coded(found[0], sources), *doubts)
+    coding, doubts = _silently(lambda: Declared(None, None, "zero", learned).agreed(sources))
+    yield from ("together", *_coded(coding, sources), *doubts)
 
 
 def check_config(kind: type[OwnClients], settings: Mapping[str, Any], file: str, apart: bool = False) -> Iterator[str]:
@@ -89,7 +90,7 @@ def check_config(kind: type[OwnClients], settings: Mapping[str, Any], file: str,
         data = kind(**settings)
         data.declared.apart = apart
         try:
-            doubts = _silently(data.setup)
+            _, doubts = _silently(data.setup)
             yield from ("together", *_of_models(data), *doubts)
         except InputError as error:
             found += 1
@@ -122,13 +123,13 @@ def _of_models(data: OwnClients) -> Iterator[str]:
         yield _line("declared", f"{key[:8]}, which partners of the same {whose} see, too")
 
 
-def _silently(step: Callable[[], None]) -> list[str]:
-    """Lines about what was warned of, but for what is left out, which has a line of its own."""
+def _silently(step: Callable[[], T]) -> tuple[T, list[str]]:
+    """What a step returns, and lines about its doubts; what it warns of beside has lines of its own."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", Doubt)
-        step()
-    return [_line("CAREFUL", warning.message) for warning in told]
+        result = step()
+    return result, [_line("CAREFUL", warning.message) for warning in told]
 
 
 def _measured(source: Source) -> bool:

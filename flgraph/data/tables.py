@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 ENDINGS = (".csv", ".parquet")
 
 _VALUES = (str, int, float, np.generic, date, time, Decimal, UUID)
-_GAPS = ("NoneType", "NAType", "NaTType")
 _COMMAS = "decimals need points, texts with commas quotes"
 
 
@@ -135,12 +134,10 @@ class Table:
     def _require_values(self, name: str) -> None:
         """Refuses what is not there, and rows that hold lists, bytes, records or durations."""
         self._require(name)
-        if self.file.suffix == ".csv":
-            return  # has texts alone
         series = self.frame[name]
-        strange = np.full(len(series), series.dtype.kind == "m")
-        if series.dtype == object or type(series.dtype).__name__ == "ArrowDtype":
-            strange = np.array([not (isinstance(value, _VALUES) or type(value).__name__ in _GAPS) for value in series])
+        if self.file.suffix == ".csv" or series.dtype.kind in "biufM":
+            return
+        strange = series.notna().to_numpy() & [not isinstance(value, _VALUES) for value in series]
         wanted = "one number, text, truth value or point in time in each row"
         require(not strange.any(), self.where(name), wanted, f"something else in row {first_row(strange)}")
 

@@ -22,7 +22,15 @@ from flgraph.federation.routes import Route, RouteKind, UploadKind, form_of
 from flgraph.federation.routes import personal as make_personal
 from flgraph.federation.summing import Group, Seen, forms_of
 from flgraph.federation.transforms import Pipeline
-from flgraph.federation.values import FORM, LARGEST_INTEGER, OUTLIER, alike, expect_plain, largest_values, shortened
+from flgraph.federation.values import (
+    LARGEST_INTEGER,
+    OUTLIER,
+    alike,
+    are_forms,
+    expect_plain,
+    largest_values,
+    shortened,
+)
 from flgraph.runs.history import SAMPLES
 from flgraph.runs.ledger import Ledger
 
@@ -285,11 +293,7 @@ class ServerDoor:
             forms = json.loads(text) if isinstance(text, str) else None
         except (ValueError, RecursionError):
             forms = None
-        fits = isinstance(forms, dict) and all(
-            isinstance(form, str) and FORM.fullmatch(form) and len(name) <= 500 and name.isprintable()
-            for name, form in (forms or {}).items()
-        )
-        expect(fits, field, "names and forms of tensors", "something else")
+        expect(are_forms(forms), field, "names and forms of tensors", "something else")
         assert isinstance(forms, dict)
         for name in forms:
             route = self._route(name)

@@ -156,6 +156,11 @@ class Payload:
         return len(self.to_bytes())
 
 
+def is_name(text: str) -> bool:
+    """Whether a tensor or a scalar may be called so."""
+    return len(text) <= _LONGEST_NAME and text.isprintable()
+
+
 def brief(value: object) -> str:
     """What another side wrote, for an error: 60 letters at most."""
     text = str(value)

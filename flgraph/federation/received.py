@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -95,8 +95,3 @@ def expect_count(payload: Payload, name: str, low: int, high: int, field: str) -
 def most_common(values: Iterable[T]) -> T:
     """The value that occurs most often; the first of several."""
     return Counter(values).most_common(1)[0][0]
-
-
-def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Name to shape."""
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -12,10 +12,10 @@ import torch
 
 from flgraph.errors import EngineError, expect
 from flgraph.federation.aggregation import Sums
-from flgraph.federation.payload import Payload, Scalar
+from flgraph.federation.payload import Payload, Scalar, is_name
 from flgraph.federation.policy import NUM_SAMPLES
 from flgraph.federation.routes import form_of, parsed_form
-from flgraph.federation.values import FORM, LARGEST_INTEGER, OUTLIER, largest_values
+from flgraph.federation.values import LARGEST_INTEGER, OUTLIER, are_forms, largest_values
 
 DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -123,9 +123,8 @@ def _seen(told: Mapping[str, Any]) -> Seen:
     """
     kinds = {"forms": dict, "scalars": dict, "largest": dict, "size": int, "sha256": str}
     fits = isinstance(told, dict) and {name: type(value) for name, value in told.items()} == kinds
-    fits = fits and all(isinstance(form, str) and FORM.fullmatch(form) for form in told["forms"].values())
+    fits = fits and are_forms(told["forms"]) and all(map(is_name, told["scalars"]))
     fits = fits and all(parsed_form(form)[1] is not None for form in told["forms"].values())
-    fits = fits and all(len(name) <= 500 and name.isprintable() for name in (*told["forms"], *told["scalars"]))
     fits = fits and all(isinstance(v, float) and 0 <= v <= OUTLIER for v in told["largest"].values())
     fits = fits and 0 <= told["size"] <= LARGEST_INTEGER and DIGEST.fullmatch(told["sha256"]) is not None
     expect(fits, "sum", "told of with what was seen of each upload", "something else")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flgraph.errors import expect
-from flgraph.federation.payload import Scalar
+from flgraph.federation.payload import Scalar, is_name
 
 _LARGEST = 1e18
 """Beyond this, squares overflow in float32."""
@@ -25,6 +25,13 @@ _LONGEST_TEXT = 10_000
 
 FORM = re.compile(r"(scalar|\d{1,15}(x\d{1,15}){0,15}) [a-z]{1,10}\d{0,3}")
 """Shape and type of a tensor, in words."""
+
+
+def are_forms(told: Any) -> bool:
+    """Whether these are names of tensors, and of each what :func:`~flgraph.federation.routes.form_of` may write."""
+    return isinstance(told, dict) and all(
+        isinstance(form, str) and FORM.fullmatch(form) and is_name(name) for name, form in told.items()
+    )
 
 
 def alike(form: str, other: str) -> bool:
