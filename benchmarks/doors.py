@@ -26,14 +26,12 @@ from flgraph.callbacks import FedStar
 from flgraph.configs import tu_settings
 from flgraph.data import TUFederation
 from flgraph.federation import (
-    Combine,
     FederatedCallback,
     FederatedTrainer,
     GaussianNoise,
     Policy,
     Quantise,
     Sequential,
-    SortedMean,
     Sums,
     TopK,
     client_door,
@@ -60,7 +58,7 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
         (client_door, "largest_values"),
         (RoutingTable, "check_upload"),
     ],
-    "mean": [(Summing, "add"), (Summing, "total"), (Sums, "mean"), (SortedMean, "__call__")],
+    "mean": [(Summing, "add"), (Summing, "total"), (Sums, "mean")],
     "policy": [(Policy, "tell")],
     "transforms": [(Pipeline, "encode"), (Pipeline, "decode"), (Pipeline, "receive")],
     "ledger": [(server, "note_message"), (client_door, "note_message"), (Ledger, "flush")],
@@ -119,13 +117,10 @@ class Clock(FederatedCallback):
         return timed
 
 
-def measure(
-    model: pl.LightningModule, data: Any, rounds: int, transforms: list[Any], combine: Combine | None = None
-) -> list[dict[str, float]]:
+def measure(model: pl.LightningModule, data: Any, rounds: int, transforms: list[Any]) -> list[dict[str, float]]:
     """Seconds of every round and of each part in it.
 
     Args:
-        combine: the mean; the default one when ``None``.
         model: a FedStar network.
         data: the clients'.
         rounds: of the run.
@@ -134,7 +129,7 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         clock = Clock(Path(folder))
         trainer = FederatedTrainer(
-            FedStar(combine=combine),
+            FedStar(),
             rounds=rounds,
             engine=Sequential(),
             policy=Policy(),
@@ -149,32 +144,18 @@ def measure(
     return clock.rounds
 
 
-def means(times: int, rounds: int) -> None:
-    """Prints what the mean takes of a round, checks before it included: exact, and as it was."""
-    data = TUFederation(tu_settings()["chem"])
-    for _ in range(times):
-        for name, combine in (("exact", None), ("in order of names", SortedMean())):
-            seen = measure(FedStarNet(), data, rounds, [], combine)[2:]
-            whole, spent = (median(one[part] for one in seen) for part in ("round", "mean"))
-            share = f"{100 * spent / whole:5.2f} % of a round of {whole:.3f} s"
-            print(f"{name:18} {1000 * spent:7.2f} ms, {share} (processor time)", flush=True)
-
-
 def main() -> None:
     """Prints a line for each part."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=12, help="the first two are not counted")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--transforms", action="store_true")
-    parser.add_argument("--means", type=int, metavar="TIMES", help="the exact mean and the earlier one, taking turns")
     args = parser.parse_args()
-    if args.transforms or args.means:
+    if args.transforms:
         global NOW
         NOW = time.process_time
     torch.set_num_threads(args.threads)
     transforms = TRANSFORMS if args.transforms else []
-    if args.means:
-        return means(args.means, args.rounds)
     rounds = measure(FedStarNet(), TUFederation(tu_settings()["chem"]), args.rounds, transforms)[2:]
     whole = median(one["round"] for one in rounds)
     kind = "processor time" if args.transforms else "median"

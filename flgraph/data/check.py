@@ -12,8 +12,8 @@ import numpy as np
 from torch_geometric.data import HeteroData
 
 from flgraph.data.cache import content_key
-from flgraph.data.checks import require, unused_fields
-from flgraph.data.columns import NUMBER, Coding, Column, Doubt, expect_classes, is_absent
+from flgraph.data.checks import Doubt, require, unused_fields
+from flgraph.data.columns import NUMBER, Coding, Column, expect_classes, is_absent
 from flgraph.data.graphs.clients import GraphClients
 from flgraph.data.hetero.clients import HeteroClients
 from flgraph.data.hetero.container import HeteroGraph
@@ -53,15 +53,19 @@ def check_files(paths: Sequence[str], task: Task | None = None) -> Iterator[str]
         for name, path in given.items():
             yield from _of_hetero(name, path)
         return
-    sources = {name: read_source(path, name, many=kind == "graphs") for name, path in given.items()}
     learned: LabelTask = "multiclass"
+
+    def read() -> dict[str, Source]:
+        return {name: read_source(path, name, None, kind == "graphs", learned) for name, path in given.items()}
+
+    sources, unsure = _silently(read)
     if any(_measured(source) for source in sources.values()):  # which of the two nobody has said
         learned = "regression"
-        sources = {name: read_source(path, name, None, kind == "graphs", learned) for name, path in given.items()}
+        sources, unsure = _silently(read)
     for name, one in sources.items():
         yield from _of_source(name, one, True, one.columns)
     coding, doubts = _silently(lambda: Declared(None, None, "zero", learned).agreed(sources))
-    yield from ("together", *_coded(coding, sources), *doubts)
+    yield from ("together", *_coded(coding, sources), *unsure, *doubts)
 
 
 def check_config(kind: type[OwnClients], settings: Mapping[str, Any], file: str, apart: bool = False) -> Iterator[str]:
@@ -87,11 +91,11 @@ def check_config(kind: type[OwnClients], settings: Mapping[str, Any], file: str,
             found += 1
             yield _line("PROBLEM", f"{name}: {error}")
     if not found:  # or else the same again
-        data = kind(**settings)
+        data, unsure = _silently(lambda: kind(**settings))
         data.declared.apart = apart
         try:
             _, doubts = _silently(data.setup)
-            yield from ("together", *_of_models(data), *doubts)
+            yield from ("together", *_of_models(data), *unsure, *doubts)
         except InputError as error:
             found += 1
             yield _line("PROBLEM", error)
@@ -104,7 +108,8 @@ def _of_client(data: OwnClients, name: str, given: Any) -> Iterator[str]:
         yield from _of_hetero(name, given, data.root, data.task == "nodes", data.target)
         return
     declared = data.declared
-    source = read_source(given, name, data.root, isinstance(data, GraphClients), declared.task)
+    many = isinstance(data, GraphClients)
+    source, _ = _silently(lambda: read_source(given, name, data.root, many, declared.task))
     columns = dict(source.columns if declared.columns is None else declared.columns)
     if isinstance(data, NodeClients) and data.partition_key is not None:
         columns[data.partition_key] = "text"  # whose nodes they are

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -14,12 +16,19 @@ from flgraph.errors import InputError, expect
 from flgraph.nn.tasks import check_targets, check_task
 
 
+class Doubt(UserWarning):
+    """Of files that can be read, and may not mean what they say."""
+
+
 def check_clients(graphs: Mapping[str, Any]) -> None:
     """Raises :class:`~flgraph.errors.InputError` unless this maps clients' names to their data, one at least."""
     expect(isinstance(graphs, Mapping), "data.graphs", "a mapping from clients to their data", type(graphs).__name__)
     require(len(graphs) > 0, "data.graphs", "the data of at least one client", "none")
     for name in graphs:
         expect(isinstance(name, str), "data.graphs", "a mapping with texts for clients' names", f"the name {name!r}")
+    paths = Counter(Path(given) for given in graphs.values() if isinstance(given, str | Path))
+    for path in (path for path, clients in paths.items() if clients > 1):
+        rank_zero_warn(f"`data.graphs`: {paths[path]} clients have the same data, {path}.", category=Doubt)
 
 
 def tensor_of(data: Any, field: str, name: str) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -11,10 +11,9 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from flgraph.data.cache import content_key
-from flgraph.data.checks import edge_keys, require, sorted_edges, sorted_with_features
+from flgraph.data.checks import Doubt, edge_keys, require, sorted_edges, sorted_with_features
 from flgraph.data.columns import (
     Coding,
-    Doubt,
     Missing,
     check_missing,
     declared_classes,
@@ -89,7 +88,7 @@ class Declared:
                 ((f"label of {source.name}", source.labels) for source in sources.values()), least
             )
             if self.classes is None:
-                self._doubt(sources)
+                warn_of_spellings({name: source.labels for name, source in sources.items()})
             if len(classes) == 1 and self.classes is None:
                 rank_zero_warn("All labels of `data` are of one class: every answer will be right.")
         else:
@@ -104,22 +103,22 @@ class Declared:
             require(own == width, f"data.graphs.{name}", f"of {width} features, as `{first}`,", str(own))
         return coding
 
-    @staticmethod
-    def _doubt(sources: Mapping[str, Source]) -> None:
-        """Warns of clients whose labels are all others than everybody else's, perhaps by their spelling alone."""
-        own = {name: {label for label in source.labels if label is not None} for name, source in sources.items()}
-        clients = Counter(label for labels in own.values() for label in labels)
-        apart = [f"`{name}`" for name, labels in own.items() if labels and all(clients[label] == 1 for label in labels)]
-        if apart and sum(map(bool, own.values())) > 1:
-            text = f"{', '.join(apart)}: no class in common with other clients"
-            rank_zero_warn(f"{text}. If that is a matter of spelling, write them alike.", category=Doubt)
-
     @property
     def settings(self) -> dict[str, Any]:
         """Plain values that tell declarations apart."""
         task = {} if self.task == "multiclass" else {"task": self.task}
         edges = {} if self.edge_columns is None else {"edges": content_key(self.edge_columns)[:16]}
         return {"missing": self.missing, "declared": content_key(self.classes, self.columns)[:16], **task, **edges}
+
+
+def warn_of_spellings(labels: Mapping[str, Iterable[str | None]]) -> None:
+    """Warns of clients whose labels are all others than everybody else's, perhaps by their spelling alone."""
+    own = {name: set(given) - {None} for name, given in labels.items()}
+    clients = Counter(label for names in own.values() for label in names)
+    apart = [f"`{name}`" for name, names in own.items() if names and all(clients[label] == 1 for label in names)]
+    if apart and sum(map(bool, own.values())) > 1:
+        text = f"{', '.join(apart)}: no class in common with other clients"
+        rank_zero_warn(f"{text}. If that is a matter of spelling, write them alike.", category=Doubt)
 
 
 @runtime_checkable

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import date, time
 from decimal import Decimal
 from functools import partial
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import numpy as np
+from pytorch_lightning.utilities import rank_zero_warn
 
-from flgraph.data.checks import require
+from flgraph.data.checks import Doubt, require
 from flgraph.data.columns import Column, as_text, first_row, is_absent
 from flgraph.errors import InputError
 
@@ -206,6 +208,8 @@ def read_table(file: Path) -> Table:
     semicolons = len(frame.columns) == 1 and ";" in str(frame.columns[0])
     require(not semicolons, str(file), "a table with commas between its columns", "one with semicolons")
     require(not header.has_duplicates, str(file), "a table with different names of columns", "two of one name")
+    if file.suffix == ".csv" and frame.iloc[:, -1].isna().any():
+        _warn_of_short_rows(file)
     return Table(file, frame)
 
 
@@ -216,21 +220,33 @@ def _reason(file: Path, error: Exception) -> str:
     return (_long_row(file) if file.suffix == ".csv" else None) or "one that cannot be read"
 
 
+def _rows(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """Lines of a CSV file that are not empty, as far as they can be read, the header first: their numbers and cells."""
+    with suppress(csv.Error, UnicodeDecodeError), file.open(newline="", encoding="utf-8-sig") as lines:
+        reader = csv.reader(lines, skipinitialspace=True)
+        yield from ((reader.line_num, row) for row in reader if row)
+
+
 def _long_row(file: Path) -> str | None:
     """Which row has more cells than the header, in words."""
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as lines:
-            reader = csv.reader(lines, skipinitialspace=True)
-            header = next(reader)
-            cells = len(header)
-            if cells == 1 and ";" in header[0]:
-                return "one with semicolons between its columns"
-            for row in reader:
-                if len(row) > cells:
-                    return f"{len(row)} cells in line {reader.line_num}, where the header has {cells}; {_COMMAS}"
-    except (csv.Error, StopIteration, UnicodeDecodeError):
-        return None
-    return None
+    rows = _rows(file)
+    _, header = next(rows, (0, []))
+    cells = len(header)
+    if cells == 1 and ";" in header[0]:
+        return "one with semicolons between its columns"
+    long = ((line, len(row)) for line, row in rows if len(row) > cells)
+    found = (f"{count} cells in line {line}, where the header has {cells}; {_COMMAS}" for line, count in long)
+    return next(found, None)
+
+
+def _warn_of_short_rows(file: Path) -> None:
+    """Warns of rows with fewer cells than the header: a file that was cut off ends in one."""
+    rows = _rows(file)
+    cells = len(next(rows)[1])
+    short = [line for line, row in rows if any(row) and len(row) < cells]
+    if short:
+        text = f"{file}: rows with fewer cells than the header: {len(short)}, the first in line {short[0]}"
+        rank_zero_warn(f"{text}. What they lack counts as missing.", category=Doubt)
 
 
 def _whole(value: Any) -> str | None:

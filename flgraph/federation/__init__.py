@@ -1,7 +1,7 @@
 """The round loop and its nouns; knows no algorithm and no data set."""
 
 from flgraph.errors import ClientError, EngineError, PolicyError
-from flgraph.federation.aggregation import Combine, SortedMean, Sums, WeightedMean, weighted_mean
+from flgraph.federation.aggregation import Combine, Sums, WeightedMean, weighted_mean
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.callback import FederatedCallback
 from flgraph.federation.client import Client
@@ -44,7 +44,6 @@ __all__ = [
     "RouteKind",
     "SecureSums",
     "Sequential",
-    "SortedMean",
     "Sums",
     "Tolerance",
     "TopK",

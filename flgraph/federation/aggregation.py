@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -42,27 +43,6 @@ class WeightedMean(Combine):
 
     def __call__(self, tensors: Mapping[str, Tensors], weights: Mapping[str, float]) -> dict[str, Tensor]:
         return weighted_mean(tensors, weights)
-
-
-class SortedMean(Combine):
-    """The weighted mean as it was before sums were exact: added up in float64 in the order of the clients' names.
-
-    For runs recorded then. Models in float64 differ from :class:`WeightedMean`'s in their last bits, those in float32
-    hardly ever.
-    """
-
-    def __call__(self, tensors: Mapping[str, Tensors], weights: Mapping[str, float]) -> dict[str, Tensor]:
-        sums: dict[str, Tensor] = {}
-        totals: dict[str, float] = {}
-        dtypes = _dtypes(tensors.values())
-        for client in sorted(tensors):
-            for name, tensor in tensors[client].items():
-                wide = torch.complex128 if dtypes[name].is_complex else torch.float64
-                sums.setdefault(name, torch.zeros(tensor.shape, dtype=wide)).add_(
-                    tensor.to(wide), alpha=weights[client]
-                )
-                totals[name] = totals.get(name, 0.0) + weights[client]
-        return {name: _cast(total.div_(totals[name]), dtypes[name]) for name, total in sums.items()}
 
 
 def weighted_mean(tensors: Mapping[str, Tensors], weights: Mapping[str, float]) -> dict[str, Tensor]:
@@ -222,18 +202,9 @@ class Sums:
         return parts[number]
 
 
-def _dtypes(clients: Iterable[Tensors]) -> dict[str, torch.dtype]:
-    """Of every tensor the dtype that holds all clients' values of it."""
-    dtypes: dict[str, torch.dtype] = {}
-    for own in clients:
-        for name, tensor in own.items():
-            dtypes[name] = torch.promote_types(dtypes.get(name, tensor.dtype), tensor.dtype)
-    return dtypes
-
-
 def as_mean_dtype(mean: Tensor, column: Sequence[Tensor]) -> Tensor:
     """A mean in the type that holds all tensors of which it is one, integers rounded."""
-    return _cast(mean, _dtypes({"": tensor} for tensor in column)[""])
+    return _cast(mean, reduce(torch.promote_types, (tensor.dtype for tensor in column)))
 
 
 def _cast(mean: Tensor, dtype: torch.dtype) -> Tensor:

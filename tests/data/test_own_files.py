@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from own_files import MARKER, made, ring, write
+from own_files import MARKER, library, made, ring, write
 from torch_geometric.data import Data
 
 from flgraph.data import GraphClients, GraphFederation, HeteroClients, NodeClients
-from flgraph.data.columns import Doubt
+from flgraph.data.checks import Doubt
 from flgraph.data.sources import read_source
 from flgraph.errors import InputError
 
@@ -76,6 +76,40 @@ def test_other_spellings_are_other_classes_and_a_warning_says_so(tmp_path: Path)
     assert "`c`: no class in common with other clients" in texts
     made(NodeClients({"a": graphs["a"]}))  # nobody to have one in common with
     made(NodeClients(graphs, classes=["OK", "ok", "fraud", "0", "1"]))
+
+
+def test_clients_of_types_are_compared_by_their_labels_too(tmp_path: Path) -> None:
+    authors = [("id", "label"), *((f"a{n}", "XY"[n % 2]) for n in range(12))]
+    graphs = {"a": library(tmp_path / "a"), "b": library(tmp_path / "b", author=authors)}
+    with pytest.warns(Doubt, match="`a`, `b`: no class in common with other clients"):
+        HeteroClients(graphs).setup()
+
+
+def test_clients_with_the_same_data_are_doubted(tmp_path: Path) -> None:
+    with pytest.warns(Doubt, match=r"`data\.graphs`: 2 clients have the same data, .*north\."):
+        NodeClients({"north": ring(tmp_path / "north"), "east": f"{tmp_path}/north", "west": ring(tmp_path / "west")})
+
+
+def test_a_file_that_was_cut_off_is_doubted(tmp_path: Path) -> None:
+    """The last node had lost its branch, which counted as a gap that the data brings."""
+    folder = ring(tmp_path / "north", nodes=[("id", "label", "years"), *((f"{n:03d}", n % 2, 0.5) for n in range(12))])
+    nodes = folder / "nodes.csv"
+    nodes.write_text(nodes.read_text().removesuffix(",0.5\n") + "\n\n")
+    wanted = r"nodes\.csv: rows with fewer cells than the header: 1, the first in line 13\. What they lack"
+    with pytest.warns(Doubt, match=wanted):
+        NodeClients({"north": folder}, missing="zero").setup()
+    nodes.write_text("id,label,years\n" + "".join(f"{n:03d},{n % 2},{'' if n % 4 else 0.5}\n" for n in range(12)))
+    made(NodeClients({"north": folder}, missing="mean"))  # gaps are none
+
+
+@pytest.mark.parametrize("name", ["Label", "SPLIT"])
+def test_what_is_learned_is_no_feature_in_capital_letters_either(name: str, tmp_path: Path) -> None:
+    rows = [(f"{n:03d}", "ab"[n % 2], n % 2) for n in range(12)]
+    folder = ring(tmp_path / "north", nodes=[("id", "label", name), *rows])
+    wanted = f"`{name} in .*nodes.csv` to be called `{name.lower()}`, or declared in `data.columns`"
+    with pytest.raises(InputError, match=wanted):
+        NodeClients({"north": folder}).setup()
+    made(NodeClients({"north": folder}, columns={name: "number"}))
 
 
 def test_one_new_node_needs_no_split(tmp_path: Path) -> None:
@@ -328,6 +362,7 @@ def test_links_are_of_no_class(tmp_path: Path) -> None:
         NodeClients({"a": Data()}, task="lnks")  # type: ignore[arg-type]
 
 
+SPLIT = ("id", "label", "split")
 KINDS = {"years": "number", "branch": ["city"]}
 
 
@@ -353,8 +388,8 @@ def row(*values: Any) -> list[tuple[Any, ...]]:
         ({"nodes": [(MARKER, "x"), ("000", MARKER)]}, {}, "nodes.csv` to be a table with a column `id` but got one"),
         ({"nodes": [("id", "label", "", "age", "age", ""), ("000", "a", "", 1, 2, "")]}, {}, "but got two of one name"),
         ({"nodes": [("id\tlabel",), ("000\ta",)]}, {}, r"columns are separated by '.t' and not by commas"),
-        ({"nodes": [("id", "label", "split"), ("000", "a", MARKER), ("001",)]}, {}, "split in .* to be train, val"),
-        ({"nodes": [("id", "label", "split"), ("000", "", "train"), ("001", "a"), ("002", "b")]}, {}, "for `train`"),
+        ({"nodes": [SPLIT, ("000", "a", MARKER), ("001", "", "")]}, {}, "split in .* to be train, val"),
+        ({"nodes": [SPLIT, ("000", "", "train"), ("001", "a", ""), ("002", "b", "")]}, {}, "for `train`"),
     ],
 )  # fmt: skip
 def test_refused_tables(tmp_path: Path, changes: dict[str, Any], options: dict[str, Any], sentence: str) -> None:

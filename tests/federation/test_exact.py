@@ -11,7 +11,7 @@ import torch
 from flgraph.callbacks import SCAFFOLD, AdaFGL, FedAvg, FedGCN, FedOpt, GraphFL
 from flgraph.errors import InputError
 from flgraph.federation import Aggregator, Median
-from flgraph.federation.aggregation import SortedMean, Sums, weighted_mean
+from flgraph.federation.aggregation import Sums, weighted_mean
 from flgraph.federation.aggregator import needs_only_sums
 from flgraph.federation.exact import ExactSum
 
@@ -103,18 +103,12 @@ def test_partial_sums_of_clients_give_the_same_bits(dtype: torch.dtype) -> None:
     assert expected["w"][0].real.item() == (whole.round() if dtype == torch.int64 else whole).to(dtype).real.item()
 
 
-def test_the_sum_in_the_order_of_names_is_another_one() -> None:
-    """Only the exact one finds what is left of three numbers, two of which cancel."""
+def test_a_mean_finds_what_is_left_of_numbers_that_cancel() -> None:
     clients = {
         name: {"w": torch.tensor([v], dtype=torch.float64)} for name, v in (("A", 1e20), ("B", 1.0), ("C", -1e20))
     }
     alike = dict.fromkeys(clients, 1.0)
     assert weighted_mean(clients, alike)["w"].item() == 1 / 3
-    assert SortedMean()(clients, alike)["w"].item() == 0.0
-    assert SortedMean()({"A": {"w": torch.tensor([1, 4])}, "B": {"w": torch.tensor([2, 4])}}, alike)["w"].tolist() == [
-        2,
-        4,
-    ]
 
 
 class Doubled(FedAvg):
@@ -144,7 +138,6 @@ class FedGCNOfItsOwn(FedGCN):
         (FedAvg(), ["1 train", "2 train"]),
         (FedOpt(), ["1 train", "2 train"]),
         (FedAvg(combine=Median()), []),
-        (FedAvg(combine=SortedMean()), []),
         (Doubled(), []),
         (Relative(), []),
         (SCAFFOLD(), []),

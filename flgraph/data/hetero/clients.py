@@ -14,7 +14,7 @@ from flgraph.data.hetero.container import HeteroGraph
 from flgraph.data.hetero.datamodule import HeteroClientData, HeteroTask, check_task, client_data
 from flgraph.data.hetero.schema import canonical, with_reverse
 from flgraph.data.hetero.sources import HeteroTables, read_hetero_source
-from flgraph.data.own import Declared, split_rows
+from flgraph.data.own import Declared, split_rows, warn_of_spellings
 from flgraph.data.statistics import hetero_statistics
 from flgraph.errors import expect
 
@@ -121,10 +121,13 @@ class HeteroClients(Federation[HeteroClientData]):
         if self.declared.apart:
             wanted = "given where partners keep their files apart, so that all count alike,"
             expect(self.declared.classes is not None, "data.classes", wanted, "none")
-        tables = ((name, source) for name, source in read.items() if isinstance(source, HeteroTables))
-        labels = ((f"label of {name}", source.labels[targets[name]]) for name, source in tables)
+        if self.declared.classes is not None:
+            return self.declared.classes
+        tables = {name: source for name, source in read.items() if isinstance(source, HeteroTables)}
+        labels = {name: source.labels[targets[name]] for name, source in tables.items()}
+        warn_of_spellings(labels)
         least = max([0, *(source.num_classes for source in read.values() if isinstance(source, HeteroGraph))])
-        return self.declared.classes or derived_classes(labels, least)
+        return derived_classes(((f"label of {name}", own) for name, own in labels.items()), least)
 
     def _coding(self, tables: Mapping[str, HeteroTables]) -> dict[str, Coding]:
         """Node type to what its columns become."""

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
-from flgraph.data.checks import check_clients, require, warn_of_unused
-from flgraph.data.columns import Coding, Doubt, Missing
+from flgraph.data.checks import Doubt, check_clients, require, warn_of_unused
+from flgraph.data.columns import Coding, Missing
 from flgraph.data.federation import Federation
 from flgraph.data.nodes.container import NodeGraph, sparse_rows
 from flgraph.data.nodes.datamodule import NodeDataModule
