@@ -34,6 +34,7 @@ lint: .venv/.installed ## Check style and types
 	@.venv/bin/ruff check --quiet
 	@.venv/bin/ruff format --check --quiet
 	@.venv/bin/mypy --no-error-summary -p flgraph
+	@.venv/bin/mypy --no-error-summary benchmarks
 
 format: .venv/.installed ## Format, and mend what ruff can mend
 	@.venv/bin/ruff check --quiet --fix-only

@@ -10,6 +10,7 @@ import argparse
 import time
 from contextlib import nullcontext
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -30,7 +31,8 @@ def step_times(share: float, steps: int, hidden: int) -> list[float]:
     optimizer = model.configure_optimizers()
     for weight in model.parameters():
         weight.grad = torch.randn_like(weight)
-    words = model.reduction.layers[0].weight.grad
+    layers: Any = model.reduction.layers
+    words = layers[0].weight.grad
     assert words is not None
     seconds = []
     for number in range(steps):

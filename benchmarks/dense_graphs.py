@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -175,9 +176,7 @@ def sums(graphs: FlatGraphs, index: Tensor, columns: int, repeats: int) -> list[
     }
     expected = runs["compressed rows"](x)
     for name, run in runs.items():
-        torch.testing.assert_close(
-            run(x), expected, rtol=1e-4, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        torch.testing.assert_close(run(x), expected, rtol=1e-4, atol=1e-4, msg=f"{name} gives something else")
     sum_times = take_turns({name: both_ways(run) for name, run in runs.items()}, repeats)
     made_times = take_turns(made, repeats)
     lines = [row("(A + I) z, ms", "batch made", "forward, backward", "data set, MiB")]
@@ -229,9 +228,7 @@ def steps(data: GraphDataModule, index: Tensor, repeats: int, epochs: int) -> li
             ("test data, ms", evaluate, repeats),
             ("epoch, ms", epoch, epochs),
         ):
-            times = take_turns(
-                {kind: lambda run=run, graphs=graphs: run(graphs) for kind, graphs in kinds.items()}, count
-            )
+            times = take_turns({kind: partial(run, graphs) for kind, graphs in kinds.items()}, count)
             lines.append(row(f"{model.__name__}, {name}", *times.values()))
     return lines
 

@@ -40,6 +40,7 @@ from flgraph.federation import (
     WeightedMean,
     weighted_mean,
 )
+from flgraph.federation.callback import Run
 from flgraph.federation.engines.distributed.launcher import launch
 from flgraph.federation.summing import Group, Summing
 from flgraph.runs.history import read_records
@@ -163,7 +164,7 @@ def idle(size: int, clients: int, rounds: int, processes: Sequence[int]) -> list
             each = 1e3 * statistics.median(json.loads(out.read_text())) / clients
         turn = count * each  # every process has a share, and does one turn after another
         lines.append(f"  {count} processes              {each:6.3f}, {turn:.3f} per turn: engine {turn - alone:+.3f}")
-    payload = {str(n): Payload({"weight": torch.rand(size)}, {"num_samples": 1}) for n in range(clients)}
+    payload = {str(n): {"weight": torch.rand(size)} for n in range(clients)}
     began = time.perf_counter()
     weighted_mean(payload, dict.fromkeys(payload, 1.0))
     lines.append(f"  weighted mean            {1e3 * (time.perf_counter() - began) / clients:6.3f} per upload")
@@ -205,12 +206,12 @@ class Watch(FederatedCallback):
     def __init__(self) -> None:
         self.rounds: list[dict[str, float]] = []
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: Run) -> None:
         settle()
         Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
         self._before = clocks(), _peak()
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: Run) -> None:
         began, memory = self._before
         wall, busy = since(began)
         self.rounds.append({"processor": busy, "wall": wall, "before": memory, "memory": _peak() - memory})

@@ -34,7 +34,8 @@ class PlainGIN(nn.Module):
     def __init__(self, net: models.FCLG) -> None:
         super().__init__()
         self.mlps = nn.ModuleList()
-        for conv in net.encoder.convs:
+        convs: Any = net.encoder.convs
+        for conv in convs:
             one, two = nn.Linear(conv.in_channels, conv.hidden_channels), nn.Linear(conv.hidden_channels, 32)
             one.load_state_dict(conv.lin1.state_dict())
             two.load_state_dict(conv.lin2.state_dict())
@@ -225,7 +226,7 @@ def compare(dataset: str, rounds: int, epochs: int, batch_size: int) -> None:
     seconds: dict[str, list[Times]] = {}
     runs: dict[str, tuple[Sequence[Any], bool]] = {"plain": (lists, False), "plain, thrifty": (pairs, True)}
     for name, (clients, thrifty) in runs.items():
-        own, states = PlainGIN(net), [{} for _ in clients]
+        own, states = PlainGIN(net), [dict[str, Any]() for _ in clients]
         turn: Callable[[], Any] = lambda: plain_round(own, clients, epochs, batch_size, states, thrifty)  # noqa: B023, E731
         seconds[name] = [_timed(turn) for _ in range(1 + (rounds if thrifty else 1))][1:]
     seconds["flgraph"] = flgraph_rounds(net, data, rounds + 1, epochs).seconds[1:]

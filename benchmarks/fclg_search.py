@@ -100,8 +100,9 @@ def measure(
         **quiet,
     )
     own = {name: point[name] for name in ("num_layers", "hidden_channels", "norm", "temperature", "lr")}
+    own["similarity"] = similarity
     began = time.perf_counter()
-    trainer.fit(models.FCLG(**own, similarity=similarity, embedding="raw"), data)
+    trainer.fit(models.FCLG(**own, embedding="raw"), data)
     seconds = time.perf_counter() - began
     predicted = trainer.predict()
     sums = torch.cat([torch.cat(predicted[name]) for name in data.clients])

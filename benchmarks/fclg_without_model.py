@@ -13,7 +13,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from sklearn.preprocessing import StandardScaler
@@ -43,7 +43,8 @@ def representations(dataset: str) -> Iterator[tuple[str, Tensor]]:
     yield "logarithm of the number of nodes", nodes.log()
     sizes = StandardScaler().fit_transform(torch.cat([nodes, edges], 1).log1p().numpy())
     yield "logarithms of the numbers of nodes and edges, standardised", torch.from_numpy(sizes)
-    for features, title in (("all", "all node features"), ("mvgrl", "node features as MVGRL takes them")):
+    titles: dict[Features, str] = {"all": "all node features", "mvgrl": "node features as MVGRL takes them"}
+    for features, title in titles.items():
         sums = feature_sums(read_tu(dataset, features=features))
         yield f"sums of {title}", sums
         yield f"logarithms of sums of {title}", embedded(sums, "log")
@@ -52,7 +53,7 @@ def representations(dataset: str) -> Iterator[tuple[str, Tensor]]:
 
 def feature_sums(graphs: FlatGraphs) -> Tensor:
     """Sums of node features over each graph ``[G, F]``."""
-    x = graphs.x.dense() if isinstance(graphs.x, OneHot) else graphs.x
+    x = graphs.x() if isinstance(graphs.x, OneHot) else graphs.x
     return graph_pool(x.double(), torch.repeat_interleave(graphs.node_ptr.diff()), len(graphs))
 
 
@@ -69,7 +70,7 @@ def untrained(dataset: str, draws: int) -> dict[str, list[tuple[float, float]]]:
         data = graphs[draw.choice(FEATURES)]
         layers, channels = draw.choice((1, 2, 3, 4, 5)), draw.choice((16, 32, 64, 128))
         torch.manual_seed(seed)
-        shape = {"num_layers": layers, "hidden_channels": channels, "norm": draw.choice(("none", "batch"))}
+        shape: Any = {"num_layers": layers, "hidden_channels": channels, "norm": draw.choice(("none", "batch"))}
         net = models.FCLG(data.x.size(1), data.num_classes, **shape).train()
         sums = net.encode(data.batch(torch.arange(len(data)))).graphs
         for kind in EMBEDDINGS:

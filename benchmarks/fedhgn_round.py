@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from timing import QUIET, Rounds, clocks, since
@@ -49,15 +49,15 @@ class LoopNet(torch.nn.Module):
 
     def forward(self, index: Tensor) -> Tensor:
         """Logits of nodes of the target type."""
-        first, second = self.net.convs
+        first, second = cast(list[Any], self.net.convs)
         h = self.net.embedding.weight
         total = torch.zeros_like(h)
         for edges in self.edges:
-            total = total + mean_neighbours(h, *edges, h.size(0))
+            total = total + mean_neighbours(h, edges[0], edges[1], h.size(0))
         h = torch.relu(total + first.bias)
         total = torch.zeros_like(h)
         for r, edges in enumerate(self.edges):
-            total = total + mean_neighbours(h, *edges, h.size(0)) @ weight_of(second, r)
+            total = total + mean_neighbours(h, edges[0], edges[1], h.size(0)) @ weight_of(second, r)
         logits: Tensor = self.net.classifier(torch.relu(total + second.bias)[self.graph.target_start + index])
         return logits
 
@@ -74,7 +74,7 @@ class CarefulLoopNet(LoopNet):
 
     def forward(self, index: Tensor) -> Tensor:
         """Logits of nodes of the target type."""
-        first, second = self.net.convs
+        first, second = cast(list[Any], self.net.convs)
         h = self.net.embedding.weight
         total = torch.zeros_like(h)
         for (start, count), (source, target) in zip(self.ends, self.edges, strict=True):
@@ -103,7 +103,7 @@ def mean_neighbours(h: Tensor, source: Tensor, target: Tensor, count: int) -> Te
     return torch.zeros(count, h.size(1)).index_add(0, target, h[source]) / degree
 
 
-def weight_of(conv: torch.nn.Module, r: int) -> Tensor:
+def weight_of(conv: Any, r: int) -> Tensor:
     """The weight of a relation ``[C, D]``."""
     return torch.einsum("b,bcd->cd", conv.coefficients[r], conv.bases)
 

@@ -17,18 +17,19 @@ import torch
 from flgraph import callbacks, models
 from flgraph.data import WholeGraphFederation
 from flgraph.federation import FederatedCallback, FederatedTrainer
+from flgraph.federation.callback import Run
 
 
 class Watch(FederatedCallback):
     """Processor seconds before round 1, which are spent on the generators, and of all rounds."""
 
-    def on_federation_start(self, trainer: FederatedTrainer) -> None:
+    def on_federation_start(self, trainer: Run) -> None:
         self.began, self.generators, self.best = time.process_time(), 0.0, (0.0, 0.0)
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: Run) -> None:
         self.generators = self.generators or time.process_time() - self.began
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: Run) -> None:
         means = trainer.record.weighted_mean
         self.last = means.get("test/accuracy", 0.0)
         self.best = max(self.best, (means.get("val/accuracy", 0.0), self.last))

@@ -32,6 +32,7 @@ from flgraph.cli.main import keep_memory
 from flgraph.configs import tu_settings
 from flgraph.data import GraphDataModule, GraphFederation, GraphLoader, TUFederation
 from flgraph.federation import FederatedCallback, FederatedTrainer
+from flgraph.federation.callback import Run
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.template import client_module
 from flgraph.runs.results import versions
@@ -406,10 +407,10 @@ class TakeTurns(FederatedCallback):
         self._running, self._began = "", (0.0, 0.0)
         self._loggers: list[Any] = []
 
-    def on_federation_start(self, trainer: FederatedTrainer) -> None:
+    def on_federation_start(self, trainer: Run) -> None:
         self._loggers = list(trainer.loggers)
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: Run) -> None:
         if self._running:
             self._stop(self._running, self._began)
         writes = trainer.current_round % 2 == 1
@@ -418,6 +419,8 @@ class TakeTurns(FederatedCallback):
                 began = clocks()
                 run()
                 self._stop(name, began)
+        assert isinstance(trainer, FederatedTrainer)
+        assert trainer.run_log is not None
         trainer.write_checkpoints = writes
         trainer.run_log.loggers = list(self._loggers) if writes else []
         self._running = FLGRAPH if writes else QUIET
@@ -513,7 +516,7 @@ class KeepMetrics(FederatedCallback):
     def __init__(self) -> None:
         self.rounds: list[Metrics] = []
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: Run) -> None:
         self.rounds.append(trainer.record.metrics)
 
 

@@ -24,8 +24,9 @@ from timing import QUIET, clocks, since
 
 from flgraph import callbacks, models
 from flgraph.data import FlatGraphs, GraphFederation
-from flgraph.data.graphs.container import sort_edges
+from flgraph.data.graphs.container import _edge_order
 from flgraph.federation import Client, FederatedCallback, FederatedTrainer, Sequential
+from flgraph.federation.callback import Run
 from flgraph.federation.display import quiet_lightning
 from flgraph.federation.routes import RoutingTable
 from flgraph.federation.template import client_module
@@ -65,7 +66,8 @@ def molecules(num_graphs: int, seed: int, num_nodes: int = 18, kinds: int = 7) -
         counts.append(edges.size(1))
     node_ptr = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
     edge_ptr = torch.cat([torch.zeros(1, dtype=torch.long), torch.tensor(counts).cumsum(0)])
-    edge_index = sort_edges(torch.stack([torch.cat(sources), torch.cat(targets)]), node_ptr, edge_ptr)
+    edge_index = torch.stack([torch.cat(sources), torch.cat(targets)])
+    edge_index = edge_index[:, _edge_order(edge_index, node_ptr, edge_ptr)]
     labels = torch.arange(num_graphs) % 2
     x = torch.nn.functional.one_hot(torch.randint(kinds, (int(sizes.sum()),), generator=generator), kinds)
     return FlatGraphs(x.to(torch.uint8), edge_index.int(), labels, node_ptr, edge_ptr, name="molecules")
@@ -105,14 +107,14 @@ class Watch(FederatedCallback):
         self.trained: list[tuple[float, float]] = []
         self._began = 0.0, 0.0
 
-    def on_federation_start(self, trainer: FederatedTrainer) -> None:
+    def on_federation_start(self, trainer: Run) -> None:
         gc.collect()
         self.started = rss()
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: Run) -> None:
         self._began = clocks()
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: Run) -> None:
         seconds = since(self._began)
         if trainer.current_round > 1:  # the first allocates optimizer states and whatever is made once
             (self.evaluated if trainer.record.metrics else self.trained).append(seconds)
@@ -162,9 +164,9 @@ def run(clients: int, graphs: int, rounds: int, seed: int) -> list[str]:
     return [
         f"{clients} clients of {graphs} graphs ({torch.get_num_threads()} threads)",
         f"data made and split             {data_seconds:8.2f} s",
-        f"clients constructed             {_times(engine.seconds, engine.cpu_seconds, clients)} each",
-        f"round without evaluation        {_times(*trained, clients)} a client",
-        f"round with evaluation           {_times(*evaluated, clients)} a client",
+        f"clients constructed             {_times((engine.seconds, engine.cpu_seconds), clients)} each",
+        f"round without evaluation        {_times(trained, clients)} a client",
+        f"round with evaluation           {_times(evaluated, clients)} a client",
         f"memory per client, constructed  {built:8.1f} KiB",
         f"memory per client, first upload {started:8.1f} KiB",
         f"memory per client, two rounds   {later:8.1f} KiB",
@@ -175,7 +177,8 @@ def run(clients: int, graphs: int, rounds: int, seed: int) -> list[str]:
     ]
 
 
-def _times(wall: float, cpu: float, clients: int) -> str:
+def _times(seconds: Sequence[float], clients: int) -> str:
+    wall, cpu = seconds
     return f"{wall:8.2f} s, processors {cpu:8.2f} s = {1e3 * cpu / clients:.2f} ms"
 
 

@@ -43,7 +43,7 @@ class Group:
     methods: dict[str, Callable[[], Aggregator] | tuple[Callable[[], Aggregator], Make]]
 
 
-_GIVEN = {"hidden_channels": 64, "lr": 0.01, "weight_decay": 5e-4}
+_GIVEN: dict[str, Any] = {"hidden_channels": 64, "lr": 0.01, "weight_decay": 5e-4}
 
 GROUPS = {
     "nodes": Group(

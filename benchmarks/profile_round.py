@@ -20,6 +20,7 @@ from flgraph import callbacks
 from flgraph.cli.fit import FederatedCLI
 from flgraph.cli.main import keep_memory
 from flgraph.federation import FederatedCallback, FederatedTrainer
+from flgraph.federation.callback import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 CHEM = ("-c", "configs/data/chem.yaml", "-c", "configs/method/fedstar.yaml")
@@ -32,7 +33,7 @@ class Sampler(FederatedCallback):
         self.rounds, self.inside, self.at = rounds, Counter[str](), Counter[str]()
         self.began = self.seconds = 0.0
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: Run) -> None:
         if trainer.current_round == 2:
             self.began = time.process_time()
             signal.signal(signal.SIGPROF, self._sample)

@@ -81,7 +81,7 @@ def chem(rounds: int) -> None:
         for what, secure in (("plain", None), ("secure sums", SecureSums())):
             clock = Rounds()
             with tempfile.TemporaryDirectory() as folder:
-                quiet = {"default_root_dir": folder, "enable_progress_bar": False, "accelerator": "cpu"}
+                quiet: dict[str, Any] = {"default_root_dir": folder, "enable_progress_bar": False, "accelerator": "cpu"}
                 trainer = FederatedTrainer(FedStar(), rounds=rounds, callbacks=[clock], secure_sums=secure, **quiet)
                 results = trainer.fit(FedStarNet(), TUFederation(tu_settings()["chem"]))
             found[what] += [busy for _, busy in clock.seconds[1:]]

@@ -25,6 +25,7 @@ from torch_geometric.nn import GCNConv
 from flgraph import callbacks, models
 from flgraph.data import WholeGraphFederation
 from flgraph.federation import FederatedCallback, FederatedTrainer
+from flgraph.federation.callback import Run
 from flgraph.federation.template import client_module
 from flgraph.models import NodeGCN
 from flgraph.runs.results import versions
@@ -136,13 +137,13 @@ def _scores(split: str, loss: Tensor, logits: Tensor, y: Tensor) -> dict[str, fl
 class Watch(FederatedCallback):
     """Calls something at every beginning of a round, and keeps what the rounds measured."""
 
-    def __init__(self, between: Callable[[FederatedTrainer], None] = lambda trainer: None) -> None:
+    def __init__(self, between: Callable[[Run], None] = lambda trainer: None) -> None:
         self.between, self.metrics = between, list[Metrics]()
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: Run) -> None:
         self.between(trainer)
 
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
+    def on_round_end(self, trainer: Run) -> None:
         self.metrics.append(trainer.record.metrics)
 
 
@@ -177,8 +178,10 @@ def measure(federation: WholeGraphFederation, rounds: int, seed: int) -> dict[st
     loggers: list[Any] = []
     running, began = "", clocks()
 
-    def between(trainer: FederatedTrainer) -> None:
+    def between(trainer: Run) -> None:
         nonlocal running, began
+        assert isinstance(trainer, FederatedTrainer)
+        assert trainer.run_log is not None
         turn, within = divmod(trainer.current_round - 1, BLOCK)
         if within:
             return
