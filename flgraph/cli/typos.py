@@ -299,6 +299,9 @@ def _check_section(name: str, content: Any, seen: _Seen) -> None:
     if not isinstance(content, Mapping):
         return
     if isinstance(content.get("class_path"), str):
+        for key in (str(key)[:60] for key in content if key not in _INNER):
+            wanted = "`class_path` and, below `init_args`, the fields of the class,"
+            raise InputError(name, wanted, f"`{key}` beside it{suggestion(key, _INNER, '`{}`')}")
         _take_class(name, content["class_path"], seen)
     known, inner = _known(name, seen), content.get("init_args", {})
     if known is not None and isinstance(inner, Mapping):

@@ -61,6 +61,10 @@ AT_ONCE = {
         ["fit", "-c", "data: {class_path: flgraph.data.NodeClients}", "-c", "configs/method/fedgcn.yaml"],
         "fedgcn.yaml` to be before your own file, whose class of data it would replace (-c METHOD -c YOURS), but",
     ),
+    "beside a class": (
+        ["fit", *METHOD, "-c", "data: {class_path: SyntheticFederation, init_arg: {num_graphs: 20}}"],
+        "below `init_args`, the fields of the class, but got `init_arg` beside it (did you mean `init_args`?)",
+    ),
     "a file left out": (["fit", *METHOD, "-c"], "`-c` to be followed by a file"),
     "no mapping": (["fit", *METHOD, "-c", "trainer: 3"], "Expected `trainer` in `-c` to be a mapping of its fields"),
     "a key again": (
