@@ -41,7 +41,7 @@ _GROUPED = re.compile(r"[-+]?\d{1,3}([ ,.'\u00a0\u202f]\d{3})+([.,]\d+)?")
 _WHOLE = re.compile(r"(-?\d+)(\.0*)?")
 _LOGICAL = {"true": 1.0, "false": 0.0}
 
-TOLD = frozenset(("id", "label", "split", "graph"))
+RESERVED = frozenset(("id", "label", "split", "graph"))
 """Columns of nodes and graphs that are no features."""
 
 ABSENT = frozenset(("na", "n/a", "#n/a", "<na>", "nan", "null", "none"))
@@ -403,8 +403,8 @@ def derived_columns(tables: Mapping[str, Mapping[str, Column]]) -> dict[str, Kin
         tables: client to its columns.
 
     Raises:
-        InputError: clients have other columns, one of :data:`TOLD` in capital letters, points in time, a column of too
-            many texts, or one of numbers with a text among them.
+        InputError: clients have other columns, one of :data:`RESERVED` in capital letters, points in time, a column of
+            too many texts, or one of numbers with a text among them.
     """
     first, names = next(iter(tables.items()))
     for client, columns in tables.items():
@@ -417,7 +417,7 @@ def derived_columns(tables: Mapping[str, Mapping[str, Column]]) -> dict[str, Kin
         same = [own[name] for own in tables.values()]
         meant = name.casefold()
         wanted = f"called `{meant}`, or declared in `data.columns` if it is a feature,"
-        require(name == meant or meant not in TOLD, same[0].where, wanted, f"`{_short(name)}`")
+        require(name == meant or meant not in RESERVED, same[0].where, wanted, f"`{_short(name)}`")
         found = {column.kind for column in same if not column.missing.all()}
         where = same[0].where
         if YEARS in found and found <= {YEARS}:

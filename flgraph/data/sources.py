@@ -17,7 +17,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from flgraph.data.checks import edges_of, expect_joined, features_of_edges, require
-from flgraph.data.columns import TOLD, Column, class_names, first_row
+from flgraph.data.columns import RESERVED, Column, class_names, first_row
 from flgraph.data.tables import find_table
 from flgraph.errors import InputError, expect
 from flgraph.nn.tasks import Task
@@ -198,7 +198,7 @@ def _of_folder(path: Path, many: bool, task: Task) -> Source:
         len(ids),
         edge_index,
         class_names(told.texts("label", empty=True)) if "label" in told.names and not targets else [None] * len(told),
-        columns={name: nodes.column(name) for name in nodes.names if name not in {*TOLD, *targets}},
+        columns={name: nodes.column(name) for name in nodes.names if name not in {*RESERVED, *targets}},
         split=None if split is None else checked_split(split, told.where("split")),
         graph_of=None if of is None else torch.from_numpy(of).long(),
         unused=unused,
