@@ -80,12 +80,14 @@ def check_config(kind: type[OwnClients], settings: Mapping[str, Any], file: str,
     Raises:
         InputError: there are problems, each of which had a line.
     """
-    found = 0
+    found, shown = 0, set[str]()
     for name, given in dict(settings["graphs"]).items():
         data = kind(**{**settings, "graphs": {name: given}})
         data.declared.apart = apart
         try:
-            yield from _of_client(data, name, given)
+            for line in _of_client(data, name, given):
+                shown.add(line)
+                yield line
             _silently(data.setup)
         except InputError as error:
             found += 1
@@ -95,7 +97,7 @@ def check_config(kind: type[OwnClients], settings: Mapping[str, Any], file: str,
         data.declared.apart = apart
         try:
             _, doubts = _silently(data.setup)
-            yield from ("together", *_of_models(data), *unsure, *doubts)
+            yield from ("together", *_of_models(data), *(line for line in (*unsure, *doubts) if line not in shown))
         except InputError as error:
             found += 1
             yield _line("PROBLEM", error)
@@ -109,11 +111,12 @@ def _of_client(data: OwnClients, name: str, given: Any) -> Iterator[str]:
         return
     declared = data.declared
     many = isinstance(data, GraphClients)
-    source, _ = _silently(lambda: read_source(given, name, data.root, many, declared.task))
+    source, doubts = _silently(lambda: read_source(given, name, data.root, many, declared.task))
     columns = dict(source.columns if declared.columns is None else declared.columns)
     if isinstance(data, NodeClients) and data.partition_key is not None:
         columns[data.partition_key] = "text"  # whose nodes they are
     yield from _of_source(name, source, data.undirected, columns, declared.edge_columns)
+    yield from doubts
 
 
 def _of_models(data: OwnClients) -> Iterator[str]:
@@ -244,11 +247,10 @@ def _coded(coding: Coding, sources: Mapping[str, Source]) -> Iterator[str]:
 def _of_hetero(
     name: str, given: Any, root: str | None = None, labelled: bool = False, target: str | None = None
 ) -> Iterator[str]:
-    with warnings.catch_warnings():  # what is left out has a line of its own
-        warnings.simplefilter("ignore")
-        source = read_hetero_source(given, name, root, labelled, target)
+    source, doubts = _silently(lambda: read_hetero_source(given, name, root, labelled, target))
     path = str(Path(root or ".") / str(given))
     yield from _of_tables(name, source) if isinstance(source, HeteroTables) else _of_graph(name, source, path)
+    yield from doubts
 
 
 def _of_tables(name: str, source: HeteroTables) -> Iterator[str]:

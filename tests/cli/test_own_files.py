@@ -237,6 +237,20 @@ def test_check_of_a_configuration(
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize(("task", "table"), [("nodes", "nodes"), ("graphs", "nodes"), ("hetero", "paper")])
+def test_the_check_tells_of_a_file_that_was_cut_off(
+    done: Call, task: str, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(tmp_path / "made", task)
+    monkeypatch.chdir(tmp_path / "made")
+    file = Path("east", f"{table}.csv")
+    file.write_text(file.read_text().rpartition(",")[0])
+    change(Path(), "federation.yaml", "    classes:", "    missing: zero\n    classes:")
+    for checked in (done("data", "check", *PARTNERS).out, done("data", "check", "federation.yaml").out):
+        (line,) = (line for line in checked.splitlines() if "CAREFUL" in line)
+        assert f"{file}: rows with fewer cells than the header: 1, the first in line" in line
+
+
 def test_check_of_other_configurations(call: Call, project: Path) -> None:
     section = {"class_path": "flgraph.data.NodeClients", "init_args": {"graphs": {"north": "north"}}}
     for content, told in (
