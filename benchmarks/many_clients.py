@@ -24,7 +24,7 @@ from timing import QUIET, clocks, since
 
 from flgraph import callbacks, models
 from flgraph.data import FlatGraphs, GraphFederation
-from flgraph.data.graphs.container import _edge_order
+from flgraph.data.graphs.container import edge_order
 from flgraph.federation import Client, FederatedCallback, FederatedTrainer, Sequential
 from flgraph.federation.callback import Run
 from flgraph.federation.display import quiet_lightning
@@ -67,7 +67,7 @@ def molecules(num_graphs: int, seed: int, num_nodes: int = 18, kinds: int = 7) -
     node_ptr = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
     edge_ptr = torch.cat([torch.zeros(1, dtype=torch.long), torch.tensor(counts).cumsum(0)])
     edge_index = torch.stack([torch.cat(sources), torch.cat(targets)])
-    edge_index = edge_index[:, _edge_order(edge_index, node_ptr, edge_ptr)]
+    edge_index = edge_index[:, edge_order(edge_index, node_ptr, edge_ptr)]
     labels = torch.arange(num_graphs) % 2
     x = torch.nn.functional.one_hot(torch.randint(kinds, (int(sizes.sum()),), generator=generator), kinds)
     return FlatGraphs(x.to(torch.uint8), edge_index.int(), labels, node_ptr, edge_ptr, name="molecules")

@@ -299,9 +299,10 @@ def _check_section(name: str, content: Any, seen: _Seen) -> None:
     if not isinstance(content, Mapping):
         return
     if isinstance(content.get("class_path"), str):
-        for key in (str(key)[:60] for key in content if key not in _INNER):
+        beside = [str(key)[:60] for key in content if key not in _INNER]
+        if beside:
             wanted = "`class_path` and, below `init_args`, the fields of the class,"
-            raise InputError(name, wanted, f"`{key}` beside it{suggestion(key, _INNER, '`{}`')}")
+            raise InputError(name, wanted, f"`{beside[0]}` beside it{suggestion(beside[0], _INNER, '`{}`')}")
         _take_class(name, content["class_path"], seen)
     known, inner = _known(name, seen), content.get("init_args", {})
     if known is not None and isinstance(inner, Mapping):

@@ -53,15 +53,16 @@ def check_files(paths: Sequence[str], task: Task | None = None) -> Iterator[str]
         for name, path in given.items():
             yield from _of_hetero(name, path)
         return
+
+    def read(learned: LabelTask) -> tuple[dict[str, Source], list[str]]:
+        many = kind == "graphs"
+        return _silently(lambda: {name: read_source(path, name, None, many, learned) for name, path in given.items()})
+
     learned: LabelTask = "multiclass"
-
-    def read() -> dict[str, Source]:
-        return {name: read_source(path, name, None, kind == "graphs", learned) for name, path in given.items()}
-
-    sources, unsure = _silently(read)
+    sources, unsure = read(learned)
     if any(_measured(source) for source in sources.values()):  # which of the two nobody has said
         learned = "regression"
-        sources, unsure = _silently(read)
+        sources, unsure = read(learned)
     for name, one in sources.items():
         yield from _of_source(name, one, True, one.columns)
     coding, doubts = _silently(lambda: Declared(None, None, "zero", learned).agreed(sources))

@@ -21,14 +21,19 @@ class Doubt(UserWarning):
 
 
 def check_clients(graphs: Mapping[str, Any]) -> None:
-    """Raises :class:`~flgraph.errors.InputError` unless this maps clients' names to their data, one at least."""
+    """Refuses what does not map clients' names to their data, and warns where several have the same.
+
+    Raises:
+        InputError: it is no mapping, has no client, or names that are no texts.
+    """
     expect(isinstance(graphs, Mapping), "data.graphs", "a mapping from clients to their data", type(graphs).__name__)
     require(len(graphs) > 0, "data.graphs", "the data of at least one client", "none")
     for name in graphs:
         expect(isinstance(name, str), "data.graphs", "a mapping with texts for clients' names", f"the name {name!r}")
     paths = Counter(Path(given) for given in graphs.values() if isinstance(given, str | Path))
-    for path in (path for path, clients in paths.items() if clients > 1):
-        rank_zero_warn(f"`data.graphs`: {paths[path]} clients have the same data, {path}.", category=Doubt)
+    for path, count in paths.items():
+        if count > 1:
+            rank_zero_warn(f"`data.graphs`: {count} clients have the same data, {path}.", category=Doubt)
 
 
 def tensor_of(data: Any, field: str, name: str) -> Tensor:

@@ -88,7 +88,7 @@ class Declared:
                 ((f"label of {source.name}", source.labels) for source in sources.values()), least
             )
             if self.classes is None:
-                warn_of_spellings({name: source.labels for name, source in sources.items()})
+                warn_of_disjoint_classes({name: source.labels for name, source in sources.items()})
             if len(classes) == 1 and self.classes is None:
                 rank_zero_warn("All labels of `data` are of one class: every answer will be right.")
         else:
@@ -111,7 +111,7 @@ class Declared:
         return {"missing": self.missing, "declared": content_key(self.classes, self.columns)[:16], **task, **edges}
 
 
-def warn_of_spellings(labels: Mapping[str, Iterable[str | None]]) -> None:
+def warn_of_disjoint_classes(labels: Mapping[str, Iterable[str | None]]) -> None:
     """Warns of clients whose labels are all others than everybody else's, perhaps by their spelling alone."""
     own = {name: set(given) - {None} for name, given in labels.items()}
     clients = Counter(label for names in own.values() for label in names)

@@ -242,7 +242,7 @@ def _long_row(file: Path) -> str | None:
 def _warn_of_short_rows(file: Path) -> None:
     """Warns of rows with fewer cells than the header: a file that was cut off ends in one."""
     rows = _rows(file)
-    cells = len(next(rows)[1])
+    cells = len(next(rows, (0, []))[1])
     short = [line for line, row in rows if any(row) and len(row) < cells]
     if short:
         text = f"{file}: rows with fewer cells than the header: {len(short)}, the first in line {short[0]}"

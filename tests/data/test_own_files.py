@@ -91,7 +91,7 @@ def test_clients_with_the_same_data_are_doubted(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_cut_off_is_doubted(tmp_path: Path) -> None:
-    """The last node had lost its branch, which counted as a gap that the data brings."""
+    """What the last node had lost counted as a gap that the data brings."""
     folder = ring(tmp_path / "north", nodes=[("id", "label", "years"), *((f"{n:03d}", n % 2, 0.5) for n in range(12))])
     nodes = folder / "nodes.csv"
     nodes.write_text(nodes.read_text().removesuffix(",0.5\n") + "\n\n")

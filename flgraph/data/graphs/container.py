@@ -150,7 +150,7 @@ class FlatGraphs:
         edge_index = torch.cat(parts, dim=1)
         _check_edges(edge_index, node_ptr, edge_ptr, name)
         y = targets_of(torch.cat(ys), len(graphs), task, f"{name}.y")
-        order = _edge_order(edge_index, node_ptr, edge_ptr)
+        order = edge_order(edge_index, node_ptr, edge_ptr)
         edge_attr = None
         if featured:
             sizes = edge_ptr.diff().tolist()
@@ -379,7 +379,8 @@ class FlatGraphs:
         return batch
 
 
-def _edge_order(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor) -> Tensor:
+def edge_order(edge_index: Tensor, node_ptr: Tensor, edge_ptr: Tensor) -> Tensor:
+    """Order ``[E]`` of columns of ``edge_index [2, E]`` by (graph, source, target), nodes numbered within graphs."""
     shift = torch.repeat_interleave(node_ptr[:-1], edge_ptr.diff())
     return edge_keys(edge_index.long() + shift, int(node_ptr[-1])).argsort()
 

@@ -14,7 +14,7 @@ from flgraph.data.hetero.container import HeteroGraph
 from flgraph.data.hetero.datamodule import HeteroClientData, HeteroTask, check_task, client_data
 from flgraph.data.hetero.schema import canonical, with_reverse
 from flgraph.data.hetero.sources import HeteroTables, read_hetero_source
-from flgraph.data.own import Declared, split_rows, warn_of_spellings
+from flgraph.data.own import Declared, split_rows, warn_of_disjoint_classes
 from flgraph.data.statistics import hetero_statistics
 from flgraph.errors import expect
 
@@ -125,7 +125,7 @@ class HeteroClients(Federation[HeteroClientData]):
             return self.declared.classes
         tables = {name: source for name, source in read.items() if isinstance(source, HeteroTables)}
         labels = {name: source.labels[targets[name]] for name, source in tables.items()}
-        warn_of_spellings(labels)
+        warn_of_disjoint_classes(labels)
         least = max([0, *(source.num_classes for source in read.values() if isinstance(source, HeteroGraph))])
         return derived_classes(((f"label of {name}", own) for name, own in labels.items()), least)
 

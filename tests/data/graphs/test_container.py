@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from flgraph.data.graphs.container import FlatGraphs, _edge_order
+from flgraph.data.graphs.container import FlatGraphs, edge_order
 from flgraph.errors import InputError
 
 INDEX = [[0, 1, 2, 3, 4, 5], [5, 0], [2], [3, 3, 1, 3], [4, 0, 4]]
@@ -91,7 +91,7 @@ def test_from_pyg_sorts() -> None:
     assert torch.equal(sorted_edges.edge_index, shuffled.edge_index)
     edge_index = torch.tensor([[1, 0, 0, 1, 0], [0, 1, 0, 1, 0]], dtype=torch.int32)
     expected = [[0, 0, 1, 0, 1], [0, 1, 0, 0, 1]]
-    order = _edge_order(edge_index, torch.tensor([0, 2, 4]), torch.tensor([0, 3, 5]))
+    order = edge_order(edge_index, torch.tensor([0, 2, 4]), torch.tensor([0, 3, 5]))
     assert edge_index[:, order].tolist() == expected
 
 
