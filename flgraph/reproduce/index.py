@@ -77,7 +77,9 @@ def record_runs(file: Path, found: Iterable[tuple[Run, Mapping[str, Any]]]) -> N
     if not new:
         return
     with alone_in(file.parent):
-        index = {**read_index(file), **new}
+        old = read_index(file)
+        kept = {known_by: {"run": old[known_by]["run"]} for known_by in new.keys() & old.keys()}  # tables share runs
+        index = {**old, **{known_by: {**record, **kept.get(known_by, {})} for known_by, record in new.items()}}
         ordered = sorted(index.values(), key=lambda one: (one["run"], one["digest"], one["seed"], one["rounds"]))
         write_text("".join(f"{json.dumps(record)}\n" for record in ordered), file)
 

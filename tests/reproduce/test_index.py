@@ -112,6 +112,14 @@ def test_a_newer_run_takes_the_place_of_its_record(runs: Path, tmp_path: Path) -
     assert {path.name for path in (out / "paper").iterdir()} == {".lock", "runs.jsonl", "table.csv", "table.md"}
 
 
+def test_a_table_that_shares_runs_changes_no_record(runs: Path, tmp_path: Path) -> None:
+    """Not even what it is called."""
+    write_study(STUDY, runs, tmp_path / "out")
+    records = index_file(STUDY, tmp_path / "out").read_bytes()
+    write_study(replace(STUDY, methods={"Alone": METHODS["Local"]}, paper={}), runs, tmp_path / "out")
+    assert index_file(STUDY, tmp_path / "out").read_bytes() == records
+
+
 def test_what_a_table_has_stays_in_it(runs: Path, tmp_path: Path) -> None:
     """Of runs that are gone, without a record: cells that no run is at hand for, and seeds."""
     out = tmp_path / "out"
