@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -255,11 +256,15 @@ def test_clients_of_other_jobs_are_not_added_up() -> None:
 
 
 class Sites:
-    """A client at each of four sites in this process, whose jobs can be begun anew; one may be gone."""
+    """A client at each of four sites in this process, whose jobs can be begun anew; one may be gone.
+
+    One site at a time: Lightning's Trainers replace methods of classes while they run, and real sites share none.
+    """
 
     def __init__(self, folder: Path, federate: Any, model: Any, data: Any) -> None:
         self.folder, self.federate, self.model, self.data = folder, federate, model, data
         self.gone = self.lose = ""
+        self._one_at_a_time = threading.Lock()
 
     def open(self, rounds: int = 2) -> Any:
         """A job of the run; the server's trainer for it."""
@@ -279,7 +284,9 @@ class Sites:
             (turn["request"] == Request.EXCHANGE and site == self.gone) or turn["request"] == self.lose
         ):
             return None
-        return Message.from_bytes(bytes(self.hosts[site].answer(Message.from_bytes(message.to_bytes())).to_bytes()))
+        with self._one_at_a_time:
+            answer = self.hosts[site].answer(Message.from_bytes(message.to_bytes()))
+        return Message.from_bytes(bytes(answer.to_bytes()))
 
 
 @pytest.fixture
