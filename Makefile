@@ -27,7 +27,11 @@ check test: export OMP_NUM_THREADS ?= 1
 check: lint ## While at work: style, types, and the tests that start no process and train for moments
 	@.venv/bin/pytest ./tests -m 'not slow' $(PYTEST_ARGS)
 
-test: lint ## Check style and types, then run the tests and the docstrings' examples (PYTEST_ARGS="-k fedavg")
+test: .venv/.installed ## Check style and types, and beside them run the tests and the docstrings' examples (PYTEST_ARGS="-k fedavg")
+	@$(MAKE) --no-print-directory --jobs 2 lint tests
+
+.PHONY: tests
+tests: .venv/.installed
 	@.venv/bin/pytest ./tests --pyargs flgraph --doctest-modules $(PYTEST_ARGS)
 
 lint: .venv/.installed ## Check style and types

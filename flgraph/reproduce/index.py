@@ -78,9 +78,9 @@ def record_runs(file: Path, found: Iterable[tuple[Run, Mapping[str, Any]]]) -> N
         return
     with alone_in(file.parent):
         old = read_index(file)
-        kept = {known_by: {"run": old[known_by]["run"]} for known_by in new.keys() & old.keys()}  # tables share runs
-        index = {**old, **{known_by: {**record, **kept.get(known_by, {})} for known_by, record in new.items()}}
-        ordered = sorted(index.values(), key=lambda one: (one["run"], one["digest"], one["seed"], one["rounds"]))
+        for known_by in new.keys() & old.keys():  # another table may have recorded the run under its own name
+            new[known_by]["run"] = old[known_by]["run"]
+        ordered = sorted((old | new).values(), key=lambda one: (one["run"], one["digest"], one["seed"], one["rounds"]))
         write_text("".join(f"{json.dumps(record)}\n" for record in ordered), file)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import reduce
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from offices import Office
 
 from flgraph import __version__
 from flgraph.callbacks import FedPer
@@ -74,16 +74,16 @@ def test_no_message_at_all() -> None:
 
 
 # -------------------------------------------------------------------------------------------- a site and the others
-class Lies:
-    """Carries messages to sites in this process; site ``two`` answers some requests with bytes of its own."""
+class Lies(Office):
+    """Site ``two`` answers some requests with bytes of its own."""
 
     def __init__(self, hosts: Mapping[str, SiteHost], do: str, lie: Lie) -> None:
-        self.hosts, self.do, self.lie = dict(hosts), do, lie
-        self._turn = threading.Lock()
+        super().__init__(hosts)
+        self.do, self.lie = do, lie
 
     def send(self, site: str, message: Message, timeout: float) -> Message | None:
-        with self._turn:
-            answer = self.hosts[site].answer(Message.from_bytes(message.to_bytes()))
+        answer = super().send(site, message, timeout)
+        assert answer is not None
         asked = next(iter(message.header.get("turns", {"": {}}).values()))
         lies = site == "two" and message.header["do"] == self.do and (self.do != "run" or asked["round"] == 2)
         return read_answer(self.lie(answer) if lies else bytes(answer.to_bytes()))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from pathlib import Path
 
 import pytest
 
 from flgraph.reproduce import load_study
+from flgraph.reproduce.cells import read_earlier
 from flgraph.reproduce.records import read_records
 from flgraph.reproduce.study import digits_of
 from flgraph.runs.history import lower_is_better
@@ -38,18 +38,13 @@ def test_every_table_cites() -> None:
     assert len(CITED) >= 10
 
 
-def recorded(table: str, digits: int) -> dict[tuple[str, str, str], tuple[str, str]]:
+def recorded(table: str, digits: int) -> dict[tuple[str, ...], tuple[str, str]]:
     """Mean and deviation, and the number of seeds, of a table's first metric, by setting, method and protocol."""
-    with open(ROOT / "reproduction" / f"{table}.csv", newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    value = f"{{:.{digits}f}} ± {{:.{digits}f}}"
+    study = load_study(table)
     return {
-        (row["setting"], row["method"], row["protocol"]): (
-            value.format(float(row["mean"]), float(row["std"])),
-            row["seeds"],
-        )
-        for row in rows
-        if row["std"] and row["metric"] == rows[0]["metric"]
+        at[1:]: (f"{cell.mean:.{digits}f} ± {cell.std:.{digits}f}", str(cell.seeds))
+        for at, cell in read_earlier(study, ROOT / "reproduction").cells.items()
+        if at[0] == study.metrics[0]
     }
 
 

@@ -23,7 +23,7 @@ class Office:
         self.rule: Callable[[str, Message], str] = lambda site, message: "deliver"
         self.sent: list[tuple[str, str]] = []
         self.downloads: dict[str, list[bytes | None]] = {}
-        self._turn = threading.Lock()  # clients in one process share torch's generator
+        self._turn = threading.Lock()  # clients in one process share torch's generator and what Lightning patches
 
     def send(self, site: str, message: Message, timeout: float) -> Message | None:
         self.sent.append((site, message.header["do"]))
