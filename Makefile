@@ -52,9 +52,10 @@ clean: ## Remove .venv, the site and caches; runs/ stays
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and exactly: a range would let pip take a newer build with gigabytes of CUDA libraries.
+# Modules are compiled when they are first imported: to compile all of them is half of an installation's time.
 .venv/.installed: pyproject.toml constraints.txt
 	@echo "Installing flgraph and its tools into .venv (a few minutes the first time)"
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	@$(PIP) install $(TORCH) $(SETUPTOOLS) --constraint constraints.txt
-	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@$(PIP) install --no-compile $(TORCH) $(SETUPTOOLS) --constraint constraints.txt
+	@$(PIP) install --no-compile --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
