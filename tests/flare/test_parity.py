@@ -1,4 +1,4 @@
-"""Algorithms of every kind give the same bits at sites as in one process; some runs go from here to there, too.
+"""Algorithms of every kind give the same bits at sites as in one process, also when a run goes from here to there.
 
 The sites are objects in this process; bytes cross, as FLARE would carry them (``test_federation.py``).
 """
@@ -27,9 +27,6 @@ METHODS = (
     "fedstar@32-true+secure",
 )
 
-CONTINUED = ("fedstar", "fedego", "fedhgn", "scaffold", "ditto", "fedthin", "fedstar@32-true+secure")
-"""Those of them that go on in one process, or begin there; the server, clients or both have states of their own."""
-
 POLICY = {"algorithms": ["*"], "metrics": {"*": None}, "accept_states": True}
 """As in one process: nothing is held back."""
 
@@ -56,7 +53,7 @@ def test_same_bits(
     assert_same: Callable[..., None],
     tmp_path: Path,
 ) -> None:
-    """A run that began at sites ends in one process, too: its last round is done once more there; and back."""
+    """A run that began at sites ends in one process, too: its last round is done once more there."""
     methods.run(method, tmp_path / "one", methods.ROUNDS, *methods.KEEP)
     begun = tmp_path / "one" / method / "version_0"
     expected = measured(begun)
@@ -80,8 +77,6 @@ def test_same_bits(
     withheld = "+secure" in method or method in WITHOUT_NUMBERS
     of_sites = {**expected, "results": as_sites_tell(expected["results"], kits, withheld)}
     assert_same(measured(there), of_sites)
-    if method not in CONTINUED:
-        return
     earlier = there / "checkpoints" / f"round-{methods.ROUNDS - 1:05d}"
     methods.run(method, tmp_path, methods.ROUNDS, ckpt_path=str(earlier))
     assert_same(measured(there), expected)
