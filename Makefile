@@ -4,6 +4,9 @@ SHELL := /usr/bin/env bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
+# Modules, and tests as pytest rewrites them, are compiled once and not again by every process.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 PYTEST_ARGS ?= -n 3 --dist loadscope --no-loadscope-reorder
 DEMO_CMD = .venv/bin/python examples/quickstart.py

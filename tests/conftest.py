@@ -478,7 +478,7 @@ class Run:
         """Exit code, negative for a signal."""
         return self._order({"wait": self.pid})
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 400.0) -> None:
         """Waits until something holds."""
         deadline = time.monotonic() + seconds
         while not condition():

@@ -154,7 +154,7 @@ class _Started:
         self._process.send_signal(number)
 
     def wait(self) -> int:
-        return self._process.wait(60)
+        return self._process.wait(400)
 
 
 class InMemory:
