@@ -453,7 +453,7 @@ def float16() -> Float16:
 
 # ------------------------------------------------------------------------------------------------------- processes
 class Run:
-    """One ``flgraph`` process, forked from one that has imported everything (``forking.py``)."""
+    """One process of ``flgraph`` or a script, forked from one that has imported everything (``forking.py``)."""
 
     def __init__(self, server: subprocess.Popen[str], folder: Path, args: list[str], log: str, file_size: int) -> None:
         self.stdout, self.stderr = folder / f"{log}stdout.txt", folder / f"{log}stderr.txt"
@@ -507,12 +507,22 @@ def forking() -> Iterator[subprocess.Popen[str]]:
         process.stdin.close()
 
 
-@pytest.fixture
-def start(forking: subprocess.Popen[str], tmp_path: Path) -> Callable[..., Run]:
-    """Begins ``flgraph ARGS`` in a process of its own; in a folder of the test's, unless another one is given."""
+@pytest.fixture(scope="session")
+def start_in(forking: subprocess.Popen[str]) -> Callable[..., Run]:
+    """Begins ``flgraph ARGS``, or ``SCRIPT.py ARGS``, in a process of its own and in the folder that is given."""
 
-    def begin(*args: str, folder: Path = tmp_path, log: str = "", file_size: int = 0) -> Run:
+    def begin(folder: Path, *args: str, log: str = "", file_size: int = 0) -> Run:
         return Run(forking, folder, list(args), log, file_size)
+
+    return begin
+
+
+@pytest.fixture
+def start(start_in: Callable[..., Run], tmp_path: Path) -> Callable[..., Run]:
+    """The same; in a folder of the test's, unless another one is given."""
+
+    def begin(*args: str, folder: Path = tmp_path, **kwargs: Any) -> Run:
+        return start_in(folder, *args, **kwargs)
 
     return begin
 

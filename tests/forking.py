@@ -1,4 +1,4 @@
-"""Starts ``flgraph`` many times without importing anything anew.
+"""Starts ``flgraph``, or a script, many times without importing anything anew.
 
 Each run is a process of its own, forked from this one, that can be killed like any other. A line of JSON in is an order
 to start one, answered by its process id, or to wait for one, answered by its exit code.
@@ -10,15 +10,18 @@ import gc
 import json
 import os
 import resource
+import runpy
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import sklearn.model_selection  # noqa: F401 - what a run imports by itself, as the next three, for it to be quick
 import torch
-import torch.utils.tensorboard  # what a run imports by itself, for the first of them to be as quick as the others
+import torch.utils.tensorboard
 
+import flgraph.cli.fit  # noqa: F401
 from flgraph.cli.main import main
 from flgraph.federation.engines.distributed import launcher
 
@@ -37,13 +40,19 @@ def forked(config: launcher.LaunchConfig, program: str) -> Callable[..., Any]:
 
 
 def begin(order: dict[str, Any]) -> None:
-    """Runs ``flgraph`` in this process, to its end."""
+    """Runs ``flgraph``, or the script that is the first argument, in this process to its end."""
     os.chdir(order["folder"])
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     if order["file_size"]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_size"], resource.RLIM_INFINITY))
-    main(order["args"])
+    script, *args = order["args"]
+    if script.endswith(".py"):
+        sys.path.insert(0, os.path.dirname(script))
+        sys.argv = [script, *args]
+        runpy.run_path(script, run_name="__main__")
+    else:
+        main(order["args"])
     sys.exit()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,11 +71,10 @@ def test_console_script_runs(process: Flgraph, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_warning_is_one_line(process: Flgraph, small: list[str]) -> None:
-    given = ("-c", "configs/method/fedavg.yaml", *small, "--data.alpha", "2")
-    done = process(sys.executable, "-P", "-m", "flgraph", "fit", *given)
+def test_a_warning_is_one_line(start: Callable[..., Any], small: list[str]) -> None:
+    run = start("fit", "-c", "configs/method/fedavg.yaml", *small, "--data.alpha", "2")
     said = "flgraph: warning: `data.alpha` has no effect without `data.partition: dirichlet`.\n"
-    assert (done.returncode, done.stderr) == (0, said)
+    assert (run.wait(), run.stderr.read_text()) == (0, said)
 
 
 def test_whoever_reads_the_output_leaves(process: Flgraph) -> None:

@@ -64,9 +64,9 @@ def begun(run: Any, folder: Path, rounds: int) -> None:
 
 
 def told(run: Any) -> str:
-    (line,) = run.stderr.read_text().splitlines()
-    assert line.startswith("flgraph: error: ")
-    return line.removeprefix("flgraph: error: ")
+    output = run.stderr.read_text()
+    assert re.fullmatch(r"flgraph: error: .+\n", output)
+    return str(output.removeprefix("flgraph: error: ").strip())
 
 
 def test_killed_then_hung_then_finished_in_one_process(

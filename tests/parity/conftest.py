@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import methods
 import pytest
@@ -34,7 +34,7 @@ def found_by_name() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def runs(found_by_name: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(found_by_name: None, start_in: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with all runs: ``one`` process, ``two``, ``forked`` ones, and those that went from one to another.
 
     Clients move to other processes after the round at which these were cut.
@@ -47,12 +47,12 @@ def runs(found_by_name: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in methods.CONTINUED:
         further = shutil.copytree(root / "one" / name, root / "one-then-two" / name, symlinks=True)
         jobs.append((name, "one-then-two", methods.cut(further)))
-    program = [sys.executable, str(HERE / "program.py"), str(root)]
-    assert launch([*program, json.dumps(jobs), "ProcessGroup"], 2) == 0
+    program = [str(HERE / "program.py"), str(root)]
+    assert launch([sys.executable, *program, json.dumps(jobs), "ProcessGroup"], 2) == 0
     forked = [(name, "forked", None) for name in methods.METHODS]
     where = "flgraph.federation.engines.forked.Forked"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*program, json.dumps(forked), where], env=environment, check=True, stdout=subprocess.DEVNULL)
+    run = start_in(root, *program, json.dumps(forked), where)
+    assert run.wait() == 0, run.stderr.read_text()
     for name in methods.CONTINUED:
         further = shutil.copytree(root / "two" / name, root / "two-then-one" / name, symlinks=True)
         methods.run(name, root / "two-then-one", methods.ROUNDS, ckpt_path=methods.cut(further))

@@ -12,11 +12,9 @@ from typing import Any
 import federations
 import yaml
 
-from flgraph.cli.arguments import with_data_first
-from flgraph.cli.fit import FederatedCLI
+from flgraph.cli import fit
 from flgraph.federation import loop
 from flgraph.federation.callback import defaults
-from flgraph.federation.lightning import flushing_denormals
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "method"
 
@@ -86,11 +84,9 @@ def cut(runs: Path) -> str:
 
 
 def run(method: str, folder: Path, rounds: int, *further: str, ckpt_path: str | None = None) -> None:
-    """Runs it in this process; what ``flgraph fit`` does, whose parser of four subcommands takes longer than a run."""
-    with flushing_denormals():
-        line = with_data_first(["fit", *arguments(method, folder, rounds, *further)])
-        cli = FederatedCLI(line[1:], run=False)
-        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=ckpt_path)
+    """Runs it in this process, as ``flgraph fit`` does."""
+    continued = [] if ckpt_path is None else ["--ckpt_path", ckpt_path]
+    fit.main(["fit", *arguments(method, folder, rounds, *further), *continued])
 
 
 def takes(method: str, name: str) -> bool:

@@ -6,8 +6,6 @@ Dropout apart, of which a GPU draws other numbers. Where there is no GPU, the de
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,11 +33,11 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def root(device: str, found_by_name: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(device: str, start_in: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with all runs; in a process of their own, as a device stays registered."""
     folder = tmp_path_factory.mktemp("device")
-    program = [sys.executable, str(HERE / "device_program.py"), str(folder), device, json.dumps(METHODS)]
-    subprocess.run(program, check=True, timeout=400)
+    run = start_in(folder, str(HERE / "device_program.py"), str(folder), device, json.dumps(METHODS))
+    assert run.wait() == 0, run.stderr.read_text()
     return folder
 
 

@@ -99,7 +99,9 @@ def test_a_misspelt_metric_ends_with_the_first_run(tiny_study: Callable[..., Stu
 
 
 @pytest.mark.usefixtures("in_process")
-def test_killed_and_started_again_gives_the_same_table(tiny_study: Callable[..., Study], tmp_path: Path) -> None:
+def test_killed_and_started_again_gives_the_same_table(
+    tiny_study: Callable[..., Study], start: Callable[..., Any], tmp_path: Path
+) -> None:
     """SIGKILL hits the command, and a run in the middle; what goes on alone is waited for, not started twice."""
     file = tmp_path / "small.yaml"
     study = tiny_study(rounds=8).cut(methods=["FedStar"])
@@ -110,19 +112,14 @@ def test_killed_and_started_again_gives_the_same_table(tiny_study: Callable[...,
     def args(runs: Path) -> list[str]:
         return ["reproduce", str(file), "--jobs=2", f"--runs={runs}", f"--out={runs / 'out'}"]
 
-    def start() -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        call = [sys.executable, "-m", "flgraph", *args(cut)]
-        return subprocess.Popen(call, env=environment, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2])
-
     main(args(whole))
-    command_ = start()
-    wait_for(lambda: [h for h in cut.glob("*/*/version_0/history.jsonl") if h.read_text().count("\n") >= 3])
-    command_.kill()  # its two runs go on alone
+    command_ = start(*args(cut))
+    command_.wait_for(lambda: [h for h in cut.glob("*/*/version_0/history.jsonl") if h.read_text().count("\n") >= 3])
+    command_.signal(signal.SIGKILL)  # its two runs go on alone
     command_.wait()
     victim = next(iter(pids_below(cut)))
     os.kill(victim, signal.SIGKILL)
-    assert start().wait(400) == 0
+    assert start(*args(cut)).wait() == 0
     tables = [pandas.read_csv(folder / "out" / "small.csv").drop(columns="seconds") for folder in (cut, whole)]
     assert tables[0].equals(tables[1])
     assert len(list(cut.glob("*/*-seed[12]"))) == 2
