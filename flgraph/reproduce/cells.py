@@ -44,7 +44,7 @@ class Cell:
         shared: how many of them are.
         up: 10^6 wire bytes of all uploads of a whole run; metrics are not counted.
         down: the same of downloads.
-        seconds: of a round, wall clock on one thread.
+        seconds: of a round, wall clock on one thread; the median, as some runs share a processor or are paused.
     """
 
     table: str
@@ -125,7 +125,7 @@ def _costs(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
             if "bytes_per_round" in run
         ]
         found |= {way: statistics.fmean(totals) / 1e6} if totals else {}
-    return {**found, "seconds": statistics.fmean(run["seconds_per_round"] for run in results)}
+    return {**found, "seconds": statistics.median(run["seconds_per_round"] for run in results)}
 
 
 _KINDS = {"parameters": "total", "shared": "shared"}

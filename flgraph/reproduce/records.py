@@ -23,7 +23,7 @@ class Record:
         mean: of the study's first metric, in percent; errors as they are.
         std: sample standard deviation over seeds.
         seeds: how many.
-        seconds: a round, wall clock on one thread.
+        seconds: a round, wall clock on one thread; the median, as some runs share a processor or are paused.
         megabytes: a round, up and down, all clients together; 10^6 bytes.
         rounds: of a run.
         runs: digest and seed of every run that is known by them.
@@ -96,7 +96,7 @@ def _of_index(study: Study, setting: str, method: str, index: RunIndex) -> Recor
         final.mean,
         final.std,
         final.seeds,
-        statistics.fmean(one["seconds_per_round"] for one in results),
+        statistics.median(one["seconds_per_round"] for one in results),
         statistics.fmean(ways["up"] + ways["down"] for ways in sent) / 1e6 if sent else math.nan,
         statistics.fmean(one["rounds"] for one in results),
         frozenset((one["digest"], seed) for seed, one in found.items()),

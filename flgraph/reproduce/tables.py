@@ -220,7 +220,7 @@ def _provenance(study: Study, done: Done, cells: Sequence[Cell], runs: Path, ear
     yield ""
     seconds = {f"{cell.setting} {cell.method}": cell.seconds for cell in cells if math.isfinite(cell.seconds)}
     shown = ", ".join(f"{place} {value:.2f}" for place, value in seconds.items())
-    yield f"Seconds a round (one thread a run; other runs may have shared the machine): {shown}."
+    yield f"Seconds a round (median of the runs, one thread each; others may have shared the machine): {shown}."
 
 
 def _listed(heading: str, found: Mapping[str, set[str]], earlier: Mapping[tuple[str, str], str]) -> Iterator[str]:

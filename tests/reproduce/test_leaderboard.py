@@ -16,7 +16,7 @@ import pytest
 from flgraph.cli import main as cli
 from flgraph.cli.reproduce import work_off, write_study
 from flgraph.errors import InputError
-from flgraph.reproduce import Study, leaderboard, missing
+from flgraph.reproduce import Study, collect, leaderboard, missing
 from flgraph.reproduce.index import index_file, read_index
 from flgraph.reproduce.missing import Gap, dearest_first, find_gaps, told
 from flgraph.reproduce.records import papers_studies, read_records
@@ -73,6 +73,17 @@ def test_records_of_the_index_and_of_older_tables(study: Study, out: Path) -> No
     assert math.isnan(alone.std)
     assert (wide.mean, wide.std, wide.seeds, wide.seconds) == (80.0, 2.0, 2, 0.5)
     assert math.isnan(wide.megabytes)
+
+
+def test_one_slow_run_leaves_the_seconds_as_they_are(study: Study, out: Path) -> None:
+    """It was paused, or shared a processor."""
+    three = replace(study, seeds=[1, 2, 3])
+    lines = [record(three, "TINY", "Local", seed, 0.5, seconds_per_round=9.0**seed) for seed in three.seeds]
+    (out / three.paper_name / "runs.jsonl").write_text("".join(lines))
+    ((_, records),) = read_records([three], out)
+    assert records["TINY", "Local"].seconds == 81.0
+    cell = collect(three, {("TINY", "Local"): [json.loads(line) for line in lines]})[0]
+    assert cell.seconds == 81.0
 
 
 def test_a_leaderboard_by_hand(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
