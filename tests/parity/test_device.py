@@ -6,6 +6,8 @@ Dropout apart, of which a GPU draws other numbers. Where there is no GPU, the de
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,11 +35,11 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def root(device: str, start_in: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with all runs; in a process of their own, as a device stays registered."""
+def root(device: str, found_by_name: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with all runs; in a new process of their own: a device stays registered, and CUDA allows no fork."""
     folder = tmp_path_factory.mktemp("device")
-    run = start_in(folder, str(HERE / "device_program.py"), str(folder), device, json.dumps(METHODS))
-    assert run.wait() == 0, run.stderr.read_text()
+    program = [sys.executable, str(HERE / "device_program.py"), str(folder), device, json.dumps(METHODS)]
+    subprocess.run(program, check=True)
     return folder
 
 
