@@ -73,7 +73,7 @@ class FederatedCLI(LightningCLI):
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """The one that is given, and its parser: those of the other three take longer than all that it parses."""
+        """Only the one that is given: to make the parsers of the other three takes longer than to parse."""
         every = super().subcommands()
         return {name: every[name] for name in self._given[:1] if name in every} or every
 

@@ -28,8 +28,8 @@ _READING = """## How to read the tables
 
 A number is the metric of the last round in percent: mean over clients, then mean ± standard deviation over seeds, and
 in brackets how many seeds. Errors such as rmse are in the unit of what is predicted, and less is better. The best of
-each column is bold. Seconds and megabytes (10^6 bytes, up and down, all clients together) are of one round, over seeds
-the median and the mean; a run had one thread, and other runs beside it. A dash: not recorded.
+each column is bold. Seconds (median over seeds) and megabytes (mean; 10^6 bytes, up and down, all clients together) are
+of one round; a run had one thread, and other runs beside it. A dash: not recorded.
 
 Data sets, partitions and rounds differ from paper to paper: compare within a table.
 """
