@@ -224,13 +224,16 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
         target = torch.cat(labels)
         counts = [len(part) for part in labels]
         values = task_metrics(self.task, self.metrics, torch.cat(logits).float(), target)
-        # A batch's loss is the mean over what is known in it.
+        # A batch's loss is the mean over what is known in it, of classes that are weighed by these weights.
         gaps = target.is_floating_point() and bool(target.isnan().any())
         known = [int((~part.isnan()).sum()) for part in labels] if gaps else counts
-        if any(known):
+        each = torch.stack(losses).float()
+        if any(known) and self.task == "multiclass" and self.class_weights is not None:
+            share = torch.stack([self.class_weights.to(each)[part].sum() for part in labels])
+            values["loss"] = each[share > 0] @ share[share > 0] / share.sum()
+        elif any(known):
             # Summed once per sample: weights would be rounded otherwise.
-            total = torch.stack(losses).float().repeat_interleave(torch.tensor(known, device=target.device)).sum()
-            values["loss"] = total / sum(known)
+            values["loss"] = each.repeat_interleave(torch.tensor(known, device=target.device)).sum() / sum(known)
         return values if stage == "train" else {**values, "samples": torch.tensor(float(sum(counts)))}
 
 

@@ -251,7 +251,9 @@ DESCRIPTIONS: dict[str, Lie] = {
     "nested json": told(shared="[" * 100_000),
     "a list": described(lambda forms: list(forms)),
     "a number": told(shared=3),
-    "a million names": told(shared=json.dumps({str(number): "1 float32" for number in range(1_000_000)})),
+    "a million names": lambda honest, turn: told(
+        shared=json.dumps({str(number): "1 float32" for number in range(1_000_000)})
+    )(honest, turn),
     "many names": described(lambda forms: forms.update({f"x{number}": "1 float32" for number in range(1000)})),
     "forms that are none": described(lambda forms: forms.update({"first.weight": "large"})),
     "forms that are numbers": described(lambda forms: forms.update({"first.weight": 12})),

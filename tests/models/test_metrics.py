@@ -82,6 +82,11 @@ def test_classes_count_as_they_are_weighed(weights: Any, graph_federation: Calla
     share = torch.tensor(weights or [1.0, 1.0])[batch.y]
     torch.testing.assert_close(model.training_step(batch), (losses * share).sum() / share.sum())
     assert "class_weights" not in model.state_dict()
+    parts = [(model._weighted_loss(logits, y), logits, y) for logits, y in (drawn(2, 2), drawn(2, 1))]
+    parts.append((torch.tensor(math.nan), torch.zeros(0, 2), torch.zeros(0, dtype=torch.long)))
+    found = model.epoch_metrics("val", parts)["loss"]
+    logits, y = (torch.cat(both) for both in list(zip(*parts, strict=True))[1:])
+    torch.testing.assert_close(found, model._weighted_loss(logits, y))  # whatever the size of batches
 
 
 def test_they_are_logged_and_monitored(
