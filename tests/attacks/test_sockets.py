@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import json
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,15 @@ from flgraph.federation.engines.distributed.transport import listening_store
 psutil = pytest.importorskip("psutil")
 
 LISTENS = """
-import sys, psutil
+import json, os, sys, time, psutil
+from pathlib import Path
 from flgraph.federation.engines.distributed.environment import ProcessEnvironment
 from flgraph.federation.engines.distributed.transport import Transport
+os.environ.update(json.loads(sys.argv[1]))
 transport = Transport(ProcessEnvironment.here())
 print(sorted({c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}), flush=True)
-sys.stdin.read()
+while not Path("seen").exists():
+    time.sleep(0.05)
 """
 
 
@@ -51,28 +52,23 @@ def test_a_run_of_two_processes_listens_on_loopback_only(
     assert found == {"127.0.0.1"}
 
 
-def test_processes_that_something_else_started_listen_on_loopback_only() -> None:
+def test_processes_that_something_else_started_listen_on_loopback_only(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
     """Process 0 holds the store then; its address may be a name under which the machine is known elsewhere."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     where = {"MASTER_ADDR": socket.gethostname(), "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    (tmp_path / "listens.py").write_text(LISTENS)
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", LISTENS],
-            env={**os.environ, **where, "RANK": rank, "LOCAL_RANK": rank},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
+        start("listens.py", json.dumps({**where, "RANK": rank, "LOCAL_RANK": rank}), log=f"{rank}-") for rank in "01"
     ]
-    try:
-        said = [process.stdout.readline().strip() for process in processes if process.stdout is not None]
-    finally:
-        for process in processes:
-            process.communicate()
-    assert said == ["['127.0.0.1']"] * 2
+    said = [process.stdout for process in processes]
+    processes[0].wait_for(lambda: all(file.exists() and file.read_text() for file in said))
+    (tmp_path / "seen").touch()
+    assert [process.wait() for process in processes] == [0, 0], processes[0].stderr.read_text()
+    assert [file.read_text().strip() for file in said] == ["['127.0.0.1']"] * 2
 
 
 def test_a_store_listens_on_its_address_only() -> None:
