@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,12 @@ class FederatedCLI(LightningCLI):
             wanted = cls(**engine.init_args.as_dict()).processes
             raise SystemExit(launcher.launch([sys.executable, *_as_module(), *self._given], wanted))
 
+    @cached_property
+    def config_text(self) -> str:
+        """The effective configuration as YAML, with what is null."""
+        config = self.config[self.subcommand] if self.subcommand else self.config
+        return str(self._parser(self.subcommand).dump(config, "yaml", False))
+
     def _forks(self, trainer: FederatedTrainer) -> bool:
         """Whether clients go to all cores: nobody said where they are to run, or with how many threads."""
         silent = self._get(self.config, "trainer.engine") is None and "OMP_NUM_THREADS" not in os.environ
@@ -131,9 +138,7 @@ class FederatedCLI(LightningCLI):
         assert isinstance(trainer, FederatedTrainer)
         if self._forks(trainer):
             trainer.engine = Forked()
-        config = self.config[self.subcommand] if self.subcommand else self.config
-        trainer.config_text = self._parser(self.subcommand).dump(config, "yaml", False)  # False: with what is null
-        trainer.config = yaml.safe_load(trainer.config_text)
+        trainer.config_text, trainer.config = self.config_text, yaml.safe_load(self.config_text)
         return trainer
 
     # -------------------------------------------------------------------------------------------- the subcommands

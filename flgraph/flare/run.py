@@ -297,7 +297,7 @@ class _JobCLI(FederatedCLI):
 
     def before_instantiate_classes(self) -> None:
         """All but those that the site has chosen itself."""
-        content = yaml.safe_load(self._parser(self.subcommand).dump(self.config, "yaml", False))
+        content = yaml.safe_load(self.config_text)
         trainer = {key: value for key, value in content["trainer"].items() if key not in self._settings.trainer}
         refuse_foreign_names({"model": content["model"], "trainer": trainer}, self._settings.allow)
         super().before_instantiate_classes()
