@@ -139,6 +139,14 @@ def cache() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A FLGRAPH_CACHE of the test's own."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("FLGRAPH_CACHE", str(folder))
+    return folder
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder of real datasets named by FLGRAPH_DATA; the test is skipped where there is none."""

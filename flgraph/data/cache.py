@@ -20,20 +20,19 @@ FORMAT_VERSION = 1
 _warned = False
 
 
-def cache_folder(cache_dir: str | Path | None = None) -> Path:
-    """Where cached files lie: ``cache_dir``, else ``$FLGRAPH_CACHE``, else ``~/.cache/flgraph``."""
-    chosen = cache_dir or os.environ.get("FLGRAPH_CACHE") or Path("~/.cache/flgraph")
-    return Path(chosen).expanduser()
+def cache_folder() -> Path:
+    """Where cached files lie: ``$FLGRAPH_CACHE``, else ``~/.cache/flgraph``."""
+    return Path(os.environ.get("FLGRAPH_CACHE") or "~/.cache/flgraph").expanduser()
 
 
 ROOT = "data.root` or `FLGRAPH_DATA"
 """What says where data is, in messages."""
 
 
-def data_folders(root: str | Path | None, cache_dir: str | Path | None = None) -> list[Path]:
+def data_folders(root: str | Path | None) -> list[Path]:
     """Where data is looked for: in ``root``, or else ``$FLGRAPH_DATA``, if one is named, and in the cache folder."""
     chosen = root or os.environ.get("FLGRAPH_DATA")
-    return [*([Path(chosen).expanduser()] if chosen else []), cache_folder(cache_dir)]
+    return [*([Path(chosen).expanduser()] if chosen else []), cache_folder()]
 
 
 def content_key(*parts: object) -> str:
@@ -54,9 +53,7 @@ def content_key(*parts: object) -> str:
     return digest.hexdigest()
 
 
-def cached(
-    key: str, compute: Callable[[], Mapping[str, Tensor]], cache_dir: str | Path | None = None
-) -> dict[str, Tensor]:
+def cached(key: str, compute: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The tensors stored under ``key``, or those of ``compute()``, which are then stored.
 
     A file that is truncated or damaged is computed again and replaced. Files appear under their name only when
@@ -66,12 +63,11 @@ def cached(
     Args:
         key: what :func:`content_key` returned; must cover all that ``compute`` depends on.
         compute: makes the tensors; called only when they are not stored.
-        cache_dir: see :func:`cache_folder`.
 
     Returns:
         The tensors by name, on the CPU when they come from disk.
     """
-    path = cache_folder(cache_dir) / f"{key}.safetensors"
+    path = cache_folder() / f"{key}.safetensors"
     stored = _load(path)
     if stored is not None:
         return stored

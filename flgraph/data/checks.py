@@ -36,6 +36,40 @@ def check_clients(graphs: Mapping[str, Any]) -> None:
             rank_zero_warn(f"`data.graphs`: {count} clients have the same data, {path}.", category=Doubt)
 
 
+def link_arguments(task: str, links: Mapping[str, Any] | None, *further: str) -> dict[str, Any]:
+    """What was said of links that are to be predicted; nothing where the task is another.
+
+    Args:
+        task: of the data.
+        links: arguments of clients' data.
+        further: names of arguments beside those that :func:`check_held_out` looks at.
+
+    Raises:
+        InputError: there are others, or the task is another.
+    """
+    expect(links is None or task == "links", "data.links", f"null for {task}", links)
+    known = ("val_fraction", "test_fraction", "num_negatives", "seed", *further)
+    for name in links or {}:
+        expect(name in known, "data.links", f"names among {', '.join(known)}", name)
+    return dict(links or {})
+
+
+def check_held_out(val_fraction: float, test_fraction: float, num_negatives: int, seed: int) -> None:
+    """Refuses shares of links to hold out, numbers of negatives and seeds that there cannot be.
+
+    Raises:
+        InputError: one is none.
+    """
+    for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
+        fits = isinstance(share, int | float) and 0 <= share < 1
+        expect(fits, f"data.links.{name}", "a number, 0 or more and below 1", share)
+    left = f"below {1 - val_fraction:g}, what `val_fraction` leaves"
+    expect(test_fraction < 1 - val_fraction, "data.links.test_fraction", left, test_fraction)
+    for name, number, least, most in (("num_negatives", num_negatives, 1, 2**31), ("seed", seed, 0, 2**63)):
+        fits = isinstance(number, int) and least <= number < most
+        expect(fits, f"data.links.{name}", f"a whole number, {least} or more and below {most}", number)
+
+
 def tensor_of(data: Any, field: str, name: str) -> Tensor:
     """A tensor of a PyG graph or store, without the graph of operations that it may come from.
 

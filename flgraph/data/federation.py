@@ -13,6 +13,15 @@ C = TypeVar("C")
 """A client's data."""
 
 
+class ClientData(pl.LightningDataModule):
+    """One client's data: ``graph``, or ``graphs``."""
+
+    def __str__(self) -> str:
+        """Lightning's own looks into torch's loaders, and fails at others."""
+        held = vars(self)
+        return f"{type(self).__name__}({held.get('graph', held.get('graphs'))})"
+
+
 class Federation(pl.LightningDataModule, Generic[C]):
     """Several clients' data.
 
@@ -31,7 +40,7 @@ class Federation(pl.LightningDataModule, Generic[C]):
 
     def __init__(self, name: str, dataset: str | None = None) -> None:
         super().__init__()
-        self.save_hyperparameters(ignore=["graphs", "dataset", "root", "cache_dir", "manifest"], logger=False)
+        self.save_hyperparameters(ignore=["graphs", "dataset", "root", "manifest"], logger=False)
         if dataset is not None:
             self.hparams["dataset"] = dataset
         self.name = name

@@ -18,7 +18,7 @@ from flgraph.errors import InputError
 _OF_A_CLASS = ("class_path", "init_args")
 
 _WITHOUT_EFFECT = re.compile(
-    r"seed_everything|ckpt_path|data\.init_args\.(root|cache_dir|name)|trainer\.(rounds|name|default_root_dir|logger.*|"
+    r"seed_everything|ckpt_path|data\.init_args\.(root|name)|trainer\.(rounds|name|default_root_dir|logger.*|"
     r"max_logged_clients|enable_checkpointing|checkpoint_every|keep_checkpoints|enable_progress_bar)"
 )
 """Settings that say where a run lies and what it writes, not what it computes; and its seed and rounds, which a study

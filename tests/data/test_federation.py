@@ -12,8 +12,10 @@ from torch_geometric.data import Data, HeteroData
 from flgraph.data import (
     GraphFederation,
     HeteroClients,
+    HeteroDataModule,
     HeteroFederation,
     HeteroGraph,
+    NodeDataModule,
     NodeFederation,
     NodeGraph,
     PartitionedGraphFederation,
@@ -24,7 +26,7 @@ from flgraph.data import (
 from flgraph.errors import InputError
 from flgraph.reproduce.fedego.published import PublishedNodeFederation
 
-ELSEWHERE = {"graphs", "root", "cache_dir", "manifest"}
+ELSEWHERE = {"graphs", "root", "manifest"}
 """Data, and where it lies."""
 
 
@@ -43,6 +45,15 @@ def test_clients_are_known_after_setup() -> None:
         with pytest.raises(InputError, match=r"`client` to be one of the clients \((none before|one)"):
             data.client(name)
         data.setup()
+
+
+def test_clients_print_as_their_graphs_do() -> None:
+    data = GraphFederation({"one": graphs()}, structure="none")
+    data.setup()
+    assert str(data.client("one")).startswith("GraphDataModule(FlatGraphs(one: 20 graphs, 40 nodes")
+    (*splits,) = torch.arange(9).split(3)
+    assert str(NodeDataModule(nodes(), *splits)).startswith("NodeDataModule(NodeGraph(nine: 9 nodes")
+    assert str(HeteroDataModule(hetero())).startswith("HeteroDataModule(HeteroGraph(eight: 8 nodes")
 
 
 def hetero() -> HeteroGraph:

@@ -29,6 +29,24 @@ def test_tables_of_types(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="Not used of the data of `north`: label of author"):
         links.setup()
     assert links.client("north").num_train_samples > 0
+    alone = HeteroClients({"north": tmp_path / "north"}, task="links", reverse=False)
+    with pytest.warns(UserWarning, match="label of author"):
+        alone.setup()
+    assert [kind[1] for kind in alone.client("north").graph.edge_types] == ["writes"]
+    assert str(alone.client("north")).startswith("HeteroLinkDataModule(HeteroGraph(north: ")
+    given: dict[str, Any]
+    for given, sentence in (
+        ({"task": "nodes", "links": {"seed": 1}}, r"`data\.links` to be null for nodes"),
+        ({"links": {"nonsense": 1}}, r"`data\.links` to be names among .* seed, predicted but got 'nonsense'"),
+        ({"links": {"seed": -1}}, r"`data\.links\.seed` to be a whole number, 0 or more and below 9"),
+        ({"links": {"num_negatives": "many"}}, r"`data\.links\.num_negatives` to be a whole number, 1 or more"),
+        (
+            {"links": {"test_fraction": 0.95}},
+            r"`data\.links\.test_fraction` to be below 0\.9, what `val_fraction` leav",
+        ),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            HeteroClients({"north": tmp_path / "north"}, **{"task": "links", **given}).setup()
 
 
 def test_hidden_files_are_no_tables_and_folders_are_refused(tmp_path: Path) -> None:

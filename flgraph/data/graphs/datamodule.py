@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch_geometric.data import Data
 
 from flgraph.data.cache import content_key
 from flgraph.data.checks import expect_classes, require
+from flgraph.data.federation import ClientData
 from flgraph.data.graphs.batching import GraphLoader
 from flgraph.data.graphs.container import FlatGraphs
 from flgraph.data.graphs.scores import wl_scores
@@ -22,7 +22,7 @@ from flgraph.errors import expect
 Graphs = FlatGraphs | Iterable[Data]
 
 
-class GraphDataModule(pl.LightningDataModule):
+class GraphDataModule(ClientData):
     """One client's labelled graphs, split three ways; goes with any Trainer, federated or not.
 
     Args:

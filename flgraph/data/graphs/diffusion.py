@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Literal, get_args
 
 import torch
@@ -74,7 +73,7 @@ class Diffusion:
             expect(count >= 1, f"diffusion.{name}", "1 or more", count)
 
 
-def diffused(graphs: FlatGraphs, how: Diffusion, cache_dir: str | Path | None = None) -> WeightedEdges:
+def diffused(graphs: FlatGraphs, how: Diffusion) -> WeightedEdges:
     """The diffused edges of every graph, from the cache if they were computed before.
 
     Graphs of equal size are diffused together, as batches of dense matrices in float64. Nodes of different components
@@ -83,7 +82,6 @@ def diffused(graphs: FlatGraphs, how: Diffusion, cache_dir: str | Path | None = 
     Args:
         graphs: the graphs; repeated edges add up, as in PyG.
         how: the diffusion.
-        cache_dir: see :func:`flgraph.data.cache.cache_folder`.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -94,7 +92,7 @@ def diffused(graphs: FlatGraphs, how: Diffusion, cache_dir: str | Path | None = 
     """
     edges, node_ptr, edge_ptr = (part.cpu() for part in (graphs.edge_index, graphs.node_ptr, graphs.edge_ptr))
     key = content_key("diffusion", _VERSION, asdict(how), edges, node_ptr, edge_ptr)
-    stored = cached(key, lambda: _compute(edges, node_ptr, edge_ptr, how).tensors, cache_dir)
+    stored = cached(key, lambda: _compute(edges, node_ptr, edge_ptr, how).tensors)
     return WeightedEdges(**stored)
 
 

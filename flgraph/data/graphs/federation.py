@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -49,7 +48,6 @@ class GraphFederation(Federation[GraphDataModule]):
         partition: a file that says which of its graphs a client has, and its splits, see
             :mod:`flgraph.data.partition_file`; all, and by ``fractions``, when ``None``. Its clients must be those of
             the federation. Every run writes one, ``partition.npz``.
-        cache_dir: where computed embeddings are kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
         task: what the ``y`` of PyG graphs is: ``multiclass``, one class; ``multilabel``, 0 or 1 for each of several
             labels; ``regression``, numbers; NaN where one is not known. A flat set brings its own.
         wl_scores: see :class:`GraphDataModule`.
@@ -72,7 +70,6 @@ class GraphFederation(Federation[GraphDataModule]):
         batch_size: int = 128,
         eval_batch_size: int = 512,
         partition: str | None = None,
-        cache_dir: str | Path | None = None,
         task: Task = "multiclass",
         wl_scores: bool = False,
         diffusion: Diffusion | None = None,
@@ -92,7 +89,7 @@ class GraphFederation(Federation[GraphDataModule]):
         expect(0 <= split_seed < 2**32, "data.split_seed", "between 0 and 2^32 - 1", split_seed)
         self.structure, self.dse_dim, self.rwse_dim = structure, dse_dim, rwse_dim
         self.fractions, self.split_seed = tuple(fractions), split_seed
-        self.batch_size, self.eval_batch_size, self.cache_dir = batch_size, eval_batch_size, cache_dir
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.wl_scores, self.diffusion = wl_scores, diffusion
         self._given, self._num_classes = graphs, num_classes
         self._names: list[str] = []
@@ -163,13 +160,13 @@ class GraphFederation(Federation[GraphDataModule]):
         Graphs that bring a tensor ``s`` keep theirs.
         """
         if self.diffusion is not None:
-            graphs = graphs.with_views({"diffused": diffused(graphs, self.diffusion, self.cache_dir)})
+            graphs = graphs.with_views({"diffused": diffused(graphs, self.diffusion)})
         if self.structure == "none" or "s" in graphs.node_tensors:
             return graphs
         where = (graphs.edge_index, graphs.node_ptr, graphs.edge_ptr)
         how = (self.structure, self.dse_dim, self.rwse_dim)
         key = content_key("structure embedding", 1, *how, *where)
-        return graphs.with_tensors(cached(key, lambda: {"s": structure_embedding(*where, *how)}, self.cache_dir))
+        return graphs.with_tensors(cached(key, lambda: {"s": structure_embedding(*where, *how)}))
 
     def _make(self, name: str, graphs: FlatGraphs, num_classes: int) -> GraphDataModule:
         graphs, splits = self._split(name, graphs)
@@ -306,7 +303,7 @@ class TUFederation(GraphFederation):
             dataset = next(dataset for dataset in self.datasets if name in self._shards(dataset))
         if self._read is None or self._read[0] != dataset:
             self._read = None  # before the next one is read
-            self._read = dataset, self.embed(read_tu(dataset, self.root, self.features, self.cache_dir))
+            self._read = dataset, self.embed(read_tu(dataset, self.root, self.features))
         graphs = self._read[1]
         if self.shards == 1:
             self._read = None

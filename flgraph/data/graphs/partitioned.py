@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -45,7 +44,6 @@ class PartitionedGraphFederation(GraphFederation):
         eval_batch_size: graphs per batch otherwise.
         partition: a file that says which graphs are whose, see :class:`GraphFederation`; ``num_clients``, ``emd`` and
             the splits then have no effect.
-        cache_dir: where parsed data and diffusions are kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
         name: how runs on this data are called; data set and distance when ``None``.
 
     Attributes:
@@ -72,7 +70,6 @@ class PartitionedGraphFederation(GraphFederation):
         batch_size: int = 128,
         eval_batch_size: int = 512,
         partition: str | None = None,
-        cache_dir: str | Path | None = None,
         name: str | None = None,
     ) -> None:
         expect(isinstance(diffusion, Diffusion), "data.diffusion", "a Diffusion", type(diffusion).__name__)
@@ -89,7 +86,6 @@ class PartitionedGraphFederation(GraphFederation):
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
             partition=partition,
-            cache_dir=cache_dir,
             diffusion=diffusion,
         )
         self.hparams["dataset"] = title
@@ -121,7 +117,7 @@ class PartitionedGraphFederation(GraphFederation):
         """Client name, graphs and number of classes of every client."""
         graphs = self.dataset
         if isinstance(graphs, str):
-            graphs = read_tu(graphs, self.root, self.features, self.cache_dir)
+            graphs = read_tu(graphs, self.root, self.features)
         graphs = self.embed(graphs)
         self._everywhere = graphs
         self.note_total(graphs)

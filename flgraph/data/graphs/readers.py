@@ -30,7 +30,6 @@ def read_tu(
     name: str,
     root: str | Path | None = None,
     features: Features = "auto",
-    cache_dir: str | Path | None = None,
 ) -> FlatGraphs:
     r"""Reads a TU data set, with the graphs, edges, labels and features of PyG's ``TUDataset(use_node_attr=True)``.
 
@@ -45,7 +44,6 @@ def read_tu(
             labels; ``"degree"``: one-hot degrees, with as many columns as the largest degree + 1; ``"auto"``: the first
             that there is of labels, attributes, degree; ``"mvgrl"``: attributes where there are any, otherwise labels,
             then degrees, as MVGRL's published code takes them.
-        cache_dir: where parsed text is kept, see :func:`flgraph.data.cache.cache_folder`.
 
     Returns:
         The graphs; one-hots are held as uint8, attributes (and ``"all"`` with attributes) as float32, edges as int32.
@@ -63,15 +61,15 @@ def read_tu(
         >>> _ = (folder / "TWO_A.txt").write_text("1, 2\n2, 1\n3, 4\n4, 3\n")
         >>> _ = (folder / "TWO_graph_indicator.txt").write_text("1\n1\n2\n2\n")
         >>> _ = (folder / "TWO_graph_labels.txt").write_text("-1\n1\n")
-        >>> graphs = read_tu("TWO", root, cache_dir=root)
+        >>> graphs = read_tu("TWO", root)
         >>> len(graphs), graphs.num_classes
         (2, 2)
         >>> temporary.cleanup()
     """
     expect(features in get_args(Features), "features", f"one of {', '.join(get_args(Features))}", features)
     expect(re.fullmatch(r"\w[\w.+-]*", name) is not None, "name", "the name of a TU data set, for example MUTAG", name)
-    files = TUFiles(name, locate(name, root, cache_dir))
-    parsed = cached(content_key("tu", _READER_VERSION, files.digest()), lambda: _parse(files), cache_dir)
+    files = TUFiles(name, locate(name, root))
+    parsed = cached(content_key("tu", _READER_VERSION, files.digest()), lambda: _parse(files))
     x = _features(name, features, parsed)
     return FlatGraphs(
         x,

@@ -31,9 +31,9 @@ _MEMBERS = ("A", "graph_indicator", "graph_labels", "node_labels", "node_attribu
 _READ_ERRORS = (OSError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, RuntimeError)
 
 
-def locate(name: str, root: str | Path | None, cache_dir: str | Path | None) -> Path:
+def locate(name: str, root: str | Path | None) -> Path:
     """The zip file, or the folder of text files, of data set ``name``."""
-    folders = data_folders(root, cache_dir)
+    folders = data_folders(root)
     for base in folders:
         for path in (base / f"{name}.zip", base / "tu" / f"{name}.zip"):
             if path.is_file():

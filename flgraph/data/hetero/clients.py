@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 
-from flgraph.data.checks import check_clients, warn_of_unused
+from flgraph.data.checks import check_clients, link_arguments, warn_of_unused
 from flgraph.data.columns import Coding, Missing, declared_columns, derived_classes, derived_columns
 from flgraph.data.federation import Federation
 from flgraph.data.hetero.container import HeteroGraph
-from flgraph.data.hetero.datamodule import HeteroClientData, HeteroTask, check_task, client_data
+from flgraph.data.hetero.datamodule import HeteroClientData, HeteroTask, client_data
 from flgraph.data.hetero.schema import canonical, with_reverse
 from flgraph.data.hetero.sources import HeteroTables, read_hetero_source
 from flgraph.data.own import Declared, split_rows, warn_of_disjoint_classes
 from flgraph.data.statistics import hetero_statistics
 from flgraph.errors import expect
+from flgraph.nn.tasks import check_task
 
 
 class HeteroClients(Federation[HeteroClientData]):
@@ -36,7 +37,8 @@ class HeteroClients(Federation[HeteroClientData]):
         tie_names: see :meth:`HeteroGraph.relations`.
         name: how runs on this data are called.
         task: ``"nodes"`` to classify nodes, ``"links"`` to predict links.
-        links: further arguments of :class:`HeteroLinkDataModule`, for links.
+        links: further arguments of :class:`HeteroLinkDataModule`, for links: ``predicted``, ``val_fraction``,
+            ``test_fraction``, ``num_negatives``, ``seed``.
         root: where relative paths begin; the current folder when ``None``.
         target: type of the nodes that are classified; the one whose table has labels when ``None``.
         classes: see :class:`~flgraph.data.NodeClients`.
@@ -44,7 +46,7 @@ class HeteroClients(Federation[HeteroClientData]):
         missing: see there.
         fractions: shares of the training, validation and test nodes, where tables say nothing of splits.
         split_seed: of these; not the run's seed.
-        reverse: whether reverse relations are added to tables' (``rev_writes``).
+        reverse: whether reverse relations are added to tables' (``rev_writes``), for links to all.
 
     Raises:
         InputError: there is no client, a file cannot be used, or a client has nothing to train on or another number of
@@ -68,10 +70,11 @@ class HeteroClients(Federation[HeteroClientData]):
         reverse: bool = True,
     ) -> None:
         super().__init__(name)
-        check_task(task)
+        check_task(task, "data.task", HeteroTask)
         check_clients(graphs)
         self.graphs, self.root, self.target, self.task = dict(graphs), root, target, task
-        self.tie_names, self.links, self.reverse = tie_names, links, reverse
+        self.tie_names, self.reverse = tie_names, reverse
+        self.links = link_arguments(task, links, "predicted")
         self.declared = Declared(classes, None, missing)
         expect(
             columns is None or isinstance(columns, dict),
@@ -107,8 +110,9 @@ class HeteroClients(Federation[HeteroClientData]):
                 made[name] = source if self.task == "links" else self._with_classes(name, source, classes)
         self.class_names = classes
         own = {"settings": self.declared.settings} if tables else {"settings": None}
+        links = {**self.links, "reverse": self.reverse}
         self._clients = {
-            name: client_data(self.task, canonical(graph), self.tie_names, links=self.links, **own)
+            name: client_data(self.task, canonical(graph), self.tie_names, links=links, **own)
             for name, graph in made.items()
         }
         for name, source in tables.items():

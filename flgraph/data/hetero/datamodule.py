@@ -7,12 +7,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
 from flgraph.data.checks import require, warn_of_common
-from flgraph.data.federation import Federation
+from flgraph.data.federation import ClientData, Federation
 from flgraph.data.hetero.batching import HeteroLoader
 from flgraph.data.hetero.container import HeteroGraph
 from flgraph.data.hetero.links import HeteroLinkDataModule
@@ -22,6 +21,7 @@ from flgraph.data.hetero.schema import canonical, model_sizes, without_reverse
 from flgraph.data.splits import split_of
 from flgraph.data.statistics import hetero_statistics
 from flgraph.errors import expect
+from flgraph.nn.tasks import check_task
 
 HeteroPartitionName = Literal["random_edges", "random_edge_types", "none"]
 HeteroTask = Literal["nodes", "links"]
@@ -30,7 +30,7 @@ HeteroTask = Literal["nodes", "links"]
 _PARTITIONERS = {"random_edges": random_edges, "random_edge_types": random_edge_types}
 
 
-class HeteroDataModule(pl.LightningDataModule):
+class HeteroDataModule(ClientData):
     """One client's heterogeneous graph for full-batch training; goes with any Trainer, federated or not.
 
     Args:
@@ -61,11 +61,6 @@ class HeteroDataModule(pl.LightningDataModule):
     def num_train_samples(self) -> int:
         """Number of training nodes, the client's weight in averages."""
         return self.graph.train.numel()
-
-    @property
-    def train_labels(self) -> Tensor:
-        """Classes of the training nodes ``[n]``."""
-        return self.graph.y[self.graph.train]
 
     @property
     def weight_rows(self) -> list[Any]:
@@ -123,17 +118,12 @@ def client_data(
     graph: HeteroGraph,
     tie_names: bool,
     settings: Mapping[str, Any] | None,
-    links: Mapping[str, Any] | None,
+    links: Mapping[str, Any],
 ) -> HeteroClientData:
     """A client's data for a task; ``links`` are further arguments of :class:`HeteroLinkDataModule`."""
     if task == "nodes":
         return HeteroDataModule(graph, tie_names, settings)
-    return HeteroLinkDataModule(graph, tie_names=tie_names, settings=settings, **(links or {}))
-
-
-def check_task(task: str) -> None:
-    """Refuses what is no task."""
-    expect(task in get_args(HeteroTask), "data.task", f"one of {', '.join(get_args(HeteroTask))}", task)
+    return HeteroLinkDataModule(graph, tie_names=tie_names, settings=settings, **links)
 
 
 class HeteroFederation(Federation[HeteroClientData]):
@@ -191,12 +181,13 @@ class HeteroFederation(Federation[HeteroClientData]):
         title = dataset if isinstance(dataset, str) else dataset.name
         suffix = "whole" if partition == "none" else f"{partition}-{num_clients}"
         super().__init__(name or f"{title}-{suffix}".lower().replace("_", "-"), title)
-        check_task(task)
+        check_task(task, "data.task", HeteroTask)
         kinds = get_args(HeteroPartitionName)
         expect(partition in kinds, "data.partition", f"one of {', '.join(kinds)}", partition)
         expect(0 <= val_fraction < 1, "data.val_fraction", "0 or more and below 1", val_fraction)
         one = partition != "none" or num_clients == 1
         expect(one, "data.num_clients", "1, where there is no partition,", num_clients)
+        expect(num_negatives >= 1, "data.num_negatives", "1 or more", num_negatives)
         self.dataset, self.root, self.num_clients, self.partition = dataset, root, num_clients, partition
         self.partition_seed, self.manifest, self.val_fraction = partition_seed, manifest, val_fraction
         self.reverse, self.tie_names, self.task, self.num_negatives = reverse, tie_names, task, num_negatives

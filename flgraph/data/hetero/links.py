@@ -7,11 +7,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from flgraph.data.checks import edge_keys, require
+from flgraph.data.checks import check_held_out, edge_keys, require
+from flgraph.data.federation import ClientData
 from flgraph.data.hetero.batching import LinkLoaders
 from flgraph.data.hetero.container import EdgeType, HeteroGraph
 from flgraph.data.hetero.schema import model_sizes, with_reverse, without_reverse
@@ -21,7 +21,7 @@ from flgraph.nn.batches import LinkBatch
 from flgraph.nn.sparse.adjacency import offsets
 
 
-class HeteroLinkDataModule(LinkLoaders, pl.LightningDataModule):
+class HeteroLinkDataModule(LinkLoaders, ClientData):
     """One client's heterogeneous graph for link prediction; goes with any Trainer, federated or not.
 
     A random part of the edges of each predicted relation is held out for validation, another for the test; their
@@ -61,13 +61,9 @@ class HeteroLinkDataModule(LinkLoaders, pl.LightningDataModule):
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        expect(0 <= val_fraction < 1, "data.val_fraction", "0 or more and below 1", val_fraction)
-        left = f"0 or more and below {1 - val_fraction:g}, what `data.val_fraction` leaves"
-        expect(0 <= test_fraction < 1 - val_fraction, "data.test_fraction", left, test_fraction)
-        expect(num_negatives >= 1, "data.num_negatives", "1 or more", num_negatives)
+        check_held_out(val_fraction, test_fraction, num_negatives, seed)
         whole = without_reverse(graph)
         wanted = _wanted(whole, predicted)
-        expect(0 <= seed < 2**63, "data.partition_seed", "0 or more and below 2^63", seed)
         generator = torch.Generator().manual_seed(seed)
         part = _split(whole, wanted, val_fraction, test_fraction, generator)
         kept = _subgraph(whole, part == 0)
@@ -144,7 +140,7 @@ def _wanted(graph: HeteroGraph, predicted: Sequence[str | EdgeType] | None) -> T
     known = {kind[1] for kind in graph.edge_types} | set(graph.edge_types)
     chosen = {name if isinstance(name, str) else tuple(name) for name in predicted}
     for name in chosen:
-        expect(name in known, "data.predicted", f"among {', '.join(kind[1] for kind in graph.edge_types)}", name)
+        expect(name in known, "data.links.predicted", f"among {', '.join(kind[1] for kind in graph.edge_types)}", name)
     return torch.tensor([kind in chosen or kind[1] in chosen for kind in graph.edge_types], dtype=torch.bool)
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
-from flgraph.data.checks import Doubt, check_clients, require, warn_of_unused
+from flgraph.data.checks import Doubt, check_clients, link_arguments, require, warn_of_unused
 from flgraph.data.columns import Coding, Missing
 from flgraph.data.federation import Federation
 from flgraph.data.nodes.container import NodeGraph, sparse_rows
 from flgraph.data.nodes.datamodule import NodeDataModule
-from flgraph.data.nodes.links import LinkDataModule, link_arguments
+from flgraph.data.nodes.links import LinkDataModule
 from flgraph.data.nodes.whole_graph import WholeGraphDataModule
 from flgraph.data.own import Declared, Splits, edges_of_source, features_of, labels_of, left_out, splits_of
 from flgraph.data.sources import Source, read_source
@@ -108,6 +108,7 @@ class NodeClients(Federation[NodeDataModule]):
         alone = partition_key is None or len(graphs) == 1
         expect(alone, "data.partition_key", "null where there are graphs of several clients", partition_key)
         check_task(task, "data.task", NodeTask)
+        expect(not ego_graphs or task != "links", "data.ego_graphs", "false for links", ego_graphs)
         self.partition_key = partition_key
         self.graphs, self.root = dict(graphs), root
         self.links = link_arguments(task, links) if task == "links" or links else None

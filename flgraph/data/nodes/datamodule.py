@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch_geometric.utils import index_to_mask
 
 from flgraph.data.cache import content_key
 from flgraph.data.checks import require
-from flgraph.data.federation import Federation, name_clients
+from flgraph.data.federation import ClientData, Federation, name_clients
 from flgraph.data.figures import label_figure
 from flgraph.data.nodes.batching import EgoLoader, hop_offsets
 from flgraph.data.nodes.communities import louvain, louvain_balanced, louvain_plus, metis, metis_plus
@@ -35,7 +34,7 @@ BY_CLASS = ("label_skew", "dirichlet", "louvain_plus", "metis_plus")
 """Partitions that need classes."""
 
 
-class NodeDataModule(pl.LightningDataModule):
+class NodeDataModule(ClientData):
     """One client's graph, its nodes split three ways; goes with any Trainer, federated or not.
 
     Loaders give :class:`~flgraph.data.EgoBatch` es; full-batch methods take :attr:`graph`, :attr:`train`, :attr:`val`
@@ -243,7 +242,6 @@ class NodeFederation(Federation[NodeDataModule]):
         epoch_fraction: training nodes that a local epoch visits, as a share of all nodes of the client, or all of them
             where they are fewer; drawn anew for each. 0.2 in FedEgo's published code.
         eval_batch_size: ego-graphs per batch otherwise.
-        cache_dir: where parsed data is kept; ``FLGRAPH_CACHE`` or ``~/.cache/flgraph`` when ``None``.
         name: how runs on this data are called; data set and partition when ``None``.
         client_names: what the clients are called; ``client-1``, ``client-2`` and so on when ``None``.
         partition_key: a field of the data that says whose each node is, such as ``hospital``; all nodes with the same
@@ -290,7 +288,6 @@ class NodeFederation(Federation[NodeDataModule]):
         fanouts: Sequence[int] = (6, 6),
         epoch_fraction: float = 0.2,
         eval_batch_size: int = 512,
-        cache_dir: str | Path | None = None,
         name: str | None = None,
         client_names: Sequence[str] | None = None,
         partition_key: str | None = None,
@@ -315,7 +312,7 @@ class NodeFederation(Federation[NodeDataModule]):
             client_names, self.hparams["partition"] = client_names or self._saved.names, partition
         self._names = name_clients(client_names, num_clients)
         self.partition_key = partition_key
-        self.dataset, self.root, self.cache_dir, self.normalize = dataset, root, cache_dir, normalize
+        self.dataset, self.root, self.normalize = dataset, root, normalize
         given: dict[str, Any] = {
             "num_clients": num_clients,
             "local_fraction": local_fraction,
@@ -379,7 +376,7 @@ class NodeFederation(Federation[NodeDataModule]):
     def read(self) -> NodeGraph:
         """The whole graph."""
         if isinstance(self.dataset, str):
-            return read_nodes(self.dataset, self.root, self.cache_dir, self.normalize, self.partition_key, self.task)
+            return read_nodes(self.dataset, self.root, self.normalize, self.partition_key, self.task)
         return self.dataset.normalized() if self.normalize else self.dataset
 
     def make_partition(self, graph: NodeGraph) -> NodePartition:

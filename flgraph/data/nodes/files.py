@@ -73,7 +73,6 @@ def names_pyg(name: str) -> bool:
 def read_pyg_nodes(
     name: str,
     root: str | Path | None = None,
-    cache_dir: str | Path | None = None,
     key: str | None = None,
     task: Task = "multiclass",
 ) -> NodeGraph:
@@ -82,9 +81,8 @@ def read_pyg_nodes(
     Args:
         name: ``CLASS``, or ``CLASS:NAME`` for classes that take a name, for example ``Amazon:Photo``.
         root: a folder with PyG's raw files in ``CLASS``, as PyG lays them out; ``$FLGRAPH_DATA`` when ``None``. What it
-            lacks is downloaded by PyG.
-        cache_dir: where PyG has its folder, with copies of these files, see :func:`~flgraph.data.cache.cache_folder`;
-            files that were changed since are copied again.
+            lacks is downloaded by PyG, whose own folder is in :func:`~flgraph.data.cache.cache_folder`, with copies of
+            these files; those that were changed since are copied again.
         key: see :meth:`NodeGraph.from_pyg`.
         task: what ``y`` is, see :meth:`NodeGraph.from_pyg`.
 
@@ -94,7 +92,7 @@ def read_pyg_nodes(
     kind, _, variant = name.partition(":")
     make = getattr(torch_geometric.datasets, kind)
     arguments = {"name": variant} if variant else {}
-    *given, cache = data_folders(root, cache_dir)
+    *given, cache = data_folders(root)
     found = given[0] / kind if given else None
     target = _target(cache / "pyg", name.replace(":", "-"), found)
     try:

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flgraph.data.checks import edge_keys, require
+from flgraph.data.checks import check_held_out, edge_keys, require, warn_of_unused
 from flgraph.data.hetero.batching import LinkLoaders
 from flgraph.data.negatives import draw_apart
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.datamodule import NodeDataModule
-from flgraph.errors import expect
 from flgraph.nn.batches import GraphLinks
-
-
-def link_arguments(task: str, links: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Further arguments of :class:`LinkDataModule`, none where the task is another.
-
-    Raises:
-        InputError: they are not of it, or the task is another.
-    """
-    expect(links is None or task == "links", "data.links", f"null for {task}", links)
-    known = ("val_fraction", "test_fraction", "num_negatives", "seed")
-    for name in links or {}:
-        expect(name in known, "data.links", f"names among {', '.join(known)}", name)
-    return dict(links or {})
 
 
 class LinkDataModule(LinkLoaders, NodeDataModule):  # type: ignore[misc]  # other loaders
@@ -60,11 +45,8 @@ class LinkDataModule(LinkLoaders, NodeDataModule):  # type: ignore[misc]  # othe
         seed: int = 123,
         **kwargs: Any,
     ) -> None:
-        expect(0 <= val_fraction < 1, "data.links.val_fraction", "0 or more and below 1", val_fraction)
-        left = f"0 or more and below {1 - val_fraction:g}, what `val_fraction` leaves"
-        expect(0 <= test_fraction < 1 - val_fraction, "data.links.test_fraction", left, test_fraction)
-        expect(num_negatives >= 1, "data.links.num_negatives", "1 or more", num_negatives)
-        expect(0 <= seed < 2**63, "data.links.seed", "0 or more and below 2^63", seed)
+        check_held_out(val_fraction, test_fraction, num_negatives, seed)
+        warn_of_unused(["features of edges"] * (graph.edge_attr is not None), graph.name)
         generator = torch.Generator().manual_seed(seed)
         edges = graph.edge_index
         keys = edge_keys(edges, graph.num_nodes)

@@ -129,7 +129,6 @@ _SOURCES = {
 def read_nodes(
     name: str,
     root: str | Path | None = None,
-    cache_dir: str | Path | None = None,
     normalize: bool = False,
     key: str | None = None,
     task: Task = "multiclass",
@@ -166,7 +165,6 @@ def read_nodes(
     Args:
         name: of the data set, those of the table in any case; or a file ``NAME.npz`` or ``NAME.pt``.
         root: folder of the data; ``$FLGRAPH_DATA`` when ``None``.
-        cache_dir: where parsed and downloaded files are kept, see :func:`flgraph.data.cache.cache_folder`.
         normalize: whether to divide each node's features by their sum. Bags of words are left as they are by default,
             since FedEgo's paper says nothing else.
         key: see :meth:`NodeGraph.from_pyg`; files of one's own, PyG's and generated ones may have it.
@@ -195,29 +193,29 @@ def read_nodes(
         graph = generate_nodes(homophily)
     elif name.lower() in known:
         expect(task == "multiclass", "data.task", f"multiclass for {name}", task)
-        graph = _read_known(known[name.lower()], root, cache_dir)
+        graph = _read_known(known[name.lower()], root)
     else:
         others = "a data set of PyG such as Amazon:Photo, homophily-H, or a file NAME.npz or NAME.pt,"
         wanted = f"one of {', '.join(_SOURCES)}, {others}"
         expect(names_pyg(name), "data.dataset", wanted, name)
-        graph = read_pyg_nodes(name, root, cache_dir, key, task)
+        graph = read_pyg_nodes(name, root, key, task)
     return graph.normalized() if normalize else graph
 
 
-def _read_known(name: str, root: str | Path | None, cache_dir: str | Path | None) -> NodeGraph:
+def _read_known(name: str, root: str | Path | None) -> NodeGraph:
     """One of the table."""
     source = _SOURCES[name]
-    folder = _locate(name, source, root, cache_dir)
+    folder = _locate(name, source, root)
     key = content_key("nodes", _READER_VERSION, name, [(folder / file).read_bytes() for file in source.files])
-    parsed = cached(key, lambda: _parse(name, source, folder), cache_dir)
+    parsed = cached(key, lambda: _parse(name, source, folder))
     classes = int(parsed["num_classes"])
     # The reader has checked all of it, and the cache its checksum.
     return NodeGraph(_features(parsed), parsed["edge_index"], parsed["y"], classes, name, validate=False)
 
 
-def _locate(name: str, source: _Source, root: str | Path | None, cache_dir: str | Path | None) -> Path:
+def _locate(name: str, source: _Source, root: str | Path | None) -> Path:
     """The folder of the raw files."""
-    folders = data_folders(root, cache_dir)
+    folders = data_folders(root)
     for base in folders:
         for folder in (*([""] if source.told else []), *source.beside, source.raw, f"{name}/raw"):
             if all((base / folder / file).is_file() for file in source.files):

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import index_to_mask
 
-from flgraph.data.checks import warn_of_common
+from flgraph.data.checks import link_arguments, warn_of_common
 from flgraph.data.nodes.batching import WholeGraphLoader
 from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.datamodule import NodeDataModule, NodeFederation
-from flgraph.data.nodes.links import LinkDataModule, link_arguments
+from flgraph.data.nodes.links import LinkDataModule
 from flgraph.data.nodes.partition import NodePartition
 from flgraph.data.nodes.sampled import SampledLoader
 from flgraph.errors import expect

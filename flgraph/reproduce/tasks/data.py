@@ -36,11 +36,11 @@ class MoleculeSizes(GraphFederation):
     def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
         """Every set, and its shards."""
         for dataset in ("BZR", "COX2", "DHFR"):
-            graphs = read_tu(dataset, self.root, "all", self.cache_dir)
+            graphs = read_tu(dataset, self.root, "all")
             places = graphs.x[:, :3].double()
             offsets = places - _mean(places, graphs.node_ptr).index_select(0, _owner(graphs.node_ptr))
             sizes = _mean(offsets.square().sum(1, keepdim=True), graphs.node_ptr).sqrt()
-            atoms = read_tu(dataset, self.root, "labels", self.cache_dir).x  # by atomic number, COX2's up to bromine
+            atoms = read_tu(dataset, self.root, "labels").x  # by atomic number, COX2's up to bromine
             atoms = torch.nn.functional.pad(atoms, (0, 53 - atoms.size(1)))
             told = _with(graphs, atoms, sizes, "regression")
             for number, index in enumerate(make_shards(len(told), self.shards, self.split_seed), start=1):
@@ -65,8 +65,8 @@ class Elements(GraphFederation):
 
     def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
         """The set, and its shards."""
-        graphs = read_tu("AIDS", self.root, "degree", self.cache_dir)
-        shares = _mean(read_tu("AIDS", self.root, "labels", self.cache_dir).x.double(), graphs.node_ptr)
+        graphs = read_tu("AIDS", self.root, "degree")
+        shares = _mean(read_tu("AIDS", self.root, "labels").x.double(), graphs.node_ptr)
         some = (shares > 0).double().mean(0)
         told = _with(graphs, graphs.x, (shares > 0)[:, (some > 0.02) & (some < 0.98)], "multilabel")
         degrees = graphs.edge_ptr.diff().double() / graphs.node_ptr.diff()
@@ -97,8 +97,8 @@ class StructureLengths(WholeGraphFederation):
 
     def read(self) -> NodeGraph:
         """The proteins as one graph."""
-        graphs = read_tu("ENZYMES", self.root, "all", self.cache_dir)
-        x = read_tu("ENZYMES", self.root, "labels", self.cache_dir).x.float()
+        graphs = read_tu("ENZYMES", self.root, "all")
+        x = read_tu("ENZYMES", self.root, "labels").x.float()
         lengths = graphs.x[:, 1:2] / 10
         edges = graphs.edge_index.long() + graphs.node_ptr[:-1].repeat_interleave(graphs.edge_ptr.diff())
         classes = graphs.y.index_select(0, _owner(graphs.node_ptr)).numpy()
@@ -122,7 +122,7 @@ class Words(WholeGraphFederation):
 
     def read(self) -> NodeGraph:
         """Cora with words for labels."""
-        graph = read_nodes("Cora", self.root, self.cache_dir)
+        graph = read_nodes("Cora", self.root)
         words = (graph.x.to_dense() if graph.x.layout != torch.strided else graph.x) > 0
         order = words.sum(0).argsort(descending=True, stable=True)
         frequent, others = order[: self.hidden], order[self.hidden :].sort().values

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +11,8 @@ from torch_geometric.utils import to_dense_adj, to_undirected
 
 from flgraph.data import Diffusion, FlatGraphs, diffused
 from flgraph.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 PLAIN = {"sparsify": "none", "normalize": False}
 
@@ -30,17 +31,17 @@ def graphs(directed: bool = False) -> list[Data]:
     return result
 
 
-def dense(how: Diffusion, given: list[Data], tmp_path: Path) -> list[Tensor]:
+def dense(how: Diffusion, given: list[Data]) -> list[Tensor]:
     flat = FlatGraphs.from_pyg(given)
-    edges = diffused(flat, how, tmp_path)
+    edges = diffused(flat, how)
     return [edges.dense(i, g.num_nodes or 0, int(flat.node_ptr[i])) for i, g in enumerate(given)]
 
 
 @pytest.mark.parametrize("kind", ["ppr", "heat"])
-def test_formula(kind: Any, tmp_path: Path) -> None:
+def test_formula(kind: Any) -> None:
     """alpha sum_k (1 - alpha)^k T^k, and sum_k e^-t t^k / k! T^k, both as series."""
     given = graphs()
-    found = dense(Diffusion(kind=kind, alpha=0.2, time=3.0, **PLAIN), given, tmp_path)  # type: ignore[arg-type]
+    found = dense(Diffusion(kind=kind, alpha=0.2, time=3.0, **PLAIN), given)  # type: ignore[arg-type]
     for graph, matrix in zip(given, found, strict=True):
         n = graph.num_nodes or 0
         looped = torch.eye(n, dtype=torch.float64)
@@ -67,9 +68,9 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("ours", "theirs"), CASES)
 @pytest.mark.parametrize("directed", [False, True])
-def test_equals_pyg(ours: dict[str, Any], theirs: dict[str, Any], directed: bool, tmp_path: Path) -> None:
+def test_equals_pyg(ours: dict[str, Any], theirs: dict[str, Any], directed: bool) -> None:
     given = graphs(directed)[:4]
-    for graph, matrix in zip(given, dense(Diffusion(**ours), given, tmp_path), strict=True):
+    for graph, matrix in zip(given, dense(Diffusion(**ours), given), strict=True):
         transform = GDC(**{key: dict(value) if isinstance(value, dict) else value for key, value in theirs.items()})
         done = transform(graph.clone())
         expected = to_dense_adj(done.edge_index, edge_attr=done.edge_attr, max_num_nodes=graph.num_nodes)[0].t()
@@ -90,9 +91,9 @@ def path(n: int) -> Data:
         ({"avg_degree": 3}, {"method": "threshold", "avg_degree": 3}),
     ],
 )
-def test_sparser_equals_pyg(ours: dict[str, Any], theirs: dict[str, Any], tmp_path: Path) -> None:
+def test_sparser_equals_pyg(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     given = path(11)
-    (matrix,) = dense(Diffusion(**ours), [given], tmp_path)
+    (matrix,) = dense(Diffusion(**ours), [given])
     done = GDC(sparsification_kwargs=theirs)(given.clone())
     expected = to_dense_adj(done.edge_index, edge_attr=done.edge_attr, max_num_nodes=11)[0].t()
     torch.testing.assert_close(matrix, expected, atol=1e-5, rtol=1e-4)
@@ -100,22 +101,22 @@ def test_sparser_equals_pyg(ours: dict[str, Any], theirs: dict[str, Any], tmp_pa
     torch.testing.assert_close(matrix.sum(1), torch.ones(11))
 
 
-def test_components_stay_apart(tmp_path: Path) -> None:
+def test_components_stay_apart() -> None:
     """Nodes 0-1-2, 3-4-5 and 6 of the last graph."""
     for kind in ("ppr", "heat"):
-        matrix = dense(Diffusion(kind=kind), graphs(), tmp_path)[5]  # type: ignore[arg-type]
+        matrix = dense(Diffusion(kind=kind), graphs())[5]  # type: ignore[arg-type]
         component = torch.tensor([0, 0, 0, 1, 1, 1, 2])
         assert torch.equal(matrix != 0, component[:, None] == component)
         assert matrix[6, 6] == 1
 
 
-def test_batches_sum_what_nodes_receive(tmp_path: Path) -> None:
+def test_batches_sum_what_nodes_receive() -> None:
     """Weights, and the gradient through the transpose; repeats of a graph are allowed."""
     given = graphs(directed=True)
     flat = FlatGraphs.from_pyg(given)
-    flat = flat.with_views({"diffused": diffused(flat, Diffusion(sparsify="topk", top_k=3), tmp_path)})
+    flat = flat.with_views({"diffused": diffused(flat, Diffusion(sparsify="topk", top_k=3))})
     index = torch.tensor([3, 0, 5, 0])
-    matrices = dense(Diffusion(sparsify="topk", top_k=3), given, tmp_path)
+    matrices = dense(Diffusion(sparsify="topk", top_k=3), given)
     whole = torch.block_diag(*(matrices[i] for i in index.tolist()))
     assert not torch.equal(whole, whole.t())
     for batch in (flat.batch(index), flat.select([3, 0, 5]).batch(torch.tensor([0, 1, 2, 1]))):
@@ -128,18 +129,18 @@ def test_batches_sum_what_nodes_receive(tmp_path: Path) -> None:
     assert flat.batch(index).graph_index.tolist() == [3, 0, 5, 0]
 
 
-def test_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     given = FlatGraphs.from_pyg(graphs())
-    first = diffused(given, Diffusion(), tmp_path)
+    first = diffused(given, Diffusion())
 
     def refuse(*args: Any) -> None:
         raise AssertionError
 
     monkeypatch.setattr("flgraph.data.graphs.diffusion._compute", refuse)
-    again = diffused(given, Diffusion(), tmp_path)
+    again = diffused(given, Diffusion())
     assert all(torch.equal(one, again.tensors[name]) for name, one in first.tensors.items())
     with pytest.raises(AssertionError):
-        diffused(given, Diffusion(alpha=0.2), tmp_path)
+        diffused(given, Diffusion(alpha=0.2))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from flgraph.data.graphs import tu_files
 from flgraph.data.graphs.readers import read_tu
 from flgraph.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 # Three graphs of 3, 2 and 4 nodes: with a self-loop, edges listed twice and out of order, and isolated nodes.
 TINY = {
     "A": "1, 2\n2, 1\n3, 2\n2, 3\n2, 2\n2, 1\n5, 4\n4, 5\n6, 9\n9, 6\n7, 6\n6, 7\n",
@@ -30,13 +32,6 @@ TINY = {
     "node_attributes": "\n".join(f"{i}.5, -{i}e-1" for i in range(9)) + "\n",
 }
 Texts = dict[str, Any]  # a file's text, or None where it is left out
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("FLGRAPH_CACHE", str(folder))
-    return folder
 
 
 @pytest.fixture
@@ -181,9 +176,9 @@ def test_places(
     target = root / prefix / place
     write_zip(target) if place.endswith("zip") else write_folder(target)
     before = sorted(target.parent.rglob("*"))
-    assert (
-        len(read_tu("T", root if by == "argument" else None, cache_dir=tmp_path / "c" if by != "cache" else None)) == 3
-    )
+    if by != "cache":
+        monkeypatch.setenv("FLGRAPH_CACHE", str(tmp_path / "c"))
+    assert len(read_tu("T", root if by == "argument" else None)) == 3
     assert by == "cache" or sorted(target.parent.rglob("*")) == before, "nothing is unpacked next to the data"
 
 
@@ -350,8 +345,9 @@ def test_bad_answers(tmp_path: Path, error: int | None, sentence: str, monkeypat
 def test_nowhere_to_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_warned", True)
     (tmp_path / "file").touch()
+    monkeypatch.setenv("FLGRAPH_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(InputError, match=r"the download failed .*Not a directory"):
-        read_tu("T", tmp_path / "file" / "data", cache_dir=tmp_path / "file" / "cache")
+        read_tu("T", tmp_path / "file" / "data")
 
 
 # --------------------------------------------------------------------------------------------------------- real data

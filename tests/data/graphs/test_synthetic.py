@@ -124,13 +124,13 @@ def test_returning_walks_tell_the_class() -> None:
         assert probe(node_sums(flat, flat.node_tensors["s"]), flat) > 0.65, name
 
 
-def test_needs_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_needs_no_network(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise OSError("no network")
 
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(socket, "create_connection", refuse)
-    data = SyntheticFederation(num_graphs=20, cache_dir=str(tmp_path))
+    data = SyntheticFederation(num_graphs=20)
     data.prepare_data()
     data.setup()
     assert len(data.clients) == len(DOMAINS)

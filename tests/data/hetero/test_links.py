@@ -216,7 +216,7 @@ def test_bad_input() -> None:
         ("num_negatives", 0),
         ("predicted", ["hates"]),
     ):
-        with pytest.raises(InputError, match=f"`data.{field}` to be "):
+        with pytest.raises(InputError, match=f"`data.links.{field}` to be "):
             HeteroLinkDataModule(graph(), **{field: value})  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"`data\.task` to be one of nodes, links but got 'graphs'"):
         HeteroFederation(graph(), task="graphs")  # type: ignore[arg-type]

@@ -16,6 +16,8 @@ from torch_geometric.data import Data, InMemoryDataset
 from flgraph.data import NodeFederation, read_nodes
 from flgraph.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 X = torch.tensor([[0.5, 1.0], [2.0, 3.0], [1.0, 1.0]], dtype=torch.float64)
 EDGES = torch.tensor([[0, 0, 2], [1, 1, 2]])
 Y = torch.tensor([0, 1, 1])
@@ -111,19 +113,19 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_reads_data_sets_of_pyg(toy: Path, tmp_path: Path) -> None:
     (toy / "one.json").write_text(json.dumps([EDGES.tolist()]))
     for _ in range(2):
-        graph = read_nodes("Toy:one", tmp_path / "data", tmp_path / "cache")
+        graph = read_nodes("Toy:one", tmp_path / "data")
         assert graph.name == "Toy:one"
         assert graph.edge_index.t().tolist() == [[0, 1], [1, 0]]
         (toy / "one.json").unlink(missing_ok=True)  # the second time PyG's own file is there
     assert [path.name for path in toy.parent.iterdir()] == ["raw"]  # nothing is written among the data
     (toy / "one.json").write_text(json.dumps([[[0, 1], [2, 2]]]))  # other files are read anew
-    graph = read_nodes("Toy:one", tmp_path / "data", tmp_path / "cache")
+    graph = read_nodes("Toy:one", tmp_path / "data")
     assert graph.edge_index.t().tolist() == [[0, 2], [1, 2], [2, 0], [2, 1]]
 
 
 def test_a_failed_download_leaves_nothing(toy: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
-        read_nodes("Toy:one", tmp_path / "data", tmp_path / "cache")
+        read_nodes("Toy:one", tmp_path / "data")
     assert str(caught.value) == (
         f"Expected `data.dataset` to be a data set that PyG finds in {tmp_path / 'data' / 'Toy'} or downloads but got "
         "'Toy:one' (OSError: no network here)."
@@ -133,12 +135,12 @@ def test_a_failed_download_leaves_nothing(toy: Path, tmp_path: Path) -> None:
 
 def test_refuses_data_sets_of_pyg(toy: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"'Toy:three' \(AssertionError: raise AssertionError\)"):
-        read_nodes("Toy:three", tmp_path / "data", tmp_path / "cache")
+        read_nodes("Toy:three", tmp_path / "data")
     (toy / "two.json").write_text(json.dumps([EDGES.tolist(), EDGES.tolist()]))
     with pytest.raises(InputError, match=r"Expected `data.dataset` to be of a single graph but got 'Toy:two, which ha"):
-        read_nodes("Toy:two", tmp_path / "data", tmp_path / "cache")
+        read_nodes("Toy:two", tmp_path / "data")
     with pytest.raises(InputError, match=r"but got 'Toy' \(TypeError: .*missing 1 required positional arg"):
-        read_nodes("Toy", tmp_path / "data", tmp_path / "cache")
+        read_nodes("Toy", tmp_path / "data")
 
 
 # --------------------------------------------------------------------------------------------------------- a federation

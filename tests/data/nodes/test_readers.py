@@ -20,6 +20,8 @@ from flgraph.data import read_nodes
 from flgraph.data.nodes import readers
 from flgraph.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 COUNTS = {"Cora": (2708, 10556, 1433, 7), "CiteSeer": (3327, 9104, 3703, 6), "DBLP": (17716, 105734, 1639, 4)}
 
 
@@ -60,7 +62,7 @@ def test_tensors_are_pygs(name: str, data_root: Path, tmp_path: Path) -> None:
     found = data_root / ("citation_full" if name == "DBLP" else "planetoid")
     shutil.copytree(found, folder)
     theirs = (CitationFull(str(tmp_path), "DBLP") if name == "DBLP" else Planetoid(str(tmp_path), name))[0]
-    ours = read_nodes(name, tmp_path, tmp_path / "cache")  # finds the files where PyG has them
+    ours = read_nodes(name, tmp_path)  # finds the files where PyG has them
     assert torch.equal(ours.edge_index, coalesce(theirs.edge_index))
     assert torch.equal(ours.y, theirs.y)
     assert ours.is_sparse
@@ -68,12 +70,12 @@ def test_tensors_are_pygs(name: str, data_root: Path, tmp_path: Path) -> None:
 
 
 def test_second_reading_is_from_the_cache(data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = read_nodes("Cora", data_root, tmp_path)
+    first = read_nodes("Cora", data_root)
     monkeypatch.setattr(readers, "_parse", None)
-    second = read_nodes("cora", data_root, tmp_path)
+    second = read_nodes("cora", data_root)
     assert first.content == second.content
     assert second.x.crow_indices().dtype == torch.int32
-    assert len(list(tmp_path.iterdir())) == 1  # PyG's own copies are gone
+    assert len(list((tmp_path / "cache").iterdir())) == 1  # PyG's own copies are gone
 
 
 def test_normalised(data_root: Path) -> None:
@@ -86,7 +88,7 @@ def test_finds_the_folder_by_the_environment(data_root: Path, tmp_path: Path, mo
     for place in (tmp_path, tmp_path / "planetoid"):
         shutil.copytree(data_root / "planetoid", place, dirs_exist_ok=True)
         monkeypatch.setenv("FLGRAPH_DATA", str(tmp_path))
-        assert read_nodes("Cora", cache_dir=tmp_path / "cache").num_nodes == 2708
+        assert read_nodes("Cora").num_nodes == 2708
         for file in tmp_path.glob("ind.*"):
             file.unlink()
 
@@ -95,7 +97,7 @@ def test_a_damaged_file_is_named(data_root: Path, tmp_path: Path) -> None:
     shutil.copytree(data_root / "planetoid", tmp_path / "planetoid")
     (tmp_path / "planetoid" / "ind.cora.graph").write_bytes(b"\x80\x04nothing")
     with pytest.raises(InputError, match=r"`.*planetoid` to be a folder with intact files of Cora but got") as caught:
-        read_nodes("Cora", tmp_path, tmp_path / "cache")
+        read_nodes("Cora", tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -114,7 +116,7 @@ def test_a_damaged_file_is_named(data_root: Path, tmp_path: Path) -> None:
 )
 def test_neither_found_nor_downloaded(name: str, file: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
-        read_nodes(name, tmp_path, tmp_path / "cache")
+        read_nodes(name, tmp_path)
     message = str(caught.value)
     assert message.startswith(f"Expected `data.root` or `FLGRAPH_DATA` to be a folder with {file}")
     assert message.endswith(f"but got {tmp_path}, which has none, and the download failed (no network here).")
@@ -130,9 +132,9 @@ def test_downloads_once(data_root: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("torch_geometric.datasets.planetoid.fs.cp", fetch)
     for _ in range(2):
-        assert read_nodes("Cora", tmp_path / "empty", tmp_path).num_nodes == 2708
+        assert read_nodes("Cora", tmp_path / "empty").num_nodes == 2708
         assert len(calls) == 8
-    assert (tmp_path / "Cora" / "raw" / "ind.cora.graph").is_file()
+    assert (tmp_path / "cache" / "Cora" / "raw" / "ind.cora.graph").is_file()
 
 
 def test_unknown_name() -> None:
@@ -155,7 +157,7 @@ def test_reads_wikics(tmp_path: Path) -> None:
     }
     (tmp_path / "wikics").mkdir()
     (tmp_path / "wikics" / "data.json").write_text(json.dumps(content))
-    graph = read_nodes("WikiCS", tmp_path, tmp_path / "cache")
+    graph = read_nodes("WikiCS", tmp_path)
     assert graph.edge_index.t().tolist() == [[0, 1], [0, 2], [1, 0], [2, 0]]
     assert graph.y.tolist() == [1, 0, 1]
     assert graph.x.tolist() == content["features"]
@@ -175,7 +177,7 @@ def test_reads_corafull(tmp_path: Path) -> None:
         adj_shape=np.array([3, 3]),
         labels=np.array([0, 2, 1]),
     )
-    graph = read_nodes("CoraFull", tmp_path, tmp_path / "cache")
+    graph = read_nodes("CoraFull", tmp_path)
     assert graph.edge_index.t().tolist() == [[0, 1], [0, 2], [1, 0], [2, 0]]
     assert (graph.num_classes, graph.num_features, graph.is_sparse) == (3, 6, True)
     assert graph.x.to_dense().nonzero().tolist() == [[0, 5], [2, 2]]
@@ -198,7 +200,7 @@ def test_reads_pubmed(tmp_path: Path) -> None:
     for part, content in parts.items():
         (tmp_path / "planetoid" / f"ind.pubmed.{part}").write_bytes(pickle.dumps(content))
     (tmp_path / "planetoid" / "ind.pubmed.test.index").write_text("601\n600\n")
-    graph = read_nodes("pubmed", tmp_path, tmp_path / "cache")
+    graph = read_nodes("pubmed", tmp_path)
     assert graph.edge_index.t().tolist() == [[0, 1], [0, 601], [1, 0], [601, 0]]
     assert graph.y.tolist() == [*first.tolist(), 1, 2]  # the last two in the order of the test file
     assert graph.is_sparse
@@ -220,7 +222,7 @@ def test_reads_files_of_geom_gcn(name: str, tmp_path: Path) -> None:
     (folder / "out1_graph_edges.txt").write_text("node_id\tnode_id\n0\t1\n2\t1\n1\t1\n")
     for number in range(10):
         np.savez(folder / f"{GEOM_GCN[name]}_split_0.6_0.2_{number}.npz", **MASKS)
-    graph = read_nodes(name, tmp_path, tmp_path / "cache")
+    graph = read_nodes(name, tmp_path)
     assert graph.x.to_dense().tolist() == [[1, 0, 1], [0, 1, 0], [0, 0, 1]]
     assert graph.edge_index.t().tolist() == [[0, 1], [1, 0], [1, 2], [2, 1]]
     assert graph.y.tolist() == [0, 1, 0]
@@ -247,7 +249,7 @@ def test_reads_files_of_heterophilous_graphs(name: str, tmp_path: Path) -> None:
         **{f"{mask}s": values[None].repeat(10, axis=0) for mask, values in MASKS.items()},
     }
     np.savez(tmp_path / f"{name.lower().replace('-', '_')}.npz", **content)
-    graph = read_nodes(name.lower(), tmp_path, tmp_path / "cache")
+    graph = read_nodes(name.lower(), tmp_path)
     assert graph.x.to_dense().tolist() == content["node_features"].tolist()
     assert graph.edge_index.t().tolist() == [[0, 1], [1, 0], [1, 2], [2, 1]]
     assert graph.name == name
@@ -263,7 +265,7 @@ def ogb_tables(folder: Path) -> None:
 @pytest.mark.parametrize("place", ["arxiv/raw", "ogbn_arxiv/raw"])
 def test_reads_tables_of_ogb(place: str, tmp_path: Path) -> None:
     ogb_tables(tmp_path / place)
-    graph = read_nodes("ogbn-arxiv", tmp_path, tmp_path / "cache")
+    graph = read_nodes("ogbn-arxiv", tmp_path)
     assert graph.x.tolist() == [[0.5, 1.0], [0.25, 2.0], [3.0, 1.0]]
     assert graph.edge_index.t().tolist() == [[0, 1], [1, 0], [1, 2], [2, 1]]
     assert graph.y.tolist() == [1, 0, 1]
@@ -277,7 +279,7 @@ def test_tables_of_ogb_are_told_by_their_folder(tmp_path: Path, monkeypatch: pyt
     ogb_tables(tmp_path / "arxiv" / "raw")
     wanted = "a folder with edge.csv.gz and its companions for ogbn-products"
     with pytest.raises(InputError, match=rf"to be {wanted} but got .* the download failed"):
-        read_nodes("ogbn-products", tmp_path / "arxiv" / "raw", tmp_path / "cache")
+        read_nodes("ogbn-products", tmp_path / "arxiv" / "raw")
 
 
 def test_reads_reddit_as_pyg_has_it(tmp_path: Path) -> None:
@@ -290,6 +292,6 @@ def test_reads_reddit_as_pyg_has_it(tmp_path: Path) -> None:
     )
     edges = scipy.sparse.coo_matrix((np.ones(2), ([0, 2], [1, 1])), shape=(3, 3))
     scipy.sparse.save_npz(tmp_path / "Reddit" / "raw" / "reddit_graph.npz", edges)
-    graph = read_nodes("Reddit", tmp_path, tmp_path / "cache")
+    graph = read_nodes("Reddit", tmp_path)
     assert graph.edge_index.t().tolist() == [[0, 1], [1, 0], [1, 2], [2, 1]]
     assert graph.y.tolist() == [1, 0, 1]

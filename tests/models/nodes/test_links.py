@@ -128,18 +128,28 @@ def test_own_files_need_no_labels(tmp_path: Path, federate: Callable[..., Federa
     assert 0 <= results["final"]["mean"]["val/auroc"] <= 1
 
 
+def test_features_of_edges_play_no_part() -> None:
+    graph = network()._like(edge_attr=torch.rand(network().edge_index.size(1), 2))
+    with pytest.warns(UserWarning, match=f"Not used of the data of `{graph.name}`: features of edges"):
+        assert LinkDataModule(graph, torch.arange(60), *2 * [torch.arange(0)]).graph.edge_attr is None
+
+
 def test_what_is_refused(federate: Callable[..., FederatedTrainer]) -> None:
     for call, sentence in (
         (lambda: NodeLinks(encoder="gin"), r"`model\.encoder` to be gcn or sage"),  # type: ignore[arg-type]
         (lambda: NodeLinks(decoder="distmult"), r"`model\.decoder` to be dot or mlp"),  # type: ignore[arg-type]
         (lambda: WholeGraphFederation(network(), links={"seed": 1}), r"`data\.links` to be null for multiclass"),
         (
+            lambda: NodeClients({"a": "a"}, task="links", ego_graphs=True),
+            r"`data\.ego_graphs` to be false for links but got True",
+        ),
+        (
             lambda: WholeGraphFederation(network(), task="links", links={"k": 1}),
             r"`data\.links` to be names among val_fraction, test_fraction, num_negatives, seed but got 'k'",
         ),
         (
             lambda: LinkDataModule(network(), torch.arange(60), torch.arange(0), torch.arange(0), val_fraction=1.0),
-            r"`data\.links\.val_fraction` to be 0 or more and below 1",
+            r"`data\.links\.val_fraction` to be a number, 0 or more and below 1",
         ),
     ):
         with pytest.raises(InputError, match=sentence):

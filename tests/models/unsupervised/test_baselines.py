@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +17,9 @@ from flgraph.errors import InputError
 from flgraph.models import MVGRL, GraphEmbedding, InfoGraph
 
 
-def flat(given: list[Data], cache: Path) -> FlatGraphs:
+def flat(given: list[Data]) -> FlatGraphs:
     graphs = FlatGraphs.from_pyg(given)
-    return graphs.with_views({"diffused": diffused(graphs, Diffusion(), cache)})
+    return graphs.with_views({"diffused": diffused(graphs, Diffusion())})
 
 
 def literal(local: Tensor, summary: Tensor, graph: Tensor) -> Tensor:
@@ -50,11 +49,11 @@ def test_infograph(graph_list: Callable[..., list[Data]]) -> None:
     torch.testing.assert_close(loss, literal(local, summary, batch.batch), atol=1e-4, rtol=1e-4)
 
 
-def test_mvgrl(graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
+def test_mvgrl(graph_list: Callable[..., list[Data]]) -> None:
     """PyG's GCN on the edges, dense products on the diffusion."""
     torch.manual_seed(0)
     given = graph_list(5)
-    graphs, plain = flat(given, tmp_path), Batch.from_data_list(given)
+    graphs, plain = flat(given), Batch.from_data_list(given)
     dense = torch.block_diag(
         *(graphs.views["diffused"].dense(i, g.num_nodes or 0, int(graphs.node_ptr[i])) for i, g in enumerate(given))
     )
@@ -79,9 +78,9 @@ def test_mvgrl(graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [InfoGraph, MVGRL])
-def test_learns(kind: type[GraphEmbedding], graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
+def test_learns(kind: type[GraphEmbedding], graph_list: Callable[..., list[Data]]) -> None:
     torch.manual_seed(0)
-    graphs = flat(graph_list(16), tmp_path)
+    graphs = flat(graph_list(16))
     net: Any = kind(4, 2, hidden_channels=8, num_layers=2)  # type: ignore[call-arg]
     optimizer, batch = net.configure_optimizers(), graphs.batch()
     losses = []
@@ -95,9 +94,9 @@ def test_learns(kind: type[GraphEmbedding], graph_list: Callable[..., list[Data]
 
 
 @pytest.mark.parametrize("kind", [InfoGraph, MVGRL])
-def test_a_single_graph_has_no_negatives(kind: Any, graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
+def test_a_single_graph_has_no_negatives(kind: Any, graph_list: Callable[..., list[Data]]) -> None:
     net = kind(4, 2, hidden_channels=8)
-    loss, _ = net.contrast(flat(graph_list(1), tmp_path).batch())
+    loss, _ = net.contrast(flat(graph_list(1)).batch())
     loss.backward()
     assert loss == 0
     assert not any(weight.grad.any() for weight in net.parameters() if weight.grad is not None)
@@ -109,13 +108,13 @@ def trained(net: GraphEmbedding, data: GraphDataModule) -> dict[str, float]:
     return {name: value.item() for name, value in trainer.callback_metrics.items()}
 
 
-def test_passes_over_batches_of_one_graph(graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
+def test_passes_over_batches_of_one_graph(graph_list: Callable[..., list[Data]]) -> None:
     """They would count as the best loss of all, 0, and a node alone cannot be normalized."""
     given = graph_list(6)
     given[4] = Data(x=torch.ones(1, 4), edge_index=torch.empty(2, 0, dtype=torch.long), y=torch.tensor(0))
     given[5] = given[4].clone()
     splits = torch.tensor([0, 1, 2, 3, 4]), torch.tensor([5]), torch.arange(0)
-    graphs = flat(given, tmp_path)
+    graphs = flat(given)
     net = InfoGraph(4, 2, hidden_channels=6, num_layers=2)
     assert set(trained(net, GraphDataModule(graphs, splits, batch_size=4))) == {"train/loss"}
     with pytest.raises(

@@ -19,9 +19,9 @@ from flgraph.models.unsupervised.clustering import clustering_metrics, joined
 from flgraph.nn import instance_contrast
 
 
-def flat(given: list[Data], cache: Path) -> FlatGraphs:
+def flat(given: list[Data]) -> FlatGraphs:
     graphs = FlatGraphs.from_pyg(given)
-    return graphs.with_views({"diffused": diffused(graphs, Diffusion(), cache)})
+    return graphs.with_views({"diffused": diffused(graphs, Diffusion())})
 
 
 class Reference(nn.Module):
@@ -48,11 +48,11 @@ class Reference(nn.Module):
 
 
 @pytest.mark.parametrize("norm", ["none", "batch", "batch_per_view"])
-def test_equals_pyg(norm: Any, graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
+def test_equals_pyg(norm: Any, graph_list: Callable[..., list[Data]]) -> None:
     """Embeddings of both views, the loss, and its gradients."""
     torch.manual_seed(0)
     given = graph_list(7)
-    graphs = flat(given, tmp_path)
+    graphs = flat(given)
     net = FCLG(4, 2, hidden_channels=5, num_layers=2, norm=norm, temperature=0.3)
     reference = Reference(net)
     batch, plain = graphs.batch(), Batch.from_data_list(given)
@@ -76,7 +76,7 @@ def test_equals_pyg(norm: Any, graph_list: Callable[..., list[Data]], tmp_path: 
 def test_trains_alone(graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
     """With an ordinary Trainer: the loss falls, tests cluster, predictions are embeddings."""
     torch.manual_seed(0)
-    graphs = flat(graph_list(24), tmp_path)
+    graphs = flat(graph_list(24))
     everything = torch.arange(24)
     data = ViewDataModule(graphs, (everything, everything[:6], everything), batch_size=8, everywhere=graphs)
     net = FCLG(**data.model_args, hidden_channels=8, num_layers=2, lr=0.01, probe=True)
@@ -103,7 +103,7 @@ def test_trains_alone(graph_list: Callable[..., list[Data]], tmp_path: Path) -> 
 def test_readout(graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
     """Of the last two of three tested models, equal ones counted once; a checkpoint brings them along."""
     torch.manual_seed(0)
-    graphs = flat(graph_list(24), tmp_path)
+    graphs = flat(graph_list(24))
     everything = torch.arange(24)
     data = ViewDataModule(graphs, (everything, everything[:6], everything), batch_size=8)
     made = {**data.model_args, "hidden_channels": 4, "num_layers": 2, "norm": "batch_per_view", "readout": 2}
@@ -135,8 +135,8 @@ def test_readout(graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
         again.on_load_checkpoint(other)
 
 
-def test_batches_of_any_order_embed_alike(graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
-    graphs = flat(graph_list(6), tmp_path)
+def test_batches_of_any_order_embed_alike(graph_list: Callable[..., list[Data]]) -> None:
+    graphs = flat(graph_list(6))
     net = FCLG(4, 2, hidden_channels=5).eval()
     order = torch.tensor([4, 0, 2])
     torch.testing.assert_close(net(graphs.batch(order)), net(graphs.batch())[order])
@@ -148,8 +148,8 @@ def test_batches_of_any_order_embed_alike(graph_list: Callable[..., list[Data]],
         torch.testing.assert_close(other(graphs.batch()), expected)
 
 
-def test_a_batch_of_one_graph_has_no_loss(graph_list: Callable[..., list[Data]], tmp_path: Path) -> None:
-    graphs = flat(graph_list(3), tmp_path)
+def test_a_batch_of_one_graph_has_no_loss(graph_list: Callable[..., list[Data]]) -> None:
+    graphs = flat(graph_list(3))
     net = FCLG(4, 2, hidden_channels=5)
     loss, _ = net.contrast(graphs.batch(torch.tensor([1])))
     assert loss == 0
