@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from flgraph.federation.routes import Route, UploadKind, personal, shared
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.server_model import ServerModel, relative_distance, server_trainer
 from flgraph.federation.template import as_template
+from flgraph.federation.transforms.base import Draw, draw_key
 from flgraph.models.nodes.fedego import EgoHead, MashedEgoGraphs
 from flgraph.models.nodes.fedego import FedEgo as FedEgoNet
 from flgraph.nn.batches import EgoBatch
@@ -66,7 +66,7 @@ class FedEgo(Aggregator):
         mixup: whether ego-graphs are averaged over a batch; otherwise the first one of each batch is sent as it is,
             which gives a node's embedding away.
         noise: standard deviation of Gaussian noise that clients add to the embeddings they send. It has no privacy
-            budget. At a site it is drawn anew whenever something is sent, see :meth:`Client.private_seed`.
+            budget. At a site it is drawn anew whenever something is sent, from the operating system.
         server_epochs: epochs that the server trains per round.
         server_fraction: share of the mashed ego-graphs that one of these epochs visits, drawn anew for each.
         server_batch_size: mashed ego-graphs per batch.
@@ -287,9 +287,7 @@ def _noise(client: Client, shape: torch.Size) -> Tensor:
         return torch.randn(shape)
     # torch takes 32 bits of a seed. Where an embedding is 0, as after a ReLU it often is, the noise is seen as it is,
     # and whoever tries all seeds would find the rest of it.
-    seeds = [client.private_seed("noise", part) for part in range(3)]
-    drawn = np.random.Generator(np.random.Philox(seeds)).standard_normal(tuple(shape))
-    return torch.from_numpy(drawn)
+    return Draw(draw_key(again=False)).normal(shape.numel()).view(shape)
 
 
 def _read_fanouts(text: Any, hops: int, field: str) -> list[int]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,8 +15,6 @@ Shape = Sequence[int | None]
 """Sizes; ``None`` for any."""
 
 Kind = torch.dtype | Literal["float"]
-
-T = TypeVar("T", bound=Hashable)
 
 
 def expect_tensor(tensors: Mapping[str, Tensor], name: str, shape: Shape, field: str, kind: Kind = "float") -> Tensor:
@@ -90,8 +87,3 @@ def expect_count(payload: Payload, name: str, low: int, high: int, field: str) -
     if type(value) is not int or not low <= value <= high:
         raise InputError(field, f"one with `{name}` from {low} to {high}", brief(value))
     return value
-
-
-def most_common(values: Iterable[T]) -> T:
-    """The value that occurs most often; the first of several."""
-    return Counter(values).most_common(1)[0][0]

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flgraph.callbacks import FedAvg
 from flgraph.errors import InputError
 from flgraph.federation import Aggregator, FederatedTrainer, Payload, Request, Sequential, Turn
 from flgraph.federation.door import ServerDoor
@@ -297,8 +298,8 @@ def _check(server: Aggregator, clients: list[str], step: Step) -> None:
         assert not tensor.is_floating_point() or bool(tensor.isfinite().all()), f"{name} is not finite"
 
 
-def makes(names: list[str] | None = None) -> dict[str, Any]:
-    """Name to what makes aggregator, model and data: the algorithms of ``tests/callbacks``."""
+def algorithms() -> dict[str, tuple[Any, Any, Any]]:
+    """Name to what makes aggregator, model and data: those of ``tests/callbacks``."""
     sys.path[:0] = [str(TESTS / "callbacks"), str(TESTS / "parity")]
     try:
         import federations
@@ -306,14 +307,14 @@ def makes(names: list[str] | None = None) -> dict[str, Any]:
     finally:
         del sys.path[:2]
     found = dict(test_all_algorithms.ALGORITHMS)
-    gnn = found["FedAvg"][1]
-    found |= {"FedAvg-uniform": (lambda: test_all_algorithms.callbacks.FedAvg(weighting="uniform"), gnn, "Graphs")}
+    found["FedAvg-uniform"] = (lambda: FedAvg(weighting="uniform"), *found["FedAvg"][1:])
+    return {name: (aggregator, model, getattr(federations, data)) for name, (aggregator, model, data) in found.items()}
 
-    def maker(name: str) -> Any:
-        aggregator, model, data = found[name]
-        return lambda: (aggregator(), model(), getattr(federations, data)())
 
-    return {name: maker(name) for name in names or found}
+def makes(names: list[str] | None = None) -> dict[str, Any]:
+    """Name to what makes all three."""
+    found = algorithms()
+    return {name: lambda parts=found[name]: tuple(make() for make in parts) for name in names or found}
 
 
 if __name__ == "__main__":

@@ -339,8 +339,3 @@ class TUFederation(GraphFederation):
         """As :class:`GraphFederation` has them, and how data sets are cut."""
         how = {} if self.cut is None else {"partition": self.cut, "alpha": self.alpha}
         return {**super().settings, **how}
-
-    def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
-        """Reads one client after another."""
-        for name in self.names():
-            yield name, *self.load_client(name)

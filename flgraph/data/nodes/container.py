@@ -212,11 +212,6 @@ class NodeGraph:
         return self.rowptr.diff()
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors held, except for what :attr:`adj` has worked out."""
-        return sum(part.numel() * part.element_size() for part in self.parts.values())
-
-    @property
     def parts(self) -> dict[str, Tensor]:
         """All tensors held, dense ones only: a sparse ``x`` in its three parts."""
         parts = {"edge_index": self.edge_index, "y": self.y, "nodes": self.nodes}

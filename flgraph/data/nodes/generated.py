@@ -13,8 +13,14 @@ from flgraph.data.nodes.container import NodeGraph
 from flgraph.errors import expect
 
 _NAME = re.compile(r"homophily-(\d+(?:\.\d+)?)")
+_COMMUNITIES, _CLASSES, _SIZE = 5, 4, 240
+"""Communities, classes, and nodes of each community."""
 _LEAST = 8
 """Nodes of every class in every community."""
+_DEGREE, _CUT = 8.0, 0.1
+"""Expected edges of a node, and the expected share of them that lead to another community."""
+_FEATURES, _SIGNAL = 32, 1.5
+"""Columns of the features, and s."""
 
 
 def homophily_of(name: str) -> float | None:
@@ -23,36 +29,16 @@ def homophily_of(name: str) -> float | None:
     return None if found is None else float(found[1])
 
 
-def generate_nodes(
-    homophily: float,
-    num_communities: int = 5,
-    num_classes: int = 4,
-    community_size: int = 240,
-    degree: float = 8.0,
-    cut: float = 0.1,
-    alpha: float = 1.0,
-    num_features: int = 32,
-    signal: float = 1.5,
-    seed: int = 0,
-) -> NodeGraph:
+def generate_nodes(homophily: float) -> NodeGraph:
     r"""A contextual stochastic block model (Deshpande et al., NeurIPS 2018) of communities with several classes each.
 
-    A community's class shares are drawn from a symmetric Dirichlet distribution. Of the edges within a community a
-    share ``homophily`` joins nodes of one class; edges to other communities join any nodes. Features are
-    :math:`x_v = s\,u_{y_v} + \epsilon_v` with a random unit vector :math:`u_c` for each class and
+    A community's class shares are drawn evenly from all there are (a Dirichlet distribution of concentration 1). Of the
+    edges within a community a share ``homophily`` joins nodes of one class; edges to other communities join any nodes.
+    Features are :math:`x_v = s\,u_{y_v} + \epsilon_v` with a random unit vector :math:`u_c` for each class and
     :math:`\epsilon_v \sim N(0, I)`. ``keys["community"]`` says which community a node is of.
 
     Args:
         homophily: expected share of a community's edges that join nodes of one class, above 0 and below 1.
-        num_communities: number of communities.
-        num_classes: number of classes.
-        community_size: nodes of each community.
-        degree: expected edges of a node.
-        cut: expected share of the edges that lead to another community.
-        alpha: concentration of the class shares; every class has 8 nodes at least in every community.
-        num_features: columns of the features.
-        signal: :math:`s`.
-        seed: of all draws.
 
     Raises:
         InputError: the homophily is out of range, or a community has too few pairs of nodes for it.
@@ -64,15 +50,15 @@ def generate_nodes(
     """
     expect(0 < homophily < 1, "data.dataset", "homophily-H with H above 0 and below 1", f"homophily-{homophily:g}")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        shares = torch.distributions.Dirichlet(torch.full((num_classes,), alpha)).sample((num_communities,))
-        sizes = _LEAST + (shares * (community_size - _LEAST * num_classes)).floor().long()
-        sizes[:, 0] += community_size - sizes.sum(1)
-        n = num_communities * community_size
-        outside = degree * cut / max(1, n - community_size)
-        blocks = torch.full((num_communities, num_classes, num_communities, num_classes), outside)
-        same = torch.eye(num_classes, dtype=torch.bool)
-        edges = degree * (1 - cut) * community_size / 2
+        torch.manual_seed(0)
+        shares = torch.distributions.Dirichlet(torch.ones(_CLASSES)).sample((_COMMUNITIES,))
+        sizes = _LEAST + (shares * (_SIZE - _LEAST * _CLASSES)).floor().long()
+        sizes[:, 0] += _SIZE - sizes.sum(1)
+        n = _COMMUNITIES * _SIZE
+        outside = _DEGREE * _CUT / max(1, n - _SIZE)
+        blocks = torch.full((_COMMUNITIES, _CLASSES, _COMMUNITIES, _CLASSES), outside)
+        same = torch.eye(_CLASSES, dtype=torch.bool)
+        edges = _DEGREE * (1 - _CUT) * _SIZE / 2
         for number, own in enumerate(sizes.double()):
             pairs = torch.outer(own, own).triu(1).sum()
             alike = (own * (own - 1) / 2).sum()
@@ -80,9 +66,9 @@ def generate_nodes(
             expect(max(within, between) <= 1, "data.dataset", "of fewer edges, or of larger communities,", homophily)
             blocks[number, :, number] = torch.where(same, within, between).float()
         sizes, blocks = sizes.flatten(), blocks.flatten(2).flatten(0, 1)
-        y = torch.arange(num_classes).repeat(num_communities).repeat_interleave(sizes)
+        y = torch.arange(_CLASSES).repeat(_COMMUNITIES).repeat_interleave(sizes)
         edge_index = stochastic_blockmodel_graph(sizes, blocks)
-        x = signal * normalize(torch.randn(num_classes, num_features))[y] + torch.randn(n, num_features)
-    where = torch.arange(num_communities).repeat_interleave(community_size)
+        x = _SIGNAL * normalize(torch.randn(_CLASSES, _FEATURES))[y] + torch.randn(n, _FEATURES)
+    where = torch.arange(_COMMUNITIES).repeat_interleave(_SIZE)
     data = Data(x=x, edge_index=edge_index, y=y, community=[f"c{number + 1}" for number in where.tolist()])
-    return NodeGraph.from_pyg(data, f"homophily-{homophily:g}", num_classes, key="community")
+    return NodeGraph.from_pyg(data, f"homophily-{homophily:g}", _CLASSES, key="community")
