@@ -13,7 +13,7 @@ C = TypeVar("C")
 """A client's data."""
 
 
-class ClientData(pl.LightningDataModule):
+class ClientDataModule(pl.LightningDataModule):
     """One client's data: ``graph``, or ``graphs``."""
 
     def __str__(self) -> str:

@@ -9,9 +9,8 @@ from fnmatch import fnmatchcase
 
 from flgraph.errors import InputError, PolicyError
 from flgraph.federation.budget import AddsNoise, Event, Spending
-from flgraph.federation.door import COLLECTED, SHARED, note_message
 from flgraph.federation.halves import AlgorithmHalf
-from flgraph.federation.messages import ABOUT_SUMS, Request, Turn
+from flgraph.federation.messages import ABOUT_SUMS, Request, Turn, note_message
 from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.policy import NUM_SAMPLES, Job, Policy
 from flgraph.federation.routes import RouteKind, RoutingTable, form_of
@@ -186,8 +185,8 @@ class ClientDoor:
         """Forms of the tensors that the routes let out, and how many samples there are if the algorithm needs it."""
         collected = {name: self.routing.rows[name].form for name in self.routing.names(RouteKind.COLLECTED)}
         scalars: dict[str, Scalar] = {
-            SHARED: json.dumps(self.routing.signature()),
-            **({COLLECTED: json.dumps(collected)} if collected else {}),
+            RouteKind.SHARED.value: json.dumps(self.routing.signature()),
+            **({RouteKind.COLLECTED.value: json.dumps(collected)} if collected else {}),
         }
         if self.job.asks_samples:
             scalars[NUM_SAMPLES] = self.count(self.job.num_samples)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from flgraph.errors import InputError, expect
-from flgraph.federation.messages import Turn
 from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.policy import NUM_SAMPLES
 from flgraph.federation.routes import Route, RouteKind, UploadKind, form_of
@@ -32,7 +31,6 @@ from flgraph.federation.values import (
     shortened,
 )
 from flgraph.runs.history import SAMPLES
-from flgraph.runs.ledger import Ledger
 
 if TYPE_CHECKING:
     from flgraph.federation.aggregator import Aggregator
@@ -44,9 +42,6 @@ _LARGEST_METRIC = 1e100
 """So that sums of squares over many clients are finite."""
 
 _MOST_METRICS = 1000
-
-SHARED, COLLECTED = "shared", "collected"
-"""Fields of a client's description of its model."""
 
 
 class ServerDoor:
@@ -82,10 +77,11 @@ class ServerDoor:
         """What a client tells of its model and itself, once; returns the forms of what it would share."""
         field = f"description` of client `{client}"
         payload = self._read(client, answer)
-        expect(set(payload.scalars) <= {SHARED, COLLECTED, NUM_SAMPLES}, field, "of known fields", "others")
+        known = {RouteKind.SHARED, RouteKind.COLLECTED, NUM_SAMPLES}
+        expect(set(payload.scalars) <= known, field, "of known fields", "others")
         expect(not payload.tensors, field, "without tensors", f"{len(payload.tensors)}")
-        shared = self._forms(payload.scalars.get(SHARED), field, RouteKind.SHARED)
-        collected = self._forms(payload.scalars.get(COLLECTED, "{}"), field, RouteKind.COLLECTED)
+        shared = self._forms(payload.scalars.get(RouteKind.SHARED), field, RouteKind.SHARED)
+        collected = self._forms(payload.scalars.get(RouteKind.COLLECTED, "{}"), field, RouteKind.COLLECTED)
         count = payload.scalars.get(NUM_SAMPLES)
         if NUM_SAMPLES in self.aggregator.upload_scalars and not self.masked:
             whole = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 2**53
@@ -334,42 +330,3 @@ def _grouped(sent: Mapping[str, bytes]) -> dict[str, Any]:
         "groups": [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in groups],
         "of": {client: numbers[data] for client, data in sent.items()},
     }
-
-
-def note_message(
-    ledger: Ledger | None,
-    direction: str,
-    client: str,
-    turn: Turn,
-    data: bytes | None,
-    payload: Payload | Seen | None,
-    verdict: str = "",
-    policy: str = "",
-) -> None:
-    """Notes a message in a ledger.
-
-    Args:
-        ledger: of the run, or of a site; nothing is noted where there is none.
-        direction: ``up`` or ``down``.
-        client: of whom it is, or for whom.
-        turn: the request.
-        data: what crossed; ``None`` where only what was seen of it is left.
-        payload: the same, if it could be read.
-        verdict: ``accepted``, or why not.
-        policy: what a policy did to it.
-    """
-    if ledger is None:
-        return
-    ledger.add(
-        round=turn.round,
-        client=client,
-        request=str(turn.request),
-        exchange=turn.exchange,
-        direction=direction,
-        data=data,
-        tensors={} if payload is None else forms_of(payload),
-        scalars=[] if payload is None else list(payload.scalars),
-        verdict=verdict,
-        policy=policy,
-        **({"bytes": payload.size, "sha256": payload.sha256} if isinstance(payload, Seen) else {}),
-    )

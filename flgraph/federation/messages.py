@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from flgraph.federation.payload import Payload
+from flgraph.federation.summing import Seen, forms_of
 from flgraph.runs import ledger_reader
+from flgraph.runs.ledger import Ledger
 
 
 class Request(StrEnum):
@@ -67,3 +70,42 @@ class Predictions:
     batches: list[Any]
     rows: dict[str, list[Any]]
     predicted: str = "probabilities"
+
+
+def note_message(
+    ledger: Ledger | None,
+    direction: str,
+    client: str,
+    turn: Turn,
+    data: bytes | None,
+    payload: Payload | Seen | None,
+    verdict: str = "",
+    policy: str = "",
+) -> None:
+    """Notes a message in a ledger.
+
+    Args:
+        ledger: of the run, or of a site; nothing is noted where there is none.
+        direction: ``up`` or ``down``.
+        client: of whom it is, or for whom.
+        turn: the request.
+        data: what crossed; ``None`` where only what was seen of it is left.
+        payload: the same, if it could be read.
+        verdict: ``accepted``, or why not.
+        policy: what a policy did to it.
+    """
+    if ledger is None:
+        return
+    ledger.add(
+        round=turn.round,
+        client=client,
+        request=str(turn.request),
+        exchange=turn.exchange,
+        direction=direction,
+        data=data,
+        tensors={} if payload is None else forms_of(payload),
+        scalars=[] if payload is None else list(payload.scalars),
+        verdict=verdict,
+        policy=policy,
+        **({"bytes": payload.size, "sha256": payload.sha256} if isinstance(payload, Seen) else {}),
+    )

@@ -16,9 +16,9 @@ from torch import Tensor
 from flgraph.errors import ClientError, EngineError, InputError, expect, expect_kind
 from flgraph.federation.aggregation import weighted_mean
 from flgraph.federation.aggregator import Aggregator, needs_only_sums
-from flgraph.federation.door import ServerDoor, note_message
+from flgraph.federation.door import ServerDoor
 from flgraph.federation.engines import Engine
-from flgraph.federation.messages import Request, Turn
+from flgraph.federation.messages import Request, Turn, note_message
 from flgraph.federation.payload import Payload, pack, unpack
 from flgraph.federation.privacy import Account
 from flgraph.federation.routes import agree

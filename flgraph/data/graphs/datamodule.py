@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 from flgraph.data.cache import content_key
 from flgraph.data.checks import expect_classes, require
-from flgraph.data.federation import ClientData
+from flgraph.data.federation import ClientDataModule
 from flgraph.data.graphs.batching import GraphLoader
 from flgraph.data.graphs.container import FlatGraphs
 from flgraph.data.graphs.scores import wl_scores
@@ -22,7 +22,7 @@ from flgraph.errors import expect
 Graphs = FlatGraphs | Iterable[Data]
 
 
-class GraphDataModule(ClientData):
+class GraphDataModule(ClientDataModule):
     """One client's labelled graphs, split three ways; goes with any Trainer, federated or not.
 
     Args:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flgraph.data.checks import require, warn_of_common
-from flgraph.data.federation import ClientData, Federation
+from flgraph.data.federation import ClientDataModule, Federation
 from flgraph.data.hetero.batching import HeteroLoader
 from flgraph.data.hetero.container import HeteroGraph
 from flgraph.data.hetero.links import HeteroLinkDataModule
@@ -30,7 +30,7 @@ HeteroTask = Literal["nodes", "links"]
 _PARTITIONERS = {"random_edges": random_edges, "random_edge_types": random_edge_types}
 
 
-class HeteroDataModule(ClientData):
+class HeteroDataModule(ClientDataModule):
     """One client's heterogeneous graph for full-batch training; goes with any Trainer, federated or not.
 
     Args:

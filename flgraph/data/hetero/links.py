@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flgraph.data.checks import check_held_out, edge_keys, require
-from flgraph.data.federation import ClientData
+from flgraph.data.federation import ClientDataModule
 from flgraph.data.hetero.batching import LinkLoaders
 from flgraph.data.hetero.container import EdgeType, HeteroGraph
 from flgraph.data.hetero.schema import model_sizes, with_reverse, without_reverse
@@ -21,7 +21,7 @@ from flgraph.nn.batches import LinkBatch
 from flgraph.nn.sparse.adjacency import offsets
 
 
-class HeteroLinkDataModule(LinkLoaders, ClientData):
+class HeteroLinkDataModule(LinkLoaders, ClientDataModule):
     """One client's heterogeneous graph for link prediction; goes with any Trainer, federated or not.
 
     A random part of the edges of each predicted relation is held out for validation, another for the test; their

@@ -16,7 +16,7 @@ from torch_geometric.utils import index_to_mask
 
 from flgraph.data.cache import content_key
 from flgraph.data.checks import require
-from flgraph.data.federation import ClientData, Federation, name_clients
+from flgraph.data.federation import ClientDataModule, Federation, name_clients
 from flgraph.data.figures import label_figure
 from flgraph.data.nodes.batching import EgoLoader, hop_offsets
 from flgraph.data.nodes.communities import louvain, louvain_balanced, louvain_plus, metis, metis_plus
@@ -34,7 +34,7 @@ BY_CLASS = ("label_skew", "dirichlet", "louvain_plus", "metis_plus")
 """Partitions that need classes."""
 
 
-class NodeDataModule(ClientData):
+class NodeDataModule(ClientDataModule):
     """One client's graph, its nodes split three ways; goes with any Trainer, federated or not.
 
     Loaders give :class:`~flgraph.data.EgoBatch` es; full-batch methods take :attr:`graph`, :attr:`train`, :attr:`val`
