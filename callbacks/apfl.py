@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from flgraph.callbacks.fedavg import FedAvg
-from flgraph.callbacks.gradients import copy_of, loss_of, silent
+from flgraph.callbacks.gradients import loss_of, silent
 from flgraph.errors import expect
 from flgraph.federation.client import Client
+from flgraph.federation.lightning import copy_of
 from flgraph.federation.payload import Payload
 
 
@@ -119,6 +120,7 @@ class APFL(FedAvg):
         each = trainer.accumulate_grad_batches
         expect(each == 1, "trainer.accumulate_grad_batches", "1 for APFL, which steps at every batch,", each)
         self._mixture, self._stepped = copy_of(pl_module), False
+        self._mixture.trainer = trainer
         for name, buffer in self._mixture.named_buffers():
             if name in self._own:  # else it is not a part of the model's state
                 buffer.copy_(self._own[name])

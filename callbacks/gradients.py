@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -14,8 +13,6 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from flgraph.errors import expect
-
-Module = TypeVar("Module", bound=pl.LightningModule)
 
 
 def scaler_of(trainer: pl.Trainer) -> torch.amp.GradScaler | None:
@@ -83,14 +80,3 @@ def silent(module: pl.LightningModule) -> Iterator[None]:
     finally:
         for name in shadows:
             del vars(module)[name]
-
-
-def copy_of(module: Module) -> Module:
-    """A copy that shares no weights, and knows the same Trainer."""
-    trainer, module._trainer = module._trainer, None  # which is not to be copied with it
-    try:
-        twin = copy.deepcopy(module)
-    finally:
-        module._trainer = trainer
-    twin._trainer = trainer
-    return twin

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.callbacks.further_loss import AddsLoss
-from flgraph.callbacks.gradients import copy_of
 from flgraph.errors import expect
 from flgraph.federation.client import Client
+from flgraph.federation.lightning import copy_of
 from flgraph.models.classifier import Classifier
 from flgraph.nn import model_contrast
 

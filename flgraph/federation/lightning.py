@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.metadata
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import pytorch_lightning as pl
 import torch
@@ -21,6 +22,8 @@ from flgraph.errors import InputError
 from flgraph.federation.fit_again import fit_again, goes_on
 from flgraph.hooks import overrides
 from flgraph.nn.modes import keeping_modes
+
+Module = TypeVar("Module", bound=pl.LightningModule)
 
 WHERE = ("accelerator", "devices", "strategy", "plugins")
 """Arguments that say where a Trainer computes; all others may change what comes out."""
@@ -291,3 +294,17 @@ def flushing_denormals() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(before)
+
+
+def copy_of(module: Module) -> Module:
+    """A copy that shares no weights, and knows no Trainer, which is no part of the model."""
+    parts: list[dict[str, Any]] = [vars(part) for part in module.modules()]
+    attached = [{name: own.pop(name) for name in list(own) if name in ("_trainer", "_fabric")} for own in parts]
+    try:
+        twin = copy.deepcopy(module)
+    finally:
+        for own, held in zip(parts, attached, strict=True):
+            own.update(held)
+    for part, held in zip(twin.modules(), attached, strict=True):
+        vars(part).update(dict.fromkeys(held))
+    return twin

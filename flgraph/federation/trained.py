@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytorch_lightning as pl
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flgraph.errors import expect
+from flgraph.federation.lightning import copy_of
 from flgraph.federation.loop import FederatedLoop
 from flgraph.federation.routes import RouteKind
 
@@ -32,16 +32,7 @@ class TrainedLoop(FederatedLoop):
         here = f"one of those in this process, {', '.join(clients) or 'which has none'},"
         expect(name in clients, "client", here, name)
         module: pl.LightningModule = clients[name].module
-        own: dict[str, Any] = vars(
-            module
-        )  # where Lightning keeps references to Trainers, which are no part of the model
-        attached = {key: own.pop(key) for key in list(own) if key in ("_trainer", "_fabric")}
-        try:
-            copied = copy.deepcopy(module)
-        finally:
-            own.update(attached)
-        vars(copied).update(dict.fromkeys(attached))
-        return copied.cpu().eval()
+        return copy_of(module).cpu().eval()
 
     @property
     def model(self) -> Any:

@@ -16,6 +16,7 @@ from flgraph.callbacks import EarlyStopping, FedAvg, Local
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.federation.display import RoundProgress
+from flgraph.federation.lightning import copy_of
 from flgraph.runs import results as runs_results
 
 Federate = Callable[..., FederatedTrainer]
@@ -71,6 +72,15 @@ def test_a_clients_model(federate: Federate, data: Any, toy_module: Any) -> None
     assert trainer.model is None  # each has its own
     with pytest.raises(InputError, match="`client` to be one of those in this process, A, B, but got 'C'"):
         trainer.client_model("C")
+
+
+def test_a_copy_leaves_the_trainers_of_parts_behind(toy_module: Any) -> None:
+    whole, trainer = toy_module(), pl.Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False)
+    whole.first = toy_module()
+    whole.trainer = trainer
+    twin = copy_of(whole)
+    assert (twin._trainer, twin.first._trainer) == (None, None)
+    assert whole.trainer is whole.first.trainer is trainer
 
 
 def test_the_common_model_and_its_metrics(federate: Federate, data: Any, toy_module: Any) -> None:

@@ -137,38 +137,27 @@ class GraphDataModule(ClientDataModule):
 class ViewDataModule(GraphDataModule):
     """One client's graphs with a second view of each; goes with any Trainer, federated or not.
 
-    Arguments not listed are those of :class:`GraphDataModule`. No training batch holds a single graph, which would have
-    no negatives: where one is left over, the batch before takes it.
+    No training batch holds a single graph, which would have no negatives: where one is left over, the batch before
+    takes it.
 
     Args:
-        graphs: a flat set with the view ``diffused``.
-        splits: see there.
-        num_classes: see there.
-        batch_size: see there.
-        eval_batch_size: see there.
-        settings: see there.
+        *args: see :class:`GraphDataModule`; graphs with the view ``diffused``.
         everywhere: graphs that a second test loader gives, such as those of all clients; ``None`` for none.
+        **kwargs: see there.
 
     Raises:
         InputError: as :class:`GraphDataModule`, and where there is a single training graph.
     """
 
-    def __init__(
-        self,
-        graphs: FlatGraphs,
-        splits: tuple[Tensor, Tensor, Tensor] | None = None,
-        num_classes: int | None = None,
-        batch_size: int = 128,
-        eval_batch_size: int = 512,
-        settings: Mapping[str, Any] | None = None,
-        everywhere: FlatGraphs | None = None,
-    ) -> None:
-        super().__init__(graphs, splits, num_classes, batch_size, eval_batch_size, settings)
-        enough = self.train.numel() > 1
-        require(enough, "data", f"two training graphs or more in `{graphs.name}`, the negatives of each other,", "one")
-        expect(batch_size > 1, "data.batch_size", "2 or more: a batch of one graph has no negatives", batch_size)
+    def __init__(self, *args: Any, everywhere: FlatGraphs | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        name = self.graphs.name
+        wanted = f"two training graphs or more in `{name}`, the negatives of each other,"
+        require(self.train.numel() > 1, "data", wanted, "one")
+        single = "2 or more: a batch of one graph has no negatives"
+        expect(self.batch_size > 1, "data.batch_size", single, self.batch_size)
         if self.val.numel() == 1:
-            rank_zero_warn(f"Nothing is validated of `{graphs.name}`: a single validation graph has no negatives.")
+            rank_zero_warn(f"Nothing is validated of `{name}`: a single validation graph has no negatives.")
         self.everywhere = everywhere
 
     def to(self, device: torch.device | str) -> ViewDataModule:

@@ -14,29 +14,25 @@ from flgraph.errors import expect
 
 
 class ManyClients(GraphFederation):
-    """Graphs of one domain of :class:`~flgraph.data.SyntheticFederation`, the same number for every client.
+    """The ``trees`` of :class:`~flgraph.data.SyntheticFederation` without distractors, as many for every client.
 
     Args:
         num_clients: how many.
         num_graphs: of each.
-        domain: see :class:`~flgraph.data.SyntheticFederation`.
-        distractors: see there.
         **kwargs: see :class:`GraphFederation`.
 
     Raises:
         InputError: a setting cannot be used.
     """
 
-    def __init__(
-        self, num_clients: int, num_graphs: int = 10, domain: str = "trees", distractors: int = 0, **kwargs: Any
-    ) -> None:
+    def __init__(self, num_clients: int, num_graphs: int = 10, **kwargs: Any) -> None:
         super().__init__({}, 2, f"{num_clients}-clients", **kwargs)
         expect(num_clients >= 1, "data.num_clients", "1 or more", num_clients)
         expect(num_graphs >= 2, "data.num_graphs", "2 or more", num_graphs)
-        self.num_clients, self.num_graphs, self.domain, self.distractors = num_clients, num_graphs, domain, distractors
+        self.num_clients, self.num_graphs = num_clients, num_graphs
 
     def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
-        every = self.embed(synthetic_graphs(self.domain, self.num_clients * self.num_graphs, self.distractors))
+        every = self.embed(synthetic_graphs("trees", self.num_clients * self.num_graphs, distractors=0))
         shards = torch.arange(len(every)).view(self.num_clients, self.num_graphs)
         for name, shard in zip(name_clients(None, self.num_clients), shards, strict=True):
             yield name, every.select(shard), 2
