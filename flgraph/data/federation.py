@@ -40,7 +40,7 @@ class Federation(pl.LightningDataModule, Generic[C]):
 
     def __init__(self, name: str, dataset: str | None = None) -> None:
         super().__init__()
-        self.save_hyperparameters(ignore=["graphs", "dataset", "root", "manifest"], logger=False)
+        self.save_hyperparameters(ignore=["graphs", "dataset", "root"], logger=False)
         if dataset is not None:
             self.hparams["dataset"] = dataset
         self.name = name

@@ -26,7 +26,7 @@ from flgraph.data import (
 from flgraph.errors import InputError
 from flgraph.reproduce.fedego.published import PublishedNodeFederation
 
-ELSEWHERE = {"graphs", "root", "manifest"}
+ELSEWHERE = {"graphs", "root"}
 """Data, and where it lies."""
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,12 +17,12 @@ from flgraph.data.hetero.links import HeteroLinkDataModule
 from flgraph.data.hetero.partition import HeteroPartition, random_edge_types, random_edges, with_validation
 from flgraph.data.hetero.readers import read_hetero
 from flgraph.data.hetero.schema import canonical, model_sizes, without_reverse
+from flgraph.data.partition_file import file_title, is_partition_file
 from flgraph.data.splits import split_of
 from flgraph.data.statistics import hetero_statistics
 from flgraph.errors import expect
 from flgraph.nn.tasks import check_task
 
-HeteroPartitionName = Literal["random_edges", "random_edge_types", "none"]
 HeteroTask = Literal["nodes", "links"]
 """Classes of nodes, or links, are predicted."""
 
@@ -139,11 +138,11 @@ class HeteroFederation(Federation[HeteroClientData]):
         num_clients: number of clients.
         partition: how edges are assigned, see :func:`~flgraph.data.random_edges` and
             :func:`~flgraph.data.random_edge_types`; ``"none"`` gives all edges to a single client, for centralised
-            training on the union of the clients' graphs (with ``num_clients`` 1, the same validation and test nodes).
+            training on the union of the clients' graphs (with ``num_clients`` 1, the same validation and test nodes);
+            or a file ``.npz`` of a saved :class:`~flgraph.data.HeteroPartition` of this graph, whose number of clients
+            counts. Every run writes one, ``partition.npz``.
         partition_seed: of the partition and of the validation nodes; not the run's seed, so that runs differ in
             weights only.
-        manifest: file of a saved :class:`~flgraph.data.HeteroPartition` that is used instead; it must be of this
-            graph.
         val_fraction: share of the training nodes to validate on, where the graph has no validation nodes.
         reverse: whether each client gets reverse relations ``rev_...``; those of the whole graph are left out before.
         tie_names: whether relations of the same name between other node types share their weights, as in the published
@@ -166,9 +165,8 @@ class HeteroFederation(Federation[HeteroClientData]):
         dataset: str | HeteroGraph,
         root: str | None = None,
         num_clients: int = 3,
-        partition: HeteroPartitionName = "random_edges",
+        partition: str = "random_edges",
         partition_seed: int = 123,
-        manifest: str | Path | None = None,
         val_fraction: float = 0.2,
         reverse: bool = True,
         tie_names: bool = False,
@@ -179,17 +177,22 @@ class HeteroFederation(Federation[HeteroClientData]):
         wanted = "the name of a data set or a HeteroGraph, for example HeteroGraph.from_pyg(data, target),"
         expect(isinstance(dataset, str | HeteroGraph), "data.dataset", wanted, type(dataset).__name__)
         title = dataset if isinstance(dataset, str) else dataset.name
+        self._saved = HeteroPartition.load(partition) if is_partition_file(partition) else None
+        kinds = (*_PARTITIONERS, "none")
+        how = f"one of {', '.join(kinds)}, or a file .npz"
+        expect(self._saved is not None or partition in kinds, "data.partition", how, partition)
         suffix = "whole" if partition == "none" else f"{partition}-{num_clients}"
+        suffix = suffix if self._saved is None else file_title(partition)
         super().__init__(name or f"{title}-{suffix}".lower().replace("_", "-"), title)
         check_task(task, "data.task", HeteroTask)
-        kinds = get_args(HeteroPartitionName)
-        expect(partition in kinds, "data.partition", f"one of {', '.join(kinds)}", partition)
         expect(0 <= val_fraction < 1, "data.val_fraction", "0 or more and below 1", val_fraction)
         one = partition != "none" or num_clients == 1
         expect(one, "data.num_clients", "1, where there is no partition,", num_clients)
         expect(num_negatives >= 1, "data.num_negatives", "1 or more", num_negatives)
+        if self._saved is not None:
+            num_clients, self.hparams["partition"] = len(self._saved.clients), f"file {self._saved.digest[:16]}"
         self.dataset, self.root, self.num_clients, self.partition = dataset, root, num_clients, partition
-        self.partition_seed, self.manifest, self.val_fraction = partition_seed, manifest, val_fraction
+        self.partition_seed, self.val_fraction = partition_seed, val_fraction
         self.reverse, self.tie_names, self.task, self.num_negatives = reverse, tie_names, task, num_negatives
         self.statistics: dict[str, Any] = {}
 
@@ -198,7 +201,7 @@ class HeteroFederation(Federation[HeteroClientData]):
         if self._clients:
             return
         graph = self.read()
-        partition = self.make_partition(graph) if self.manifest is None else self._saved(self.manifest)
+        partition = self._saved or self.make_partition(graph)
         self._partition_file = partition.to_bytes()
         parts = enumerate(partition.cut(graph, self.reverse), start=1)
         graphs = {f"client-{number}": canonical(part) for number, part in parts}
@@ -212,7 +215,7 @@ class HeteroFederation(Federation[HeteroClientData]):
         }
 
     def partition_file(self) -> bytes:
-        """The content of a file that ``manifest`` takes; known after ``setup``."""
+        """The content of a file that ``partition`` takes; known after ``setup``."""
         return self._partition_file
 
     def read(self) -> HeteroGraph:
@@ -225,10 +228,3 @@ class HeteroFederation(Federation[HeteroClientData]):
         if self.partition == "none":
             return HeteroPartition([torch.arange(graph.num_edges)], graph.content, {"partition": "none"})
         return _PARTITIONERS[self.partition](graph, self.num_clients, self.partition_seed)
-
-    def _saved(self, manifest: str | Path) -> HeteroPartition:
-        partition = HeteroPartition.load(manifest)
-        count = len(partition.clients)
-        wanted = f"{count}, the number of clients in {manifest},"
-        expect(count == self.num_clients, "data.num_clients", wanted, self.num_clients)
-        return partition

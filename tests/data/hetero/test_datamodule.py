@@ -96,21 +96,21 @@ def test_a_federation(partition: str) -> None:
     assert not reverses(one_way.client("client-1").graph)
 
 
-def test_a_manifest(tmp_path: Path) -> None:
+def test_a_partition_file(tmp_path: Path) -> None:
     first = HeteroFederation(graph(), partition_seed=7)
     first.setup("fit")
     whole = first.read()
     partition = first.make_partition(whole)
     partition.save(tmp_path / "partition.npz")
-    second = HeteroFederation(whole, manifest=tmp_path / "partition.npz")
+    second = HeteroFederation(whole, partition=str(tmp_path / "partition.npz"))
     second.setup("fit")
     assert second.statistics == first.statistics
-    other = HeteroFederation(graph(val=True), manifest=tmp_path / "partition.npz")
+    other = HeteroFederation(graph(val=True), partition=str(tmp_path / "partition.npz"))
     with pytest.raises(InputError, match="`graph` to be the one with digest"):
         other.setup("fit")
     assert random_edges(whole, 3, 7).digest == partition.digest
-    with pytest.raises(InputError, match=r"`data\.num_clients` to be 3, the number of clients in .*, but got 4"):
-        HeteroFederation(whole, num_clients=4, manifest=tmp_path / "partition.npz").setup("fit")
+    assert (second.name, second.num_clients) == ("toy-partition", 3)
+    assert second.hparams["partition"] == f"file {partition.digest[:16]}"  # wherever it lies
 
 
 def test_trains_in_a_federation(federate: Callable[..., FederatedTrainer], recorder: Any) -> None:

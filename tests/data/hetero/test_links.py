@@ -203,9 +203,7 @@ def test_clients_without_common_edges_are_not_warned_of(tmp_path: Path, recwarn:
     whole = HeteroFederation(graph(noise=True)).read()
     halves = torch.arange(whole.num_edges).split(whole.num_edges // 2 + 1)
     HeteroPartition(list(halves), whole.content, {"partition": "halves"}).save(tmp_path / "halves.npz")
-    HeteroFederation(
-        graph(noise=True), num_clients=2, manifest=tmp_path / "halves.npz", task="links", num_negatives=4
-    ).setup()
+    HeteroFederation(graph(noise=True), partition=str(tmp_path / "halves.npz"), task="links", num_negatives=4).setup()
     assert not recwarn.list
 
 
