@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import pytorch_lightning as pl
@@ -13,7 +12,7 @@ from torch import Tensor
 from flgraph.callbacks.fedavg import FedAvg
 from flgraph.errors import expect
 from flgraph.federation.client import Client
-from flgraph.federation.routes import Route, personal
+from flgraph.federation.routes import Route, matches, personal
 
 
 class FedRep(FedAvg):
@@ -60,7 +59,7 @@ class FedRep(FedAvg):
         """Freezes what is not trained now. No sooner: optimizers may be made of what is trainable."""
 
         def still(name: str) -> bool:
-            return any(fnmatchcase(name, pattern) for pattern in self.head) != self._trains_head
+            return matches(name, self.head) != self._trains_head
 
         self._frozen = [name for name, tensor in pl_module.named_parameters() if tensor.requires_grad and still(name)]
         state = pl_module.state_dict()  # without what is only a cache

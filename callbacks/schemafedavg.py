@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -14,7 +13,7 @@ from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload, brief
 from flgraph.federation.received import expect_group, expect_tensor
-from flgraph.federation.routes import Route, UploadKind, personal, shared
+from flgraph.federation.routes import Route, UploadKind, matches, personal, shared
 
 _RELATIONS = "relations"
 _MOST_RELATIONS = 10_000
@@ -82,7 +81,7 @@ class SchemaFedAvg(FedProx):
         expect(len(relations) <= _MOST_RELATIONS, field, f"of at most {_MOST_RELATIONS} relations", len(relations))
         for name, row in relations.items():
             parameter, _, relation = name.partition("/")
-            plain = _matches(parameter, self.rows) and bool(relation) and name.isprintable()
+            plain = matches(parameter, self.rows) and bool(relation) and name.isprintable()
             expect(plain, field, f"of relations of {', '.join(self.rows)}, with names to print", brief(repr(name)))
             expect_tensor(relations, name, (None,) * row.dim(), field)
 
@@ -135,7 +134,7 @@ class SchemaFedAvg(FedProx):
 
     def center(self, client: Client) -> dict[str, Tensor]:
         """What was received, here all rows: before it trains a client has what it was sent."""
-        rows = {n: p.detach().clone() for n, p in client.module.named_parameters() if _matches(n, self.rows)}
+        rows = {n: p.detach().clone() for n, p in client.module.named_parameters() if matches(n, self.rows)}
         return {**super().center(client), **rows}
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
@@ -165,10 +164,6 @@ def _rows_of(client: Client, patterns: Sequence[str]) -> Iterator[tuple[str, Ten
     wanted = f"data with `weight_rows` in client `{client.name}`"
     expect(isinstance(data, NamedRelations), "data", wanted, type(data).__name__)
     for name, parameter in client.module.named_parameters():
-        if _matches(name, patterns):
+        if matches(name, patterns):
             for relation, row in zip(data.weight_rows, parameter.detach(), strict=True):
                 yield f"{name}/{relation if isinstance(relation, str) else '|'.join(map(str, relation))}", row
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from flgraph.callbacks.fedavg import FedAvg
+from flgraph.federation.routes import matches
 
 
 class ServerStep(FedAvg):
@@ -28,4 +28,4 @@ class ServerStep(FedAvg):
     def is_stepped(self, name: str) -> bool:
         """Whether the shared tensor of this name is more than averaged."""
         floating = self.shared[name].is_floating_point()
-        return floating and not any(fnmatchcase(name, pattern) for pattern in self.statistics)
+        return floating and not matches(name, self.statistics)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import pytorch_lightning as pl
@@ -33,7 +32,7 @@ from flgraph.federation.lightning import (
 from flgraph.federation.messages import ABOUT_SUMS, Predictions, Request, Turn
 from flgraph.federation.payload import Payload
 from flgraph.federation.policy import Policy
-from flgraph.federation.routes import RouteKind, RoutingTable
+from flgraph.federation.routes import RouteKind, RoutingTable, matches
 from flgraph.federation.secure.client import MaskedUploads
 from flgraph.federation.secure.settings import Layout, SecureSums
 from flgraph.federation.seeding import derive_seed, seed_all
@@ -378,7 +377,7 @@ class Client:
         """
         declared = self.aggregator.reported_scalars
         expect(
-            any(fnmatchcase(name, pattern) for pattern in declared),
+            matches(name, declared),
             f"report` of client `{self.name}",
             f"among the declared {list(declared)}",
             name,

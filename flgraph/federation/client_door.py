@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 
 from flgraph.errors import InputError, PolicyError
 from flgraph.federation.budget import AddsNoise, Event, Spending
@@ -13,7 +12,7 @@ from flgraph.federation.halves import AlgorithmHalf
 from flgraph.federation.messages import ABOUT_SUMS, Request, Turn, note_message
 from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.policy import NUM_SAMPLES, Job, Policy
-from flgraph.federation.routes import RouteKind, RoutingTable, form_of
+from flgraph.federation.routes import RouteKind, RoutingTable, form_of, matches
 from flgraph.federation.secure.settings import SecureSums
 from flgraph.federation.values import alike, expect_plain, largest_values, shortened
 from flgraph.runs.ledger import Ledger
@@ -125,7 +124,7 @@ class ClientDoor:
         if type(turn.round) is not int or not 0 <= turn.round <= self.job.rounds:
             raise PolicyError("round", f"from 0 to {self.job.rounds}, as the job says,", shortened(turn.round))
         known = self.aggregator.exchanges(turn.round)
-        allowed = any(fnmatchcase(turn.exchange, pattern) for pattern in self.policy.exchanges)
+        allowed = matches(turn.exchange, self.policy.exchanges)
         exchange = turn.request == Request.EXCHANGE or turn.request in ABOUT_SUMS
         if exchange and not (turn.exchange in known and allowed):
             raise PolicyError("exchange", f"of those of round {turn.round} and the policy", shortened(turn.exchange))

@@ -10,6 +10,7 @@ from typing import Any
 
 from flgraph.errors import PolicyError, expect
 from flgraph.federation.payload import Scalar
+from flgraph.federation.routes import matches
 from flgraph.runs.history import SAMPLES, samples_of
 
 NUM_SAMPLES = "num_samples"
@@ -116,10 +117,10 @@ class Policy:
             found = f"{job.algorithm}{f': {job.reveals}' if job.reveals else ''}"
             yield PolicyError("aggregator", f"among the algorithms that the policy allows ({allowed})", found)
         for name in job.tensors:
-            if not _matches(name, self.tensors):
+            if not matches(name, self.tensors):
                 yield PolicyError(name, f"of tensors that the policy lets out ({', '.join(self.tensors)})", "none")
         for name in job.exchanges:
-            if not _matches(name, self.exchanges):
+            if not matches(name, self.exchanges):
                 yield PolicyError("exchange", f"among those of the policy, {', '.join(self.exchanges)},", name)
         yield from self.excess(job.rounds, job.local_epochs)
         if self.secure_sums is not None and not job.masks:
@@ -156,7 +157,7 @@ class Policy:
 
     def _allows(self, job: Job) -> bool:
         if self.algorithms:
-            return _matches(job.algorithm, self.algorithms)
+            return matches(job.algorithm, self.algorithms)
         return job.own and not job.reveals
 
     def most_turns(self, job: Job) -> int:
@@ -239,7 +240,3 @@ def _rounded(value: float, decimals: int) -> float:
     if math.isfinite(value) and abs(value) >= 10:
         decimals -= math.floor(math.log10(abs(value)))
     return round(value, decimals)
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)

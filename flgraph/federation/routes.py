@@ -56,6 +56,11 @@ class Route:
         return self.kind == RouteKind.SHARED and self.on_mismatch == "owners"
 
 
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether one of the patterns, which are as a shell has them, matches a name."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def shared(*patterns: str, on_mismatch: OnMismatch = "error") -> list[Route]:
     """Routes for tensors that go up and come back aggregated."""
     return [Route(pattern, RouteKind.SHARED, on_mismatch) for pattern in patterns]
@@ -150,7 +155,7 @@ class RoutingTable:
             rest = route.pattern == "*" and position == len(routes) - 1  # "all others" may be none
             if route.pattern not in matched and not route.may_lack and not rest:
                 same = [name for name in tensors if fnmatchcase(name, route.pattern)]
-                if same and all(any(fnmatchcase(name, pattern) for pattern in first) for name in same):
+                if same and all(matches(name, first) for name in same):
                     continue  # made personal by who runs it, not overlooked by who wrote it
                 if route.pattern in first and not same:
                     wanted = f"patterns of tensors of client `{client}`"
@@ -221,7 +226,7 @@ class RoutingTable:
         field = f"upload` of client `{self.client}"
         for name, tensor in payload.tensors.items():
             if name not in self.rows:
-                if not any(fnmatchcase(name, pattern) for pattern in self.extra):
+                if not matches(name, self.extra):
                     wanted = "of what the routes or `extra_tensors` name"
                     raise InputError(field, wanted, f"`{name}`, which neither does")
                 continue
@@ -253,7 +258,7 @@ def agree(
     agreed: dict[str, list[str]] = {client: [] for client in signatures}
     names = {name: None for signature in signatures.values() for name in signature}
     for route in routes:
-        made_personal = any(fnmatchcase(route.pattern, pattern) for pattern in first)
+        made_personal = matches(route.pattern, first)
         if route.may_lack and not made_personal and not any(fnmatchcase(name, route.pattern) for name in names):
             raise InputError(f"route {route.pattern}", "that of a shared tensor of some client", _some(names) or "none")
     for name in names:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from flgraph.errors import FAILED, POLICY, REFUSED, PolicyError
 from flgraph.federation.budget import SPENDING, Spending
 from flgraph.federation.client import Client
 from flgraph.federation.policy import NUM_SAMPLES, Policy
-from flgraph.federation.routes import RouteKind
+from flgraph.federation.routes import RouteKind, matches
 from flgraph.federation.transforms import Transform
 from flgraph.flare.run import clients_of
 from flgraph.flare.settings import clients_folder, read_settings
@@ -84,7 +83,7 @@ def _leaves(client: Client, policy: Policy, sent: str, trainer: Mapping[str, Any
     yield f"{sent} after evaluations: {', '.join(metrics) if metrics else 'no metrics'}{few}"
     if metrics:
         yield "  These are measured with weights that the server chooses: of some, they tell the shares of classes."
-    withheld = [pattern for pattern in routing.metrics if not any(fnmatchcase(pattern, own) for own in policy.metrics)]
+    withheld = [pattern for pattern in routing.metrics if not matches(pattern, policy.metrics)]
     if withheld:
         yield f"  withheld, though the algorithm reports them: {', '.join(withheld)}"
     yield f"{sent} where something fails: one word, {POLICY}, {REFUSED} or {FAILED}; the site's log has the text"

@@ -21,7 +21,7 @@ from torch import Tensor
 from flgraph.errors import InputError, expect
 from flgraph.federation.halves import AlgorithmHalf
 from flgraph.federation.payload import Payload, Scalar
-from flgraph.federation.routes import UploadKind, parsed_form
+from flgraph.federation.routes import UploadKind, matches, parsed_form
 
 Update = Mapping[str, Tensor]
 """What a client's upload adds to what it was sent: name to float64, or int64 where the tensor is of whole numbers."""
@@ -199,7 +199,7 @@ class Pipeline:
 
     def leaves(self, name: str) -> bool:
         """Whether a tensor leaves as it is."""
-        return any(fnmatchcase(name, pattern) for pattern in self.leave)
+        return matches(name, self.leave)
 
     def check_names(self, names: Collection[str], client: str) -> None:
         """Refuses patterns of ``leave`` that match neither ``names``, of a client's model, nor extra tensors."""
