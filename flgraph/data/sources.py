@@ -278,7 +278,7 @@ def labels_of_tensor(y: Any, count: int, where: str) -> list[str | None]:
     """Labels as text; -1 and NaN are no label.
 
     Raises:
-        InputError: there are other than ``count``, several for one, or numbers with fractions.
+        InputError: there are other than ``count``, several for one, or numbers below -1 or with fractions.
     """
     if y is None:
         return [None] * count
@@ -301,6 +301,8 @@ def labels_of_tensor(y: Any, count: int, where: str) -> list[str | None]:
         whole = bool((there == there.round()).all())
         require(whole, where, "classes", "numbers with fractions, which need `data.task` regression")
         values = torch.where(values.isnan(), -1.0, values)
+    least = int(values.min()) if count else 0
+    require(least >= -1, where, "classes of 0 or more, and -1 where there is none,", str(least))
     return [None if value < 0 else str(int(value)) for value in values.tolist()]
 
 
