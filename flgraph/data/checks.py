@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,15 +38,15 @@ def check_clients(graphs: Mapping[str, Any]) -> None:
 
 
 def link_arguments(task: str, links: Mapping[str, Any] | None, *further: str) -> dict[str, Any]:
-    """What was said of links that are to be predicted; nothing where the task is another.
+    """``data.links``: arguments of clients' data modules for link prediction, none where the task is another.
 
     Args:
         task: of the data.
-        links: arguments of clients' data.
-        further: names of arguments beside those that :func:`check_held_out` looks at.
+        links: what was given.
+        further: names of arguments that there are beside those of :func:`check_held_out`.
 
     Raises:
-        InputError: there are others, or the task is another.
+        InputError: a name is another, or the task is.
     """
     expect(links is None or task == "links", "data.links", f"null for {task}", links)
     known = ("val_fraction", "test_fraction", "num_negatives", "seed", *further)
@@ -55,18 +56,24 @@ def link_arguments(task: str, links: Mapping[str, Any] | None, *further: str) ->
 
 
 def check_held_out(val_fraction: float, test_fraction: float, num_negatives: int, seed: int) -> None:
-    """Refuses shares of links to hold out, numbers of negatives and seeds that there cannot be.
+    """Looks at the arguments that all data modules for link prediction have.
+
+    Args:
+        val_fraction: share of the links to validate on, from 0 to below 1.
+        test_fraction: share to test on; both together are below 1.
+        num_negatives: what each held-out link competes with, 1 or more.
+        seed: of all draws, below 2^63.
 
     Raises:
-        InputError: one is none.
+        InputError: one is out of its range, or no number.
     """
     for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
-        fits = isinstance(share, int | float) and 0 <= share < 1
+        fits = isinstance(share, Real) and 0 <= share < 1
         expect(fits, f"data.links.{name}", "a number, 0 or more and below 1", share)
     left = f"below {1 - val_fraction:g}, what `val_fraction` leaves"
     expect(test_fraction < 1 - val_fraction, "data.links.test_fraction", left, test_fraction)
     for name, number, least, most in (("num_negatives", num_negatives, 1, 2**31), ("seed", seed, 0, 2**63)):
-        fits = isinstance(number, int) and least <= number < most
+        fits = isinstance(number, Integral) and least <= number < most
         expect(fits, f"data.links.{name}", f"a whole number, {least} or more and below {most}", number)
 
 

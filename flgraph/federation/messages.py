@@ -1,4 +1,4 @@
-"""What the server asks of a client, and what a client says of its data."""
+"""What the server asks of a client, what a client says of its data, and how a message is noted in a ledger."""
 
 from __future__ import annotations
 

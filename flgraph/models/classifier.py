@@ -224,7 +224,7 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
         target = torch.cat(labels)
         counts = [len(part) for part in labels]
         values = task_metrics(self.task, self.metrics, torch.cat(logits).float(), target)
-        # A batch's loss is the mean over what is known in it, of classes that are weighed by these weights.
+        # A batch's loss is the mean over what is known in it; with weights of classes it is divided by their sum.
         gaps = target.is_floating_point() and bool(target.isnan().any())
         known = [int((~part.isnan()).sum()) for part in labels] if gaps else counts
         each = torch.stack(losses).float()

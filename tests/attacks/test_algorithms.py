@@ -371,6 +371,15 @@ def test_noise_at_a_site_is_never_drawn_again(simulated: bool, made: Any, record
     assert all(torch.equal(sent[0][name], sent[1][name]) for name in sent[0] if name != "ego_graphs/embedding")
 
 
+def test_noise_does_not_follow_from_32_bits() -> None:
+    """Which is all that torch takes of a seed."""
+    site, drawn = type("Site", (), {"simulated": False})(), []
+    for _ in range(2):
+        torch.manual_seed(5)
+        drawn.append(callbacks.fedego._noise(site, torch.Size([4])))
+    assert not torch.equal(*drawn)
+
+
 @pytest.mark.parametrize("simulated", [True, False])
 def test_hidden_nodes_and_noise_of_generators_are_drawn_anew_at_a_site(simulated: bool, made: Any) -> None:
     seeds = set()

@@ -109,10 +109,10 @@ class HeteroClients(Federation[HeteroClientData]):
             else:
                 made[name] = source if self.task == "links" else self._with_classes(name, source, classes)
         self.class_names = classes
-        own = {"settings": self.declared.settings} if tables else {"settings": None}
+        settings = self.declared.settings if tables else None
         links = {**self.links, "reverse": self.reverse}
         self._clients = {
-            name: client_data(self.task, canonical(graph), self.tie_names, links=links, **own)
+            name: client_data(self.task, canonical(graph), self.tie_names, settings, links)
             for name, graph in made.items()
         }
         for name, source in tables.items():

@@ -181,8 +181,8 @@ class HeteroFederation(Federation[HeteroClientData]):
         kinds = (*_PARTITIONERS, "none")
         how = f"one of {', '.join(kinds)}, or a file .npz"
         expect(self._saved is not None or partition in kinds, "data.partition", how, partition)
-        suffix = "whole" if partition == "none" else f"{partition}-{num_clients}"
-        suffix = suffix if self._saved is None else file_title(partition)
+        drawn = "whole" if partition == "none" else f"{partition}-{num_clients}"
+        suffix = drawn if self._saved is None else file_title(partition)
         super().__init__(name or f"{title}-{suffix}".lower().replace("_", "-"), title)
         check_task(task, "data.task", HeteroTask)
         expect(0 <= val_fraction < 1, "data.val_fraction", "0 or more and below 1", val_fraction)

@@ -52,7 +52,7 @@ class NodeClients(Federation[NodeDataModule]):
         split_seed: of these; not the run's seed.
         undirected: whether edges go both ways; otherwise a node hears from those that have an edge to it.
         normalize: whether to divide each node's features by their sum.
-        ego_graphs: whether batches are ego-graphs (for FedEgo); otherwise the whole graph is one batch.
+        ego_graphs: whether batches are ego-graphs (for FedEgo, not for links); otherwise the whole graph is one batch.
         batch_size: ego-graphs per training batch.
         fanouts: neighbours per node, for each hop of an ego-graph.
         epoch_fraction: share of the training nodes that a local epoch visits, see :class:`NodeDataModule`.

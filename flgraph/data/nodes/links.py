@@ -46,7 +46,8 @@ class LinkDataModule(LinkLoaders, NodeDataModule):  # type: ignore[misc]  # othe
         **kwargs: Any,
     ) -> None:
         check_held_out(val_fraction, test_fraction, num_negatives, seed)
-        warn_of_unused(["features of edges"] * (graph.edge_attr is not None), graph.name)
+        if graph.edge_attr is not None:
+            warn_of_unused(["features of edges"], graph.name)
         generator = torch.Generator().manual_seed(seed)
         edges = graph.edge_index
         keys = edge_keys(edges, graph.num_nodes)
