@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,41 @@ from flgraph.runs.predictions import write_predictions
 class Parser(Refusing, LightningArgumentParser):
     """For commands that take a model, data and a trainer."""
 
+    def add_instantiator(self, instantiator: Any, *args: Any, **kwargs: Any) -> None:
+        """What Lightning calls for models and data; newer versions of jsonargparse have another way."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            super().add_instantiator(_passing(instantiator), *args, **kwargs)
+
     def instantiate_classes(self, cfg: Any, **kwargs: Any) -> Any:
         """What Lightning calls; newer versions of jsonargparse have another name for it."""
         instantiate = getattr(super(), "instantiate", super().instantiate_classes)
+        self.add_instantiator(_call, object)
         return instantiate(cfg, **kwargs)
+
+
+class _Raised(BaseException):
+    """Takes what a constructor raised past the parser, which would make several lines of its own of it."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def _passing(instantiator: Any) -> Any:
+    @wraps(instantiator, updated=())
+    def instantiate(cls: type, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return instantiator(cls, *args, **kwargs)
+        except Exception as error:
+            if cls.__module__.startswith("pytorch_lightning."):
+                error = InputError(cls.__name__, "given what it needs", " ".join(str(error).split()))
+            raise _Raised(error) from None
+
+    return instantiate
+
+
+def _call(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    return cls(*args, **kwargs)
 
 
 class FederatedCLI(LightningCLI):
@@ -123,14 +155,13 @@ class FederatedCLI(LightningCLI):
         return silent and able and alone and self.subcommand != "predict"
 
     def instantiate_classes(self) -> None:
-        """Brings out what a class said of its arguments; the parser wraps it into several lines of its own."""
+        """Says in a sentence what the parser cannot take."""
         try:
             super().instantiate_classes()
+        except _Raised as raised:
+            raise raised.error from None
         except ValueError as error:
-            cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, InputError):
-                cause = cause.__cause__
-            raise cause or translated(str(error)) from None
+            raise translated(str(error)) from None
 
     def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:
         """Hands the effective configuration to the trainer, which writes it into the run folder."""

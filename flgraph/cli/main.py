@@ -115,10 +115,21 @@ def _train(command: str, args: list[str]) -> None:
 
     if (text := help_of(command, args)) is not None:
         _show(text)
-    check(command, with_data_first(with_packaged_configs([command, *args]))[1:])
+    own = check(command, with_data_first(with_packaged_configs([command, *args]))[1:])
     with _no_garbage():
         fit = import_module("flgraph.cli.fit")
+        for path in own:
+            _import_module_of(path)
     fit.main([command, *args])
+
+
+def _import_module_of(path: str) -> None:
+    """Imports a user's module before the parser does, which would call any mistake in it a class that is not there."""
+    try:
+        import_module(path.rpartition(".")[0])
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
+            raise
 
 
 def _show(text: str) -> NoReturn:

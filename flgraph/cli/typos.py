@@ -7,6 +7,7 @@ somebody who has mistyped a name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,7 @@ from jsonargparse import ArgumentParser
 from flgraph.cli.outline import Outline, exported, outline
 from flgraph.cli.parser import Refusing, UsageError, suggestion
 from flgraph.configs import PACKAGES, Loader, find_config
-from flgraph.errors import InputError
+from flgraph.errors import InputError, expect
 
 TRAINER = "flgraph.federation.FederatedTrainer"
 OWN_FILES = tuple(f"flgraph.data.{kind}Clients" for kind in ("Node", "Graph", "Hetero"))
@@ -44,18 +45,21 @@ class _Seen:
 
     classes: dict[str, str] = field(default_factory=dict)
     given: set[str] = field(default_factory=set)
-    foreign: bool = False
-    """Whether it names classes of somebody else, which may bring short names with them."""
+    foreign: list[str] = field(default_factory=list)
+    """Classes of somebody else, which may bring short names with them."""
     runs: bool = True
     """Whether something is to run, rather than to be shown."""
 
 
-def check(command: str, args: Sequence[str]) -> None:
+def check(command: str, args: Sequence[str]) -> list[str]:
     """Refuses what is surely wrong; silent about everything that only the classes themselves can judge.
 
     Args:
         command: ``fit``, ``validate``, ``test`` or ``predict``.
         args: what follows it.
+
+    Returns:
+        Import paths of classes that are somebody else's.
 
     Raises:
         InputError: one sentence, with a name that is close where there is one.
@@ -76,6 +80,7 @@ def check(command: str, args: Sequence[str]) -> None:
         raise InputError("`, `".join(missing), how, f"no {' and no '.join(missing)} for flgraph {command}")
     if "model" in seen.classes and "data" in seen.classes:
         _check_task(seen.classes["model"], seen.classes["data"])
+    return seen.foreign
 
 
 def chosen(args: Sequence[str], name: str) -> str | None:
@@ -132,6 +137,10 @@ def _check_field(name: str, parts: Sequence[str], value: Any, seen: _Seen) -> No
         known = _known(name, seen)
         if known is not None:
             _check_inner(name, known, inner, value, seen)
+    elif isinstance(value, str) and not parts and value[:1] in ("[", "{"):
+        with suppress(yaml.YAMLError, InputError):  # of which the parser tells
+            value = yaml.load(value, Loader)
+        _check_section(name, value, seen)
     elif isinstance(value, str) and (not parts or parts[-1] == "class_path"):
         _take_class(name, value, seen)
 
@@ -147,10 +156,13 @@ def _check_inner(name: str, known: Outline, inner: Sequence[str], value: Any, se
 
 def _take_class(name: str, path: str, seen: _Seen) -> None:
     """Notes the class of a field, if it is one of the package's; refuses a short name that nobody has."""
-    seen.given.add(name)
     seen.classes.pop(name, None)
+    if path == "null":
+        seen.given.discard(name)
+        return
+    seen.given.add(name)
     package = PACKAGES[name]
-    if "." not in path and path.isidentifier() and path not in ("null", "true", "false"):
+    if "." not in path and path.isidentifier() and path not in ("true", "false"):
         if outline(f"{package}.{path}") is None:
             if not seen.foreign and not _defined(path):
                 close = suggestion(path, exported(package))
@@ -165,7 +177,7 @@ def _take_class(name: str, path: str, seen: _Seen) -> None:
             what = f"'{path}' (module '{module}' has no attribute '{last}'){suggestion(last, names)}"
             raise InputError(name, "the name of a class", what)
     else:
-        seen.foreign = True
+        seen.foreign.append(path)
         _check_module(name, path.partition(".")[0])
 
 
@@ -179,8 +191,13 @@ def _check_module(name: str, module: str) -> None:
 
 
 def _defined(name: str) -> bool:
-    """Whether a class of this name is anywhere in the package: those that are not exported have short names, too."""
-    return any(f"class {name}" in file.read_text(encoding="utf-8") for file in Path(__file__).parents[1].rglob("*.py"))
+    """Whether the package, or Lightning, has a class of this name: also those that are not exported."""
+    lightning = find_spec("pytorch_lightning")
+    assert lightning is not None
+    assert lightning.origin is not None
+    folders = (Path(__file__).parents[1], Path(lightning.origin).parent)
+    files = (file for folder in folders for file in folder.rglob("*.py"))
+    return any(f"class {name}" in file.read_text(encoding="utf-8") for file in files)
 
 
 def _known(name: str, seen: _Seen) -> Outline | None:
@@ -294,8 +311,14 @@ def _packaged(kind: str = "*") -> list[str]:
 
 def _check_section(name: str, content: Any, seen: _Seen) -> None:
     """A class with its arguments, as files have it."""
-    if isinstance(content, str):
-        _take_class(name, content, seen)
+    if content is None or isinstance(content, str):
+        _take_class(name, content or "null", seen)
+    for own in content if isinstance(content, list) else ():
+        expect(name == "trainer.callbacks", name, "one class", "a list")
+        if isinstance(own, Mapping) and "class_path" not in own:
+            got = f"`{next(iter(own), '')}` without{suggestion(next(iter(own), ''), _INNER, '`{}`')}"
+            raise InputError(name, "a list of classes, each with its `class_path`,", got)
+        _check_section(name, own, seen)
     if not isinstance(content, Mapping):
         return
     if isinstance(content.get("class_path"), str):

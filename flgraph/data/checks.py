@@ -16,6 +16,9 @@ from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
 from flgraph.errors import InputError, expect
 from flgraph.nn.tasks import check_targets, check_task
 
+MOST_CLASSES = 100_000
+"""More would be an id, a time or an amount that stands where a class should."""
+
 
 class Doubt(UserWarning):
     """Of files that can be read, and may not mean what they say."""
@@ -204,8 +207,9 @@ def expect_finite(values: Tensor, field: str) -> None:
 
 
 def expect_classes(y: Tensor, field: str, low: int, high: int | None = None) -> None:
-    """Raises :class:`InputError` unless all classes are from ``low`` to ``high``."""
+    """Raises :class:`InputError` unless all classes are from ``low`` to ``high``, below :data:`MOST_CLASSES`."""
     least, most = int(y.min()), int(y.max())
+    expect(most < MOST_CLASSES, field, f"classes below {MOST_CLASSES}", most)
     wanted = f"{low} or more" if high is None else f"between {low} and {high}"
     expect(least >= low and (high is None or most <= high), field, wanted, least if least < low else most)
 

@@ -139,9 +139,7 @@ def read_partition(path: str, unit: Unit, root: str | Path | None = None) -> Sav
     Raises:
         InputError: there is no such file, or it does not hold a partition.
     """
-    found = [file for file in (Path(path), *(folder / path for folder in data_folders(root))) if file.is_file()]
-    expect(bool(found), "data.partition", "a file of partitions that exists", path)
-    content = _content(found[0])
+    content = _content(find_partition(path, root))
     if "keys" in content:
         return _by_keys(content, unit, path)
     clients: list[dict[str, Tensor]] = []
@@ -163,6 +161,17 @@ def read_partition(path: str, unit: Unit, root: str | Path | None = None) -> Sav
     apart = not torch.isin(rest, torch.cat(parts)).any()
     expect(bool(apart), f"partition {path}", "one whose `global_test` holds no client's nodes", "some of them")
     return SavedPartition(unit, names, clients, rest, None if total is None else int(total))
+
+
+def find_partition(path: str, root: str | Path | None = None) -> Path:
+    """Where a partition file lies, see :func:`read_partition`.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = [file for file in (Path(path), *(folder / path for folder in data_folders(root))) if file.is_file()]
+    expect(bool(found), "data.partition", "a file of partitions that exists", path)
+    return found[0]
 
 
 def _content(file: Path) -> dict[str, Any]:
@@ -223,6 +232,12 @@ def _numbers(content: dict[str, Any], name: str, path: str) -> Tensor:
     different = numbers.numel() == numbers.unique().numel() and not bool((numbers < 0).any())
     expect(different, field_name, f"`{name}` of different numbers from 0", "others")
     return numbers
+
+
+def warn_of_count(field: str, given: int, default: int, count: int) -> None:
+    """Warns of a number of clients that a file with another one makes no use of."""
+    if given not in (default, count):
+        rank_zero_warn(f"`{field}: {given}` has no effect: the partition file has {count} clients.")
 
 
 def file_title(path: str) -> str:

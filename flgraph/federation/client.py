@@ -128,6 +128,7 @@ class Client:
         self._origin = self._snapshot_origin = ""  # digests of the downloads that the model and its copy come from
         self._download: bytes | None = None  # as it came: clients in one process share its memory
         self._train_metrics: dict[str, float] = {}
+        self._round = self._trained = 0  # of the turn, and of the last training
         self._reported: dict[str, float] = {}
         self._loaders: dict[str, Any] = {}
         self._optimizers = OptimizerStates(keep=self.aggregator.optimizer_state == "keep")
@@ -161,6 +162,7 @@ class Client:
         if turn.request in ABOUT_SUMS:
             return self._about_sums(turn, download or Payload())
         self._seed(derive_seed(self.seed, self.name, turn.round, turn.name))
+        self._round = turn.round
         answer: Payload | None = None
         match turn.request:
             case Request.DESCRIBE:
@@ -319,6 +321,7 @@ class Client:
         epochs = self.local_epochs if epochs is None else epochs
         self.door.check_epochs(epochs)
         self._train_metrics = fit_more(self.trainer, self.module, self._loader("train"), epochs)
+        self._trained = self._round
 
     def swap_optimizers(self, states: Mapping[str, Any]) -> dict[str, Any]:
         """Exchanges the kept states of optimizers and schedulers; with ``{}`` the next training has new ones."""
@@ -331,12 +334,13 @@ class Client:
         return before
 
     def evaluate(self, splits: Sequence[str] = ("train", "val", "test"), round: int = 0) -> dict[str, float]:
-        """Metrics as the module logs them; ``train`` gives those logged during the last local training.
+        """Metrics as the module logs them; ``train`` gives those of the local training in this round, if there was one.
 
         A split that the client has no data for, or the module no step, is left out. What data samples for a split
         depends on the seed, the client, the round and the split alone.
         """
-        metrics = {**self._train_metrics, **self._reported} if "train" in splits else {}
+        trained = self._train_metrics if self._trained == round else {}
+        metrics = {**trained, **self._reported} if "train" in splits else {}
         return metrics | evaluate(self.trainer, self.module, self._evaluations(splits, round))
 
     def _evaluations(self, splits: Sequence[str], round: int) -> Iterator[tuple[str, Any]]:
@@ -433,6 +437,7 @@ class Client:
             "client": {
                 "name": self.name,
                 "train_metrics": self._train_metrics,
+                "trained": self._trained,
                 "reported": self._reported,
                 "shared": self.routing.shared,
                 "snapshot": self._snapshot,
@@ -466,6 +471,7 @@ class Client:
                 callback.load_state_dict(state["callbacks"][callback.state_key])
             callback.on_load_checkpoint(self.trainer, self.module, dict(state))
         self._train_metrics = dict(state["client"]["train_metrics"])
+        self._trained = state["client"].get("trained", 0)
         self._reported = dict(state["client"]["reported"])
         self._snapshot = dict(state["client"]["snapshot"])
         if self._snapshot and "state_dict" not in self._snapshot:  # earlier versions kept the weights alone

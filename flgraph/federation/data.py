@@ -75,6 +75,17 @@ class FederatedData(Protocol):
         """Makes the data ready; called before the others."""
 
 
+def check_client_data(data: object, name: str) -> None:
+    """Refuses what lacks a part of :class:`ClientData` that Lightning's datamodules do not have.
+
+    Raises:
+        InputError: names the part.
+    """
+    for part in ("num_train_samples", "model_args"):
+        there = hasattr(type(data), part) or hasattr(data, part)
+        expect(there, f"data of client `{name}", f"with `{part}`", f"{type(data).__name__} without")
+
+
 def client_names(datamodule: FederatedData) -> list[str]:
     """The names of a federation's clients, once its data is ready.
 

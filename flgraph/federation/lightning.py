@@ -38,7 +38,7 @@ def refused_by_lightning(arguments: Mapping[str, Any], error: Exception, prefix:
         prefix: what stands before the arguments' names for the user.
     """
     objection = " ".join(str(error).split()).rstrip(".!")
-    named = [key for key in arguments if re.search(rf"`{key}\b", objection)]
+    named = [key for key in arguments if re.search(rf"`(Trainer\()?{key}\b", objection)]
     named += [key for key in arguments if re.search(rf"\b{key}\b", objection, re.IGNORECASE)]
     chosen = {key: value for key, value in arguments.items() if isinstance(value, str) and value != "auto"}
     named += [key for key, value in chosen.items() if re.search(rf"\b{re.escape(value)}\b", objection, re.IGNORECASE)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import math
+import re
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -24,7 +25,7 @@ from flgraph.errors import InputError, expect
 from flgraph.federation.aggregator import Aggregator, scalars_of, summary_of
 from flgraph.federation.callback import FederatedCallback, acts_in_clients
 from flgraph.federation.client import Client
-from flgraph.federation.data import FederatedData, client_names
+from flgraph.federation.data import FederatedData, check_client_data, client_names
 from flgraph.federation.display import ExchangeLines, final_table, routes_table
 from flgraph.federation.engines import Engine
 from flgraph.federation.lightning import WHERE
@@ -256,6 +257,7 @@ class FederatedLoop(pl.Trainer):
 
         def build(name: str) -> Client:
             data = datamodule.client(name)
+            check_client_data(data, name)
             if isinstance(data, pl.LightningDataModule):
                 data.prepare_data()
                 data.setup(stage)
@@ -342,6 +344,7 @@ class FederatedLoop(pl.Trainer):
             **({} if server.account is None else {"privacy": server.account.summary()}),
             "parameters": {name: client["parameters"] for name, client in about.items()},
             "data": self._settings["data"],
+            "data_name": datamodule.name,
             **({"partition": datamodule.statistics} if hasattr(datamodule, "statistics") else {}),
             "seed": self.seed,
             "monitor": self.monitor,
@@ -449,9 +452,9 @@ class FederatedLoop(pl.Trainer):
         if not self.monitor and self.record.metrics:
             before = self.history.state()
             self._watch(default_monitor(self.record.metrics))
-            if misnamed := [name for name in self.record.mean if name.startswith("val_")]:
-                told = "validation decides the best round by metrics called `val/...`"
-                rank_zero_warn(f"`{misnamed[0]}` decides nothing: {told}, or by `trainer.monitor`.")
+            bare = [name for name in self.record.mean if re.fullmatch(rf"({'|'.join(SPLITS)})_[^/]+", name)]
+            for name in bare[:1]:
+                rank_zero_warn(f"No table has `{name}`, and it decides nothing: call it `{name.replace('_', '/', 1)}`.")
             self.history.load_state(before)
             self._settings["trainer"] |= {"monitor": self.monitor, "monitor_mode": self.monitor_mode}
         self._check_monitor(list(self.record.mean))

@@ -30,8 +30,8 @@ def client_module(model: Model, data: ClientData, seed: int, name: str) -> pl.Li
     was given, the same for all clients, whatever the seed.
 
     Raises:
-        InputError: a hyper-parameter contradicts the data, a function makes something else, or a parameter has no shape
-            yet.
+        InputError: a hyper-parameter contradicts the data, a function makes something else, a parameter has no shape
+            yet, or there is none for the optimizer.
     """
     seed_all(derive_seed(seed, name, "initial weights"))
     if isinstance(model, pl.LightningModule):
@@ -41,8 +41,12 @@ def client_module(model: Model, data: ClientData, seed: int, name: str) -> pl.Li
     made = type(module).__name__
     expect(isinstance(module, pl.LightningModule), "model", "a function that returns a LightningModule", made)
     unknown = [parameter for parameter, value in module.named_parameters() if is_lazy(value)]
-    wanted = f"of sizes that its hyper-parameters or the data of client `{name}` (`model_args`) say"
+    wanted = f"of sizes that its saved hyper-parameters or the data of client `{name}` (`model_args`) say"
     expect(not unknown, "model", wanted, f"{made} with `{''.join(unknown[:1])}` that waits for its first batch")
+    trains = any(True for _ in module.parameters()) or not overrides(
+        module, pl.LightningModule, ["configure_optimizers"]
+    )
+    expect(trains, "model", wanted, f"{made} without parameters")
     return module
 
 

@@ -305,7 +305,8 @@ def compare(runs: Sequence[Run], name: str | None = None) -> list[Comparison]:
     """
     names = sorted({name for run in runs for name in _names_of(run)})
     if not names:
-        raise InputError("RUN", "the folder of a run that was evaluated, or above one,", f"{len(runs)} without metrics")
+        wanted = "the folder of a run with metrics called `test/...` or `val/...`, or above one,"
+        raise InputError("RUN", wanted, f"{len(runs)} without")
     expect(name is None or name in names, "--metric", f"one of {', '.join(names)}", name)
     # Settings say what data it is; where checksums show that different settings give the same data, it is one.
     same = {data_key(run): contents for run in runs if (contents := contents_key(run))}

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from pathlib import PurePath
 from typing import Any
 
 from flgraph.configs import tu_setting
@@ -96,14 +97,26 @@ def data_name(run: Run, clients: int) -> str:
     if isinstance(datasets, list) and datasets:
         title = (tu_setting(datasets) or "").upper() or ", ".join(map(str, datasets))
         each = " each" * (len(datasets) > 1)
-        shards = flat.get("data.shards", 1)
+        shards = clients if len(datasets) == 1 and _is_file(flat) else flat.get("data.shards", 1)
         return title if shards in (1, None) else f"{title}, {shards} clients{each}"
     if isinstance(flat.get("data.dataset"), str):
-        partition = [str(flat["data.partition"]).replace("_", " ")] if flat.get("data.partition") else []
-        return ", ".join([flat["data.dataset"], *partition, f"{clients} clients"])
+        return ", ".join([flat["data.dataset"], *_cut(flat), f"{clients} clients"])
+    if name := run.results.get("data_name"):
+        return str(name)
     if isinstance(flat.get("data"), str):
         return shown(flat["data"])
     return f"{clients} client{'s' * (clients > 1)}" if clients else run.name
+
+
+def _cut(flat: Flat) -> list[str]:
+    if key := flat.get("data.partition_key"):
+        return [f"by {key}"]
+    partition = str(flat.get("data.partition") or "")
+    return [PurePath(partition).name if _is_file(flat) else partition.replace("_", " ")] if partition else []
+
+
+def _is_file(flat: Flat) -> bool:
+    return str(flat.get("data.partition")).lower().endswith((".npz", ".json"))
 
 
 def difference(flat: Flat, flats: Sequence[Flat]) -> str:

@@ -65,6 +65,19 @@ AT_ONCE = {
         ["fit", *METHOD, "-c", "data: {class_path: SyntheticFederation, init_arg: {num_graphs: 20}}"],
         "below `init_args`, the fields of the class, but got `init_arg` beside it (did you mean `init_args`?)",
     ),
+    "an unnamed class": (
+        ["fit", *METHOD, *CHEM, "--trainer.callbacks", "[{classpath: EarlyStopping}]"],
+        "a list of classes, each with its `class_path`, but got `classpath` without (did you mean `class_path`?)",
+    ),
+    "beside a class in a list": (
+        ["fit", *METHOD, *CHEM, "--trainer.callbacks", "[{class_path: EarlyStopping, init_arg: {patience: 3}}]"],
+        "but got `init_arg` beside it (did you mean `init_args`?)",
+    ),
+    "several methods": (
+        ["fit", *METHOD, *CHEM, "--trainer.aggregator", "[FedAvg]"],
+        "to be one class but got 'a list'",
+    ),
+    "null for a model": (["fit", *METHOD, *CHEM, "--model", "null"], "but got no model for flgraph fit"),
     "a file left out": (["fit", *METHOD, "-c"], "`-c` to be followed by a file"),
     "no mapping": (["fit", *METHOD, "-c", "trainer: 3"], "Expected `trainer` in `-c` to be a mapping of its fields"),
     "a key again": (
@@ -84,6 +97,14 @@ LATER = {
     "no class": (
         ["fit", *METHOD, "--data.datasets", "[ALPHA]", "--trainer.secure_sums", "true"],
         "`trainer.secure_sums` to be the name of a class but got 'true'.",
+    ),
+    "Lightning's": (
+        ["fit", *METHOD, "--data.datasets", "[ALPHA]", "--trainer.callbacks", "ModelCheckpoint"],
+        "none that write checkpoints, since the trainer does",
+    ),
+    "not installed": (
+        ["fit", *METHOD, "--data.datasets", "[ALPHA]", "--trainer.logger", "CometLogger"],
+        "Expected `CometLogger` to be given what it needs but got Requirement 'comet-ml",
     ),
     "no data set": (
         ["fit", *METHOD, "--data.datasets", "[ALPAH]"],
@@ -230,12 +251,35 @@ def test_no_configuration_of_the_package_is_refused(method: Path) -> None:
         [*METHOD, *CHEM, "--trainer.aggregator.init_args.weighting=uniform", "--model.lr", "1e-3"],
         [*CHEM, "--model", "GNN", "--trainer", "{rounds: 3, aggregator: FedAvg}"],
         ["--print_config", "--data", "own.Data"],
+        [*METHOD, *CHEM, "--trainer.callbacks", "[Timer, {class_path: EarlyStopping, init_args: {patience: 3}}]"],
     ],
 )
 def test_what_the_parser_takes_is_not_refused_before(args: list[str]) -> None:
     typos.check("fit", args)
     with pytest.raises(InputError, match=r"trainer\.roundz"):  # it was looked at
         typos.check("fit", [*args, "--trainer.roundz", "3"])
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("def wide(:", SyntaxError),
+        ("import nowhere", ModuleNotFoundError),
+        ("class Wide(GNN):\n    def __init__(self) -> None:\n        super().__init__()\n        {}['size']", KeyError),
+        ("class Wide(GNN):\n    def __init__(self) -> None:\n        raise ValueError('narrow')", ValueError),
+    ],
+)
+def test_mistakes_in_users_own_code_end_with_a_traceback(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, error: type[Exception]
+) -> None:
+    """The line that is wrong is what they look for."""
+    name = f"wide_{error.__name__}"
+    (tmp_path / f"{name}.py").write_text(f"from flgraph.models import GNN\n{code}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(error) as caught:
+        cli.main(["fit", *METHOD, *small, "--model", f"{name}.Wide"])
+    file = caught.value.filename if isinstance(caught.value, SyntaxError) else str(caught.traceback[-1].path)
+    assert file == str(tmp_path / f"{name}.py")
 
 
 def test_classes_of_the_current_folder(

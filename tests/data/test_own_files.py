@@ -304,6 +304,7 @@ X, EDGES = torch.rand(4, 2), torch.tensor([[0, 1], [1, 2]])
             "y of a` to be classes of 0 or more, and -1 where there is none, but got -2",
         ),
         (Data(x=X, edge_index=EDGES, y=torch.rand(4)), "y of a` to be classes but got numbers with fractions"),
+        (Data(x=X, edge_index=EDGES, y=torch.tensor([0.0, 1, 1, torch.inf])), "y of a` to be classes but got numbers"),
         (
             Data(x=X, edge_index=EDGES, y=torch.ones(4, 3)),
             r"one for each but got of shape \[4, 3\]: several labels for",
@@ -322,6 +323,12 @@ X, EDGES = torch.rand(4, 2), torch.tensor([[0, 1], [1, 2]])
 def test_refused_graphs(given: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         NodeClients({"a": given}).setup()
+
+
+def test_classes_of_minus_one_and_one_are_doubted() -> None:
+    graph = Data(x=X, edge_index=EDGES, y=torch.tensor([1, -1, 1, 1]))
+    with pytest.warns(UserWarning, match="y of a: -1 is no label, and so all have class 1"):
+        NodeClients({"a": graph}).setup()
 
 
 GOOD, EMPTY = nx.complete_graph(3), nx.Graph(label="b")

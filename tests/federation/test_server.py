@@ -99,6 +99,18 @@ def test_only_participants_count(fit: Fit) -> None:
         torch.testing.assert_close(client.module.last.weight.double(), mean, rtol=0, atol=1e-7)
 
 
+def test_only_participants_tell_of_training(fit: Fit) -> None:
+    """What somebody else logged in an earlier round says nothing of this one."""
+    trainer = fit(FedAvg(), rounds=4, clients=6, client_fraction=0.34, evaluate_every=3)
+    for number, record in ((3, trainer.history.best), (4, trainer.history.last)):
+        told = [name for name, metrics in record["clients"].items() if "train/loss" in metrics]
+        assert record["round"] != number or told == trainer.server.participants(number)
+    last = trainer.history.last
+    assert last["round"] == 4
+    own = [metrics["train/loss"] for metrics in last["clients"].values() if "train/loss" in metrics]
+    assert last["mean"]["train/loss"] == pytest.approx(sum(own) / 2)
+
+
 # ------------------------------------------------------------------------------------------------------------ the start
 def test_trained_models_are_evaluated_before_the_aggregate_arrives(
     fit: Fit, toy_module: Any, toy_federation: Any, recorder: Any

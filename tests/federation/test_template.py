@@ -66,6 +66,19 @@ def test_sizes_that_wait_for_a_batch_are_refused() -> None:
         make(lazy)
 
 
+def test_a_model_that_nobody_gave_its_size_is_refused() -> None:
+    class Unsized(pl.LightningModule):
+        def __init__(self, width: int = -1) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(width, 2) if width > 0 else None
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    with pytest.raises(InputError, match=r"sizes that its saved hyper-.* got 'Unsized without parameters'"):
+        make(Unsized(), width=3)
+
+
 def test_initial_weights_depend_on_seed_and_client_alone() -> None:
     def weights(seed: int, name: str) -> list[float]:
         torch.rand(seed + 1)  # whatever happened before

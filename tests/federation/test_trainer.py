@@ -58,6 +58,7 @@ def test_results_have_the_documented_shape(fit: Fit) -> None:
         "data",
         "dropped",
         "monitor",
+        "data_name",
     }
     documented = {"final", "best_val", "rounds", "seconds_per_round", "bytes_per_round", "seed", "versions", "config"}
     assert results.keys() == documented | further
@@ -279,6 +280,15 @@ def test_tensorboard_compares_runs_by_their_settings_and_final_metrics(tmp_path:
     assert [(event.step, round(event.value, 6)) for event in events.Scalars("reported/val_accuracy")] == [(2, 0.9)]
     (text,) = events.Tensors("settings/text_summary")
     assert b"mu: 0.5" in text.tensor_proto.string_val[0]
+
+
+def test_metrics_that_no_table_would_have_are_named(fit: Fit, toy_module: Any) -> None:
+    class Misnaming(toy_module):  # type: ignore[misc]
+        def _report(self, batch: list[torch.Tensor], split: str) -> None:
+            self.log(f"{split}_acc", 0.5)
+
+    with pytest.warns(UserWarning, match="No table has `val_acc`, and it decides nothing: call it `val/acc`"):
+        fit(FedAvg(), rounds=2, model=Misnaming())
 
 
 def test_large_federations_log_means_only(fit: Fit) -> None:

@@ -86,7 +86,7 @@ def test_partitions_are_no_repeats(make_run: Any, tmp_path: Path) -> None:
 
 def test_runs_that_were_not_evaluated(make_run: Any, tmp_path: Path) -> None:
     folder = make_run("FedAvg", [ROUND, ROUND], every=5, finished=False)
-    with pytest.raises(InputError, match="that was evaluated, or above one, but got 1 without metrics"):
+    with pytest.raises(InputError, match=r"or `val/\.\.\.`, or above one, but got 1 without"):
         comparison(folder)
 
 
@@ -161,6 +161,21 @@ def test_data_has_sections(study: Path, make_run: Any) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("data", "title"),
+    [
+        ({"dataset": "Cora", "partition": "label_skew"}, "Cora, label skew, 2 clients"),
+        ({"dataset": "Cora", "partition": "label_skew", "partition_key": "year"}, "Cora, by year, 2 clients"),
+        ({"dataset": "Cora", "partition": "../saved_as/whose_1.npz"}, "Cora, whose_1.npz, 2 clients"),
+        ({"datasets": ["NCI1"], "shards": 7, "partition": "whose.npz"}, "NCI1, 2 clients"),
+    ],
+)
+def test_names_of_data(make_run: Any, tmp_path: Path, data: dict[str, Any], title: str) -> None:
+    make_run("FedAvg", [ROUND], data={"datasets": None, **data})
+    [part] = compare(find_runs([tmp_path])[0])
+    assert part.title == title
+
+
 def test_runs_from_python_are_told_apart_by_clients(tmp_path: Path) -> None:
     for name, clients in (("one", ["A", "B"]), ("two", ["A", "B"]), ("three", ["A", "C"])):
         (tmp_path / name).mkdir()
@@ -171,8 +186,11 @@ def test_runs_from_python_are_told_apart_by_clients(tmp_path: Path) -> None:
             "model": {"class": name},
             "data": {c: {"n": 1} for c in clients},
         }
-        (tmp_path / name / "results.json").write_text(json.dumps({"final": part, "rounds": 3, "config": config}))
+        (tmp_path / name / "results.json").write_text(
+            json.dumps({"final": part, "rounds": 3, "config": config, "data_name": "own"})
+        )
     parts = compare(find_runs([tmp_path])[0], "accuracy")
+    assert [part.title for part in parts] == ["own (n=1, n=–)", "own (n=–, n=1)"]
     assert sorted([method.label for method in part.methods] for part in parts) == [["one", "two"], ["three"]]
     method = parts[0].methods[0]
     assert method.final() == close(50.0, math.nan)

@@ -20,7 +20,7 @@ from flgraph.data.graphs.diffusion import Diffusion, diffused
 from flgraph.data.graphs.partition import dirichlet_shards, sorted_shards
 from flgraph.data.graphs.partition import shards as make_shards
 from flgraph.data.graphs.readers import Features, read_tu
-from flgraph.data.partition_file import SavedPartition, is_partition_file, read_partition
+from flgraph.data.partition_file import SavedPartition, is_partition_file, read_partition, warn_of_count
 from flgraph.data.splits import fewest_for, split_client
 from flgraph.errors import InputError, expect
 from flgraph.nn.structure import structure_embedding
@@ -284,6 +284,8 @@ class TUFederation(GraphFederation):
         super().__init__({}, None, name or joined, partition=None if cut else partition, **kwargs)
         expect(self.task == "multiclass", "data.task", "multiclass: TU data sets have classes", self.task)
         self.cut, self.alpha = cut, alpha
+        if self._saved is not None and len(datasets) == 1:
+            warn_of_count("data.shards", shards, 1, len(self._saved.clients))
         self.datasets, self.shards, self.features, self.root = list(datasets), shards, features, root
         self._read: tuple[str, FlatGraphs] | None = None  # the last data set, which has further shards
 

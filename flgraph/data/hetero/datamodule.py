@@ -17,7 +17,7 @@ from flgraph.data.hetero.links import HeteroLinkDataModule
 from flgraph.data.hetero.partition import HeteroPartition, random_edge_types, random_edges, with_validation
 from flgraph.data.hetero.readers import read_hetero
 from flgraph.data.hetero.schema import canonical, model_sizes, without_reverse
-from flgraph.data.partition_file import file_title, is_partition_file
+from flgraph.data.partition_file import file_title, find_partition, is_partition_file, warn_of_count
 from flgraph.data.splits import split_of
 from flgraph.data.statistics import hetero_statistics
 from flgraph.errors import expect
@@ -177,7 +177,7 @@ class HeteroFederation(Federation[HeteroClientData]):
         wanted = "the name of a data set or a HeteroGraph, for example HeteroGraph.from_pyg(data, target),"
         expect(isinstance(dataset, str | HeteroGraph), "data.dataset", wanted, type(dataset).__name__)
         title = dataset if isinstance(dataset, str) else dataset.name
-        self._saved = HeteroPartition.load(partition) if is_partition_file(partition) else None
+        self._saved = HeteroPartition.load(find_partition(partition, root)) if is_partition_file(partition) else None
         kinds = (*_PARTITIONERS, "none")
         how = f"one of {', '.join(kinds)}, or a file .npz"
         expect(self._saved is not None or partition in kinds, "data.partition", how, partition)
@@ -190,6 +190,7 @@ class HeteroFederation(Federation[HeteroClientData]):
         expect(one, "data.num_clients", "1, where there is no partition,", num_clients)
         expect(num_negatives >= 1, "data.num_negatives", "1 or more", num_negatives)
         if self._saved is not None:
+            warn_of_count("data.num_clients", num_clients, 3, len(self._saved.clients))
             num_clients, self.hparams["partition"] = len(self._saved.clients), f"file {self._saved.digest[:16]}"
         self.dataset, self.root, self.num_clients, self.partition = dataset, root, num_clients, partition
         self.partition_seed, self.val_fraction = partition_seed, val_fraction

@@ -24,7 +24,13 @@ from flgraph.data.nodes.container import NodeGraph
 from flgraph.data.nodes.partition import ClientNodes, Division, LocalOf, NodePartition, dirichlet, label_skew
 from flgraph.data.nodes.readers import read_nodes
 from flgraph.data.nodes.skew import feature_skew, natural, topology_skew
-from flgraph.data.partition_file import SavedPartition, file_title, is_partition_file, read_partition
+from flgraph.data.partition_file import (
+    SavedPartition,
+    file_title,
+    is_partition_file,
+    read_partition,
+    warn_of_count,
+)
 from flgraph.data.splits import check_splits, split_of
 from flgraph.data.statistics import partition_statistics
 from flgraph.errors import expect
@@ -297,6 +303,7 @@ class NodeFederation(Federation[NodeDataModule]):
         self.task = dataset.task if isinstance(dataset, NodeGraph) else task
         wanted = "the name of a data set or a NodeGraph, for example NodeGraph.from_pyg(data),"
         expect(isinstance(dataset, str | NodeGraph), "data.dataset", wanted, type(dataset).__name__)
+        expect(isinstance(partition, str), "data.partition", "the name of one", partition)
         title = re.sub(r"[^\w.]+", "-", Path(dataset).stem) if isinstance(dataset, str) else dataset.name
         self._saved = read_partition(partition, "nodes", root) if is_partition_file(partition) else None
         how = f"{', '.join(self.partitioners)}, or a file .npz or .json"
@@ -308,6 +315,7 @@ class NodeFederation(Federation[NodeDataModule]):
         super().__init__(name or f"{title}-{file_title(partition)}".lower(), title)
         _check_sampling(batch_size, fanouts, epoch_fraction, eval_batch_size)
         if self._saved is not None:
+            warn_of_count("data.num_clients", num_clients, 5, len(self._saved.clients))
             num_clients, partition = len(self._saved.clients), f"file {self._saved.digest}"
             client_names, self.hparams["partition"] = client_names or self._saved.names, partition
         self._names = name_clients(client_names, num_clients)

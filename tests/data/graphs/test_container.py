@@ -168,6 +168,7 @@ def toy(**changes: object) -> Data:
         ),
         ([toy(y=torch.tensor([0.5]))], "Expected `toy.y` to be whole numbers"),
         ([toy(y=torch.tensor([-1]))], "Expected `toy.y` to be 0 or more but got -1"),
+        ([toy(y=torch.tensor([10**9]))], "Expected `toy.y` to be classes below 100000 but got 1000000000"),
         (
             [toy(), toy(x=torch.ones(2, 3))],
             r"Expected `toy.x` to be of equally many features in all graphs but got \[1, 3\]",

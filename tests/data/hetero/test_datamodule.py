@@ -102,7 +102,7 @@ def test_a_partition_file(tmp_path: Path) -> None:
     whole = first.read()
     partition = first.make_partition(whole)
     partition.save(tmp_path / "partition.npz")
-    second = HeteroFederation(whole, partition=str(tmp_path / "partition.npz"))
+    second = HeteroFederation(whole, root=str(tmp_path), partition="partition.npz")
     second.setup("fit")
     assert second.statistics == first.statistics
     other = HeteroFederation(graph(val=True), partition=str(tmp_path / "partition.npz"))
@@ -111,6 +111,8 @@ def test_a_partition_file(tmp_path: Path) -> None:
     assert random_edges(whole, 3, 7).digest == partition.digest
     assert (second.name, second.num_clients) == ("toy-partition", 3)
     assert second.hparams["partition"] == f"file {partition.digest[:16]}"  # wherever it lies
+    with pytest.warns(UserWarning, match="`data.num_clients: 7` has no effect: the partition file has 3 clients"):
+        HeteroFederation(whole, num_clients=7, partition=str(tmp_path / "partition.npz"))
 
 
 def test_trains_in_a_federation(federate: Callable[..., FederatedTrainer], recorder: Any) -> None:

@@ -165,6 +165,7 @@ def build(**changes: Any) -> NodeGraph:
         ({"y": torch.tensor([0.0, 1, 1])}, "`toy.y` to be of shape [N] and int64 but got [3], float32."),
         ({"y": torch.arange(0), "x": torch.rand(0, 2)}, "`toy.y` to be the classes of at least one node but got none."),
         ({"y": torch.tensor([0, -1, 1])}, "`toy.y` to be between 0 and 1 but got -1."),
+        ({"y": torch.tensor([0, 10**9, 1])}, "`toy.y` to be classes below 100000 but got 1000000000."),
         ({"num_classes": 1}, "`toy.y` to be between 0 and 0 but got 1."),
         ({"x": torch.rand(2, 2)}, "`toy.x` to be of shape [3, F] and float32 but got [2, 2], float32."),
         ({"x": torch.rand(3, 2).double()}, "`toy.x` to be of shape [3, F] and float32 but got [3, 2], float64."),
