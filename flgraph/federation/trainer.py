@@ -142,6 +142,7 @@ class FederatedTrainer(TrainedLoop):
         _expect_kinds(engine=(engine, Engine), policy=(policy, Policy), tolerance=(tolerance, Tolerance))
         _expect_kinds(privacy=(privacy, Privacy), secure_sums=(secure_sums, SecureSums))
         _expect_kinds(monitor=(monitor, str), name=(name, str))
+        expect(isinstance(seed, int), "trainer.seed", "a whole number", seed)
         share = isinstance(client_fraction, int | float) and 0 < client_fraction <= 1
         expect(share, "trainer.client_fraction", "above 0 and at most 1", client_fraction)
         expect(not isinstance(personal, str), "trainer.personal", "a list of patterns", personal)

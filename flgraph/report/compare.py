@@ -29,7 +29,18 @@ from flgraph.runs.results import version_of
 
 T = TypeVar("T")
 
-PERCENT = {"accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "average_precision", "precision", "recall"}
+PERCENT = {
+    "accuracy",
+    "balanced_accuracy",
+    "f1",
+    "auroc",
+    "auprc",
+    "average_precision",
+    "precision",
+    "recall",
+    "specificity",
+    "exact_match",
+}
 """Metrics that are shown in percent, as papers do."""
 
 

@@ -21,6 +21,7 @@ from flgraph.data.figures import label_figure
 from flgraph.data.nodes.batching import EgoLoader, hop_offsets
 from flgraph.data.nodes.communities import louvain, louvain_balanced, louvain_plus, metis, metis_plus
 from flgraph.data.nodes.container import NodeGraph
+from flgraph.data.nodes.files import FILES
 from flgraph.data.nodes.partition import ClientNodes, Division, LocalOf, NodePartition, dirichlet, label_skew
 from flgraph.data.nodes.readers import read_nodes
 from flgraph.data.nodes.skew import feature_skew, natural, topology_skew
@@ -304,7 +305,10 @@ class NodeFederation(Federation[NodeDataModule]):
         wanted = "the name of a data set or a NodeGraph, for example NodeGraph.from_pyg(data),"
         expect(isinstance(dataset, str | NodeGraph), "data.dataset", wanted, type(dataset).__name__)
         expect(isinstance(partition, str), "data.partition", "the name of one", partition)
-        title = re.sub(r"[^\w.]+", "-", Path(dataset).stem) if isinstance(dataset, str) else dataset.name
+        if isinstance(dataset, str):
+            title = re.sub(r"[^\w.]+", "-", Path(dataset).stem if dataset.endswith(FILES) else dataset)
+        else:
+            title = dataset.name
         self._saved = read_partition(partition, "nodes", root) if is_partition_file(partition) else None
         how = f"{', '.join(self.partitioners)}, or a file .npz or .json"
         expect(self._saved is not None or partition in self.partitioners, "data.partition", f"one of {how}", partition)

@@ -106,6 +106,7 @@ def test_a_key_stands_alone() -> None:
     with pytest.raises(InputError, match=r"`data.partition_key` to be null where `partition`"):
         NodeFederation("Cora", partition="louvain", partition_key="hospital")
     data = NodeFederation("homophily-0.3", partition_key="ward")
+    assert data.name == "homophily-0.3-key-ward"
     with pytest.raises(InputError, match=r"a key of the nodes of homophily-0.3"):
         data.setup()
 
