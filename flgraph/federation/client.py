@@ -389,10 +389,16 @@ class Client:
         self._reported[name] = value
 
     def predict(self) -> Predictions:
-        """What the module says of the client's prediction data."""
+        """What the module says of the client's prediction data.
+
+        Raises:
+            InputError: there is none.
+        """
         self._seed(derive_seed(self.seed, self.name, 0, "predict"))
+        loader = self._loader("predict")
+        expect(loader is not None, f"data of client `{self.name}", "with a `predict_dataloader`", "none")
         with keeping_modes(self.module):
-            batches = self.trainer.predict(self.module, dataloaders=self._loader("predict")) or []
+            batches = self.trainer.predict(self.module, dataloaders=loader) or []
         predicted = getattr(self.module, "predicted", "probabilities")
         return Predictions(batches, dict(getattr(self.data, "prediction_rows", {})), predicted)
 

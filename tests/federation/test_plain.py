@@ -99,6 +99,22 @@ def test_goes_on_with_the_same_data_only(federate: Federate, toy_module: Any) ->
         federate(FedAvg(), rounds=3).fit(toy_module(), {"A": Rows(batch_size=3)}, ckpt_path="last")
 
 
+def test_parts_that_data_lacks_are_named(federate: Federate, toy_module: Any, toy_federation: Any) -> None:
+    class Silent(pl.LightningDataModule):
+        num_train_samples, model_args = 6, {"in_features": 4}
+        train_dataloader = toy_federation(6).client("A").train_dataloader
+
+    class Sizeless(pl.LightningDataModule):
+        num_train_samples = 6
+
+    with pytest.raises(InputError, match="data of client `A` to be with `model_args` but got 'Sizeless without'"):
+        federate(FedAvg(), rounds=1).fit(toy_module(), toy_federation(A=Sizeless()))
+    trainer = federate(FedAvg(), rounds=1)
+    trainer.fit(toy_module(), toy_federation(A=Silent()))
+    with pytest.raises(InputError, match="data of client `A` to be with a `predict_dataloader`"):
+        trainer.predict()
+
+
 def test_sizes_of_a_template_come_from_the_data(federate: Federate, graph_list: Callable[..., Any]) -> None:
     class Graphs(pl.LightningDataModule):
         num_classes = 2  # of the datamodule; model_args is what counts
@@ -160,7 +176,7 @@ LOADER = DataLoader(TensorDataset(torch.ones(2, 4)))
 )
 def test_what_is_no_data(federate: Federate, toy_module: Any, given: Any, told: str) -> None:
     with pytest.raises(InputError) as refused:
-        federate(FedAvg(), rounds=1).fit(toy_module(), given)
+        federate(FedAvg(), rounds=1).fit(toy_module(in_features=4), given)
     assert told in str(refused.value)
 
 

@@ -340,6 +340,7 @@ def test_other_loggers_are_given_every_round(fit: Fit, tmp_path: Path) -> None:
         ({"rounds": 0}, r"trainer\.rounds"),
         ({"rounds": 1.5}, r"trainer\.rounds"),
         ({"local_epochs": 0}, r"trainer\.local_epochs"),
+        ({"seed": None}, r"trainer\.seed"),
         ({"client_fraction": 0.0}, r"trainer\.client_fraction"),
         ({"client_fraction": 1.1}, r"trainer\.client_fraction"),
         ({"client_fraction": "0.5"}, r"trainer\.client_fraction"),
