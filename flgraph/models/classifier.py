@@ -46,7 +46,7 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
             nothing. Two classes are ``multiclass``.
         metrics: names of what is logged beside the loss, see :mod:`flgraph.models.metrics`; the task's when ``None``.
         class_weights: how much each class, or the presence of each label, counts in the loss, a number above 0 for
-            each; all alike when ``None``.
+            each in the order of their numbers (own files: of ``data.classes``); all alike when ``None``.
         kwargs: see :class:`~flgraph.models.base.SizedModule`.
 
     Raises:
