@@ -17,7 +17,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
-from flgraph.data.checks import Doubt, edges_of, expect_joined, features_of_edges, require
+from flgraph.data.checks import Doubt, edges_of, expect_finite, expect_joined, features_of_edges, require
 from flgraph.data.columns import RESERVED, Column, class_names, first_row
 from flgraph.data.tables import find_table
 from flgraph.errors import InputError, expect
@@ -299,8 +299,9 @@ def labels_of_tensor(y: Any, count: int, where: str) -> list[str | None]:
     values = y.reshape(-1)
     if values.is_floating_point():
         there = values[~values.isnan()]
-        whole = bool((there == there.round()).all() and there.isfinite().all())
-        require(whole, where, "classes", "numbers with fractions or infinity, which need `data.task` regression")
+        expect_finite(there, where)
+        whole = bool((there == there.round()).all())
+        require(whole, where, "classes", "numbers with fractions, which need `data.task` regression")
         values = torch.where(values.isnan(), -1.0, values)
     least = int(values.min()) if count else 0
     require(least >= -1, where, "classes of 0 or more, and -1 where there is none,", str(least))

@@ -339,7 +339,7 @@ class Client:
         A split that the client has no data for, or the module no step, is left out. What data samples for a split
         depends on the seed, the client, the round and the split alone.
         """
-        trained = self._train_metrics if self._trained == round else {}
+        trained = self._train_metrics if self._trained == self._round else {}
         metrics = {**trained, **self._reported} if "train" in splits else {}
         return metrics | evaluate(self.trainer, self.module, self._evaluations(splits, round))
 
@@ -477,7 +477,7 @@ class Client:
                 callback.load_state_dict(state["callbacks"][callback.state_key])
             callback.on_load_checkpoint(self.trainer, self.module, dict(state))
         self._train_metrics = dict(state["client"]["train_metrics"])
-        self._trained = state["client"].get("trained", 0)
+        self._round = self._trained = state["client"].get("trained", 0)
         self._reported = dict(state["client"]["reported"])
         self._snapshot = dict(state["client"]["snapshot"])
         if self._snapshot and "state_dict" not in self._snapshot:  # earlier versions kept the weights alone

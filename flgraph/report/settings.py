@@ -101,11 +101,12 @@ def data_name(run: Run, clients: int) -> str:
         return title if shards in (1, None) else f"{title}, {shards} clients{each}"
     if isinstance(flat.get("data.dataset"), str):
         return ", ".join([flat["data.dataset"], *_cut(flat), f"{clients} clients"])
+    counted = f"{clients} client{'s' * (clients > 1)}"
     if name := run.results.get("data_name"):
-        return str(name)
+        return f"{name}, {counted}"
     if isinstance(flat.get("data"), str):
         return shown(flat["data"])
-    return f"{clients} client{'s' * (clients > 1)}" if clients else run.name
+    return counted if clients else run.name
 
 
 def _cut(flat: Flat) -> list[str]:

@@ -304,7 +304,10 @@ X, EDGES = torch.rand(4, 2), torch.tensor([[0, 1], [1, 2]])
             "y of a` to be classes of 0 or more, and -1 where there is none, but got -2",
         ),
         (Data(x=X, edge_index=EDGES, y=torch.rand(4)), "y of a` to be classes but got numbers with fractions"),
-        (Data(x=X, edge_index=EDGES, y=torch.tensor([0.0, 1, 1, torch.inf])), "y of a` to be classes but got numbers"),
+        (
+            Data(x=X, edge_index=EDGES, y=torch.tensor([0.0, 1, 1, torch.inf])),
+            "y of a` to be finite but got NaN or infinity",
+        ),
         (
             Data(x=X, edge_index=EDGES, y=torch.ones(4, 3)),
             r"one for each but got of shape \[4, 3\]: several labels for",

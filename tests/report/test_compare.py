@@ -190,7 +190,7 @@ def test_runs_from_python_are_told_apart_by_clients(tmp_path: Path) -> None:
             json.dumps({"final": part, "rounds": 3, "config": config, "data_name": "own"})
         )
     parts = compare(find_runs([tmp_path])[0], "accuracy")
-    assert [part.title for part in parts] == ["own (n=1, n=–)", "own (n=–, n=1)"]
+    assert [part.title for part in parts] == ["own, 2 clients (n=1, n=–)", "own, 2 clients (n=–, n=1)"]
     assert sorted([method.label for method in part.methods] for part in parts) == [["one", "two"], ["three"]]
     method = parts[0].methods[0]
     assert method.final() == close(50.0, math.nan)
