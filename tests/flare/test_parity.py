@@ -21,9 +21,7 @@ from flgraph.flare.settings import read_settings
 from flgraph.runs.history import read_records
 
 METHODS = (
-    *("fedstar", "fedego", "fedhgn", "fclg"),  # FedAvg does nothing that FedStar does not
-    *("scaffold", "fedopt", "fednova", "ditto", "moon", "fedproto", "fedrep", "apfl"),
-    *("fedgta", "fedpub", "fedtad", "fedthin", "adafgl", "fggp", "fedssp"),
+    *("fedstar", "fedego", "fedhgn", "fclg", "scaffold", "apfl", "fedgta", "fedpub", "adafgl", "fedssp"),
     "fedstar@32-true+secure",
 )
 

@@ -17,10 +17,9 @@ import torch
 
 HERE = Path(__file__).parent
 METHODS = [
-    *("fedavg", "fedstar", "gcflplus", "fedego", "graphfl", "fedprox_adaptive", "dfedgnn", "fedgcn"),
-    *("fedsageplus", "fedhgn", "fedhgn_gat", "fclg", "infograph", "mvgrl"),
-    *("scaffold", "ditto", "moon", "fedproto", "fedrep", "apfl"),
-    *("fedgta", "fedpub", "fedtad", "fedthin", "adafgl", "fggp", "fedssp", "fedspread", "fedstar_wl"),
+    *("fedstar", "gcflplus", "fedego", "graphfl", "dfedgnn", "fedgcn", "fedsageplus"),
+    *("fedhgn", "fedhgn_gat", "fclg", "mvgrl", "scaffold", "ditto", "moon", "fedproto", "apfl"),
+    *("fedgta", "fedpub", "fedtad", "fedthin", "adafgl", "fggp", "fedssp"),
 ]
 INEXACT = {"fedssp": ("stand_in", "cuda"), "fggp": ("cuda",)}
 """Where methods only run: FedSSP has biases whose gradients are what rounding leaves; FGGP draws on a GPU."""
