@@ -158,10 +158,12 @@ class FederatedCLI(LightningCLI):
         """Says in a sentence what the parser cannot take."""
         try:
             super().instantiate_classes()
+            return
         except _Raised as raised:
-            raise raised.error from None
-        except ValueError as error:
-            raise translated(str(error)) from None
+            error = raised.error
+        except ValueError as refused:
+            error = translated(str(refused))
+        raise error  # here, where nothing of the parser's is shown with it
 
     def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:
         """Hands the effective configuration to the trainer, which writes it into the run folder."""

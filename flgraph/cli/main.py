@@ -125,8 +125,11 @@ def _train(command: str, args: list[str]) -> None:
 
 def _import_module_of(path: str) -> None:
     """Imports a user's module before the parser does, which would call any mistake in it a class that is not there."""
+    module = path.rpartition(".")[0]
+    if not module or module.startswith("."):
+        return
     try:
-        import_module(path.rpartition(".")[0])
+        import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{path}.".startswith(f"{error.name}."):
             raise

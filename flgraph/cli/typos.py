@@ -183,7 +183,7 @@ def _take_class(name: str, path: str, seen: _Seen) -> None:
 
 def _check_module(name: str, module: str) -> None:
     """What is installed comes before modules of the current folder."""
-    own = Path(module).with_suffix(".py")
+    own = Path(f"{module}.py")
     found = find_spec(module) if own.is_file() else None
     if found is not None and found.origin is not None and Path(found.origin).resolve() != own.resolve():
         got = f"{own}, in whose place {found.origin} is imported: rename it"

@@ -263,6 +263,10 @@ def test_configs_are_found_beside_or_in_the_package() -> None:
             ["--trainer.aggregator", "flgraph.models.GNN"],
             "to be a class of kind Aggregator but got 'flgraph.models.GNN'",
         ),
+        (
+            ["--model", ".Wide"],
+            "Expected `model` to be of type pytorch_lightning.core.module.LightningModule or null but",
+        ),
         (["--trainer.aggregator", "nothere.FedAvg"], "but got 'nothere.FedAvg' (No module named 'nothere')"),
         (
             ["--trainer.accelerator", "gpu"],
