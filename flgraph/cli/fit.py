@@ -50,7 +50,7 @@ class Parser(Refusing, LightningArgumentParser):
     def instantiate_classes(self, cfg: Any, **kwargs: Any) -> Any:
         """What Lightning calls; newer versions of jsonargparse have another name for it."""
         instantiate = getattr(super(), "instantiate", super().instantiate_classes)
-        self.add_instantiator(_call, object)
+        self.add_instantiator(lambda kind, *args, **init: kind(*args, **init), object)  # all others
         return instantiate(cfg, **kwargs)
 
 
@@ -62,6 +62,8 @@ class _Raised(BaseException):
 
 
 def _passing(instantiator: Any) -> Any:
+    """Calls a class as an instantiator of jsonargparse's does; what it raises, of Lightning's a sentence, passes."""
+
     @wraps(instantiator, updated=())
     def instantiate(cls: type, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -72,10 +74,6 @@ def _passing(instantiator: Any) -> Any:
             raise _Raised(error) from None
 
     return instantiate
-
-
-def _call(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    return cls(*args, **kwargs)
 
 
 class FederatedCLI(LightningCLI):

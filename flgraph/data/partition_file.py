@@ -17,6 +17,7 @@ or graph: all with the same key are a client's, which is called so. The splits a
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import re
@@ -234,10 +235,17 @@ def _numbers(content: dict[str, Any], name: str, path: str) -> Tensor:
     return numbers
 
 
-def warn_of_count(field: str, given: int, default: int, count: int) -> None:
-    """Warns of a number of clients that a file with another one makes no use of."""
-    if given not in (default, count):
-        rank_zero_warn(f"`{field}: {given}` has no effect: the partition file has {count} clients.")
+def warn_of_count(kind: type, name: str, given: int, count: int) -> None:
+    """Warns of a number of clients that a file with another one makes no use of.
+
+    Args:
+        kind: the class of the federation.
+        name: of its argument; a default says nothing, and is not warned of.
+        given: its value.
+        count: number of clients in the file.
+    """
+    if given not in (inspect.signature(kind).parameters[name].default, count):
+        rank_zero_warn(f"`data.{name}: {given}` has no effect: the partition file has {count} clients.")
 
 
 def file_title(path: str) -> str:

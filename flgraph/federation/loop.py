@@ -452,9 +452,9 @@ class FederatedLoop(pl.Trainer):
         if not self.monitor and self.record.metrics:
             before = self.history.state()
             self._watch(default_monitor(self.record.metrics))
-            bare = [name for name in self.record.mean if re.fullmatch(rf"({'|'.join(SPLITS)})_[^/]+", name)]
-            for name in bare[:1]:
-                rank_zero_warn(f"No table has `{name}`, and it decides nothing: call it `{name.replace('_', '/', 1)}`.")
+            if bare := [name for name in self.record.mean if re.fullmatch(rf"({'|'.join(SPLITS)})_[^/]+", name)]:
+                called = f"call it `{bare[0].replace('_', '/', 1)}`"
+                rank_zero_warn(f"No table has `{bare[0]}`, and it decides nothing: {called}.")
             self.history.load_state(before)
             self._settings["trainer"] |= {"monitor": self.monitor, "monitor_mode": self.monitor_mode}
         self._check_monitor(list(self.record.mean))

@@ -43,10 +43,9 @@ def client_module(model: Model, data: ClientData, seed: int, name: str) -> pl.Li
     unknown = [parameter for parameter, value in module.named_parameters() if is_lazy(value)]
     wanted = f"of sizes that its saved hyper-parameters or the data of client `{name}` (`model_args`) say"
     expect(not unknown, "model", wanted, f"{made} with `{''.join(unknown[:1])}` that waits for its first batch")
-    trains = any(True for _ in module.parameters()) or not overrides(
-        module, pl.LightningModule, ["configure_optimizers"]
-    )
-    expect(trains, "model", wanted, f"{made} without parameters")
+    optimized = overrides(module, pl.LightningModule, ["configure_optimizers"])
+    empty = next(module.parameters(), None) is None
+    expect(not (optimized and empty), "model", wanted, f"{made} without parameters")
     return module
 
 

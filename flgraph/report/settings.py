@@ -117,6 +117,7 @@ def _cut(flat: Flat) -> list[str]:
 
 
 def _is_file(flat: Flat) -> bool:
+    """As :func:`~flgraph.data.partition_file.is_partition_file`, which needs torch."""
     return str(flat.get("data.partition")).lower().endswith((".npz", ".json"))
 
 

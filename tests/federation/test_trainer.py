@@ -219,6 +219,13 @@ def test_tensorboard_has_every_round_by_client_and_mean(fit: Fit) -> None:
     assert [value.value for value in events.Scalars("round/bytes_up")] == [line["bytes_up"] for line in lines]
 
 
+@pytest.fixture
+def numbered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process numbers its files, and TensorBoard sorts those of one second as text: 10 before 9."""
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
+
+
+@pytest.mark.usefixtures("numbered_anew")
 @pytest.mark.parametrize("after", [0, 1])
 def test_tensorboard_shows_a_round_once_that_ran_twice(tmp_path: Path, after: int) -> None:
     folder = tmp_path / "name" / "version_0"
@@ -297,10 +304,9 @@ def test_large_federations_log_means_only(fit: Fit) -> None:
     assert not any(tag.endswith(("/A", "/B")) for tag in events.Tags()["scalars"])
 
 
-def test_tensorboard_has_each_step_once_after_a_resume(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("numbered_anew")
+def test_tensorboard_has_each_step_once_after_a_resume(fit: Fit) -> None:
     """Also where rounds were logged that the checkpoint does not know of."""
-    # A process numbers its files, and TensorBoard sorts those of one second as text: 10 before 9.
-    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     stopped = fit(FedAvg(), rounds=5, logger=True, keep_checkpoints=9)
     assert stopped.run_dir is not None
     older = str(stopped.run_dir / "checkpoints" / "round-00002")

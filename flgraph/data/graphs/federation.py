@@ -285,7 +285,7 @@ class TUFederation(GraphFederation):
         expect(self.task == "multiclass", "data.task", "multiclass: TU data sets have classes", self.task)
         self.cut, self.alpha = cut, alpha
         if self._saved is not None and len(datasets) == 1:
-            warn_of_count("data.shards", shards, 1, len(self._saved.clients))
+            warn_of_count(TUFederation, "shards", shards, len(self._saved.clients))
         self.datasets, self.shards, self.features, self.root = list(datasets), shards, features, root
         self._read: tuple[str, FlatGraphs] | None = None  # the last data set, which has further shards
 

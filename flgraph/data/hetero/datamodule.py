@@ -190,7 +190,7 @@ class HeteroFederation(Federation[HeteroClientData]):
         expect(one, "data.num_clients", "1, where there is no partition,", num_clients)
         expect(num_negatives >= 1, "data.num_negatives", "1 or more", num_negatives)
         if self._saved is not None:
-            warn_of_count("data.num_clients", num_clients, 3, len(self._saved.clients))
+            warn_of_count(HeteroFederation, "num_clients", num_clients, len(self._saved.clients))
             num_clients, self.hparams["partition"] = len(self._saved.clients), f"file {self._saved.digest[:16]}"
         self.dataset, self.root, self.num_clients, self.partition = dataset, root, num_clients, partition
         self.partition_seed, self.val_fraction = partition_seed, val_fraction

@@ -319,7 +319,7 @@ class NodeFederation(Federation[NodeDataModule]):
         super().__init__(name or f"{title}-{file_title(partition)}".lower(), title)
         _check_sampling(batch_size, fanouts, epoch_fraction, eval_batch_size)
         if self._saved is not None:
-            warn_of_count("data.num_clients", num_clients, 5, len(self._saved.clients))
+            warn_of_count(NodeFederation, "num_clients", num_clients, len(self._saved.clients))
             num_clients, partition = len(self._saved.clients), f"file {self._saved.digest}"
             client_names, self.hparams["partition"] = client_names or self._saved.names, partition
         self._names = name_clients(client_names, num_clients)
