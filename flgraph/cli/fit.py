@@ -50,7 +50,7 @@ class Parser(Refusing, LightningArgumentParser):
     def instantiate_classes(self, cfg: Any, **kwargs: Any) -> Any:
         """What Lightning calls; newer versions of jsonargparse have another name for it."""
         instantiate = getattr(super(), "instantiate", super().instantiate_classes)
-        self.add_instantiator(lambda kind, *args, **init: kind(*args, **init), object)  # all others
+        self.add_instantiator(lambda cls, /, *args, **init: cls(*args, **init), object)  # all others
         return instantiate(cfg, **kwargs)
 
 
@@ -65,7 +65,7 @@ def _passing(instantiator: Any) -> Any:
     """Calls a class as an instantiator of jsonargparse's does; what it raises, of Lightning's a sentence, passes."""
 
     @wraps(instantiator, updated=())
-    def instantiate(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def instantiate(cls: type, /, *args: Any, **kwargs: Any) -> Any:
         try:
             return instantiator(cls, *args, **kwargs)
         except Exception as error:
