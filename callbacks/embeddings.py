@@ -27,20 +27,16 @@ class EmbeddingPictures(FederatedCallback):
 
     Args:
         rounds: after which rounds.
-        perplexity: of t-SNE; smaller where there are few graphs.
-        seed: of t-SNE.
 
     Raises:
         InputError: a value is out of range; predictions are no rows of numbers, one per graph; the run folder does not
             take the files.
     """
 
-    def __init__(self, rounds: Sequence[int] = (1, 10, 20), perplexity: float = 30.0, seed: int = 0) -> None:
+    def __init__(self, rounds: Sequence[int] = (1, 10, 20)) -> None:
         valid = len(rounds) > 0 and all(number >= 1 for number in rounds)
         expect(valid, "callbacks.rounds", "numbers of 1 or more", list(rounds))
-        expect(0 < perplexity < float("inf"), "callbacks.perplexity", "a positive, finite number", perplexity)
-        expect(0 <= seed < 2**32, "callbacks.seed", "between 0 and 2^32 - 1", seed)
-        self.rounds, self.perplexity, self.seed = list(rounds), perplexity, seed
+        self.rounds = list(rounds)
 
     def on_federation_start(self, trainer: Run) -> None:
         """Tells which of the rounds this run will not reach."""
@@ -55,7 +51,7 @@ class EmbeddingPictures(FederatedCallback):
         names, embeddings, labels = _collect(trainer)
         if not trainer.writes:
             return
-        points = _tsne(embeddings, self.perplexity, self.seed)
+        points = _tsne(embeddings)
         assert trainer.run_dir is not None
         folder = trainer.run_dir / "embeddings"
         with writing(trainer.run_dir):
@@ -120,14 +116,14 @@ def _labels(trainer: Run, client: str) -> Tensor:
         raise InputError(f"data` of client `{client}", "of graphs with classes", error) from error
 
 
-def _tsne(embeddings: Tensor, perplexity: float, seed: int) -> Tensor:
+def _tsne(embeddings: Tensor) -> Tensor:
     """Places in the plane ``[n, 2]``; on one thread, so that they are the same every time."""
     from sklearn.manifold import TSNE  # loads slowly, too
     from threadpoolctl import threadpool_limits
 
     count = len(embeddings)
     expect(count > 3, "callbacks", "for four graphs or more, which t-SNE can place,", count)
-    usable = min(perplexity, (count - 1) / 3)
+    perplexity = min(30, (count - 1) / 3)
     with threadpool_limits(limits=1):
-        points = TSNE(perplexity=usable, init="pca", random_state=seed).fit_transform(embeddings.double().numpy())
+        points = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(embeddings.double().numpy())
     return torch.from_numpy(points)

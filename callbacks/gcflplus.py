@@ -25,16 +25,15 @@ class GCFLPlus(GCFL):
 
     Args:
         sequence_length: number of norms that are compared.
-        standardize: whether sequences are divided by their standard deviation first.
         kwargs: see :class:`GCFL`.
     """
 
     server_attributes = (*GCFL.server_attributes, "_sequences")
 
-    def __init__(self, sequence_length: int = 5, standardize: bool = False, **kwargs: Any) -> None:
+    def __init__(self, sequence_length: int = 5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         expect(sequence_length >= 1, "aggregator.sequence_length", "1 or more", sequence_length)
-        self.sequence_length, self.standardize = sequence_length, standardize
+        self.sequence_length = sequence_length
         self._sequences: dict[str, list[float]] = {}
         self._has_split = False
 
@@ -66,8 +65,6 @@ class GCFLPlus(GCFL):
 
     def similarity(self, clients: Sequence[str]) -> Tensor:
         sequences = [np.array(self._sequences[client]) for client in clients]
-        if self.standardize:
-            sequences = [sequence / (sequence.std() or 1.0) for sequence in sequences]
         distances = torch.tensor([[dtw_distance(a, b) for b in sequences] for a in sequences], dtype=torch.float64)
         return distances.max() - distances
 

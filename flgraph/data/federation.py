@@ -60,18 +60,3 @@ class Federation(pl.LightningDataModule, Generic[C]):
         known = ", ".join(self.clients) or "none before setup()"
         expect(name in self._clients, "client", f"one of the clients ({known})", name)
         return self._clients[name]
-
-
-def name_clients(given: Sequence[str] | None, count: int) -> list[str]:
-    """The names of so many clients, which are ``client-1`` and so on where none are given.
-
-    Raises:
-        InputError: those that are given are no list of so many different names.
-    """
-    if given is None:
-        return [f"client-{number}" for number in range(1, count + 1)]
-    valid = not isinstance(given, str) and all(isinstance(name, str) and name for name in given)
-    expect(valid, "data.client_names", "a list of names", given)
-    known = len(set(given)) == len(given) == count
-    expect(known, "data.client_names", f"{count} names, one for each client, all different,", list(given))
-    return list(given)

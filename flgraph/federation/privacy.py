@@ -99,17 +99,15 @@ class Account:
         """What of uploads leaves without noise; nothing is claimed then."""
         return self.noise.uncovered(self.aggregator, self.leave)
 
-    def count(self, clients: Collection[str], drawn: int, times: int = 1) -> None:
+    def count(self, clients: Collection[str], drawn: int) -> None:
         """Counts an exchange.
 
         Args:
             clients: that are asked.
             drawn: how many were drawn for it.
-            times: how often.
         """
-        for client in clients:
-            self.uploads[client] += times
-        self.sums[str(drawn)] += times
+        self.uploads.update(list(clients))  # a mapping would add its values
+        self.sums[str(drawn)] += 1
 
     def epsilon(self, further: int = 0) -> float:
         """What was spent, and what so many further exchanges would cost.

@@ -68,17 +68,23 @@ def test_clients_are_those_of_the_file(suffix: str, tmp_path: Path) -> None:
     assert second.global_graph.x.flatten().tolist() == [1.0, 2.0]
 
 
+def test_clients_are_called_as_in_the_file(tmp_path: Path) -> None:
+    data = WholeGraphFederation(path_graph(), partition=written(tmp_path, names=["bank", "shop"]))
+    data.setup()
+    assert data.clients == list(data.statistics["clients"]) == ["bank", "shop"]
+
+
 def test_what_was_written_gives_the_same_clients(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     edges, y = torch.randint(400, (2, 1200), generator=generator), torch.randint(5, (400,), generator=generator)
     graph = NodeGraph.from_pyg(Data(x=torch.rand(400, 3, generator=generator), edge_index=edges, y=y), "Toy")
-    drawn = NodeFederation(graph, num_clients=3, num_test=20, num_train=10, num_query=5, client_names=["a", "b", "c"])
+    drawn = NodeFederation(graph, num_clients=3, num_test=20, num_train=10, num_query=5)
     drawn.setup()
     file = tmp_path / "partition.npz"
     file.write_bytes(drawn.partition_file())
     again = NodeFederation(graph, partition=str(file))
     again.setup()
-    assert again.clients == ["a", "b", "c"]
+    assert again.clients == drawn.clients
     for name in again.clients:
         one, other = drawn.client(name), again.client(name)
         assert one.settings["content"] == other.settings["content"]

@@ -238,7 +238,8 @@ def test_with_clients_drawn_the_server_counts_the_draw_and_uploads_the_client_as
 
 def test_at_sites_draws_do_not_count_and_lost_rounds_do(tmp_path: Any) -> None:
     account = Account(Privacy(), GaussianNoise(1.0, 5.0, at="server"), FedAvg("uniform"), ["A", "B"], trusted=False)
-    account.count(["A"], 1, times=3)
+    for _ in range(3):
+        account.count(["A"], 1)
     assert account.epsilon() == spent(5.0, 2, ((2, 3),), 1e-5)
     assert account.summary()["noise_drawn"] == "from the operating system"
     restored = Account(Privacy(), account.noise, FedAvg("uniform"), ["A", "B"], trusted=False)

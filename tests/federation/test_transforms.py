@@ -197,7 +197,6 @@ def test_top_k_keeps_what_it_does_not_send() -> None:
     ("transforms", "tolerance"),
     [
         ([TopK(1.0)], 1e-6),
-        ([HalfPrecision("float16")], 1e-3),
         ([HalfPrecision()], 0.02),
         ([Quantise(8)], 0.05),
         ([Quantise(4)], 0.7),
@@ -349,7 +348,6 @@ def test_a_client_that_clips_nothing_loses_nothing_but_its_weight(
         (lambda: Pipeline([Clip(1.0, quantile=0.5), Quantise()], Weights()), "`Clip.quantile` to be null with what"),
         (lambda: TopK(0.0), "Expected `TopK.share` to be above 0 and at most 1 but got 0.0"),
         (lambda: Quantise(5), "Expected `Quantise.bits` to be 8 or 4 but got 5"),
-        (lambda: HalfPrecision("float8"), "HalfPrecision.dtype"),
         (lambda: Clip(1.0, leave="rows/*"), "Expected `Clip.leave` to be a list of patterns"),
         (lambda: Pipeline([Quantise(), TopK()], Half()), "in the order clip, noise, selection, coding, one of each"),
         (lambda: Pipeline([Quantise(), HalfPrecision()], Half()), "HalfPrecision after Quantise"),

@@ -142,7 +142,7 @@ def test_matplotlib_is_imported_when_needed() -> None:
 
 
 def test_around_center_has_a_circle_per_method() -> None:
-    figure = around_center({"a": {"x": 0.1, "y": 0.4}, "b": {"x": 0.2, "y": float("nan")}}, columns=2)
+    figure = around_center({"a": {"x": 0.1, "y": 0.4}, "b": {"x": 0.2, "y": float("nan")}})
     axes = figure.get_axes()
     assert [one.get_title(loc="left") for one in axes] == ["a", "b"]
     assert axes[0].get_ylim() == axes[1].get_ylim()

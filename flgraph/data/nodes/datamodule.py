@@ -16,7 +16,7 @@ from torch_geometric.utils import index_to_mask
 
 from flgraph.data.cache import content_key
 from flgraph.data.checks import require
-from flgraph.data.federation import ClientDataModule, Federation, name_clients
+from flgraph.data.federation import ClientDataModule, Federation
 from flgraph.data.figures import label_figure
 from flgraph.data.nodes.batching import EgoLoader, hop_offsets
 from flgraph.data.nodes.communities import louvain, louvain_balanced, louvain_plus, metis, metis_plus
@@ -250,7 +250,6 @@ class NodeFederation(Federation[NodeDataModule]):
             where they are fewer; drawn anew for each. 0.2 in FedEgo's published code.
         eval_batch_size: ego-graphs per batch otherwise.
         name: how runs on this data are called; data set and partition when ``None``.
-        client_names: what the clients are called; ``client-1``, ``client-2`` and so on when ``None``.
         partition_key: a field of the data that says whose each node is, such as ``hospital``; all nodes with the same
             value are a client's, which is called so. In place of ``partition``.
         task: what a file's or PyG data set's ``y`` is: ``multiclass``, one class; ``multilabel``, 0 or 1 for each of
@@ -296,7 +295,6 @@ class NodeFederation(Federation[NodeDataModule]):
         epoch_fraction: float = 0.2,
         eval_batch_size: int = 512,
         name: str | None = None,
-        client_names: Sequence[str] | None = None,
         partition_key: str | None = None,
         task: Task = "multiclass",
     ) -> None:
@@ -313,16 +311,17 @@ class NodeFederation(Federation[NodeDataModule]):
         how = f"{', '.join(self.partitioners)}, or a file .npz or .json"
         expect(self._saved is not None or partition in self.partitioners, "data.partition", f"one of {how}", partition)
         if partition_key is not None:
-            alone = partition == "label_skew" and client_names is None
-            expect(alone, "data.partition_key", "null where `partition` or `client_names` is given", partition_key)
+            wanted = "null where `partition` is given"
+            expect(partition == "label_skew", "data.partition_key", wanted, partition_key)
             partition = f"key {partition_key}"
         super().__init__(name or f"{title}-{file_title(partition)}".lower(), title)
         _check_sampling(batch_size, fanouts, epoch_fraction, eval_batch_size)
         if self._saved is not None:
             warn_of_count(NodeFederation, "num_clients", num_clients, len(self._saved.clients))
             num_clients, partition = len(self._saved.clients), f"file {self._saved.digest}"
-            client_names, self.hparams["partition"] = client_names or self._saved.names, partition
-        self._names = name_clients(client_names, num_clients)
+            self.hparams["partition"] = partition
+        counted = [f"client-{number}" for number in range(1, num_clients + 1)]
+        self._names = counted if self._saved is None else self._saved.names
         self.partition_key = partition_key
         self.dataset, self.root, self.normalize = dataset, root, normalize
         given: dict[str, Any] = {

@@ -130,27 +130,13 @@ class Quantise(Transform):
 
 
 class HalfPrecision(Transform):
-    """Sends every number of an update in 16 bits.
-
-    Args:
-        dtype: ``"bfloat16"``, which has the range of float32, or ``"float16"``, which is finer and ends at 65,504.
-        kwargs: see :class:`Transform`.
-
-    Raises:
-        InputError: ``dtype`` is something else.
-    """
+    """Sends every number of an update in the 16 bits of bfloat16, which has the range of float32."""
 
     stage: ClassVar[int] = 4
     codes: ClassVar[bool] = True
 
-    def __init__(self, dtype: Literal["bfloat16", "float16"] = "bfloat16", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        expect(dtype in ("bfloat16", "float16"), "HalfPrecision.dtype", "bfloat16 or float16", dtype)
-        self.dtype = dtype
-
     def encode(self, update: Update, draw: Draw) -> Update:
-        kind = getattr(torch, self.dtype)
-        return {name: own.to(kind) if own.is_floating_point() else own for name, own in update.items()}
+        return {name: own.bfloat16() if own.is_floating_point() else own for name, own in update.items()}
 
 
 def _vector(tensor: Tensor | None, count: int, dtype: torch.dtype, name: str, field: str) -> Tensor:

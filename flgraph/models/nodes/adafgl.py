@@ -222,7 +222,7 @@ def likeness(logits: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def spread_features(x: Tensor, adj: Adjacency, soft: Tensor, steps: int, threshold: float = 0.999) -> Tensor:
+def spread_features(x: Tensor, adj: Adjacency, soft: Tensor, steps: int) -> Tensor:
     r""":math:`[X, \hat A' X, \dots, \hat A'^K X]`, see :class:`AdaFGL`.
 
     Args:
@@ -230,12 +230,11 @@ def spread_features(x: Tensor, adj: Adjacency, soft: Tensor, steps: int, thresho
         adj: the client's graph.
         soft: :math:`\hat P`, ``[N, C]``.
         steps: :math:`K`.
-        threshold: above which two nodes are taken to be alike.
 
     Returns:
         ``[N, (K + 1) F]``.
     """
-    dense = 0.5 * (likeness(soft) > threshold).to(x.dtype)
+    dense = 0.5 * (likeness(soft) > 0.999).to(x.dtype)
     dense.index_put_((adj.row, adj.col), dense.new_tensor(0.5), accumulate=True)
     dense.diagonal().add_(1.0)
     scale = inverse_sqrt(dense.sum(dim=1))

@@ -30,7 +30,7 @@ class NodeLinks(LinkModule):
     \mathbf{h}_j`, or that of a perceptron of one hidden layer on :math:`\mathbf{h}_i \odot \mathbf{h}_j`. Training
     minimises the binary cross-entropy of links and random pairs.
 
-    Logs ``auroc``, ``average_precision``, ``mrr`` and ``hits_at_K`` beside the loss, see
+    Logs ``auroc``, ``average_precision``, ``mrr`` and ``hits_at_10`` beside the loss, see
     :class:`~flgraph.models.links.LinkModule`. Monitor ``val/auroc``.
 
     Args:
@@ -40,7 +40,6 @@ class NodeLinks(LinkModule):
         decoder: ``dot`` or ``mlp``.
         dropout: probability of a zero after the first layer.
         num_negatives: random nodes per link and step.
-        hits_at: K: a link is hit where at most K - 1 of those that it competes with have a higher score.
         kwargs: see :class:`~flgraph.models.base.SizedModule`.
 
     Shapes:
@@ -58,16 +57,15 @@ class NodeLinks(LinkModule):
         decoder: Literal["dot", "mlp"] = "dot",
         dropout: float = 0.0,
         num_negatives: int = 1,
-        hits_at: int = 10,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         expect_sizes(in_channels=in_channels)
-        expect_positive(hidden_channels=hidden_channels, num_negatives=num_negatives, hits_at=hits_at)
+        expect_positive(hidden_channels=hidden_channels, num_negatives=num_negatives)
         expect(encoder in ("gcn", "sage"), "model.encoder", "gcn or sage", encoder)
         expect(decoder in ("dot", "mlp"), "model.decoder", "dot or mlp", decoder)
         self.in_channels, self.hidden_channels, self.encoder = in_channels, hidden_channels, encoder
-        self.num_negatives, self.hits_at, self.dropout = num_negatives, hits_at, Dropout(dropout)
+        self.num_negatives, self.dropout = num_negatives, Dropout(dropout)
         if self.is_template:
             return
         make = SparseGCNConv if encoder == "gcn" else SparseSAGEConv
@@ -107,5 +105,5 @@ class NodeLinks(LinkModule):
             "auroc": area_under_roc(links, negatives),
             "average_precision": average_precision(links, negatives),
             "mrr": mean_reciprocal_rank(links, negatives),
-            f"hits_at_{self.hits_at}": hits(links, negatives, self.hits_at),
+            "hits_at_10": hits(links, negatives, 10),
         }

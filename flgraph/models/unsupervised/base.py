@@ -60,8 +60,6 @@ class GraphEmbedding(SizedModule, ABC):
         in_channels: columns of the node features; -1: given by the data.
         num_classes: number of clusters in a test; -1: given by the data; 0: no labels to compare them with.
         embedding: what is made of a graph's representation, see :func:`embedded`.
-        cluster_seed: of K-means.
-        cluster_restarts: how often K-means begins anew in a test.
         probe: whether tests also log ``probe``, the accuracy of logistic regression on the embeddings over five folds.
         readout: if positive, tests also log ``readout_accuracy`` and ``readout_f1``: the same of the embeddings of the
             last ``readout`` models that were tested, this one included, joined with the graphs' sizes by
@@ -81,8 +79,6 @@ class GraphEmbedding(SizedModule, ABC):
         in_channels: int = -1,
         num_classes: int = -1,
         embedding: EmbeddingName = "raw",
-        cluster_seed: int = 0,
-        cluster_restarts: int = 10,
         probe: bool = False,
         readout: int = 0,
         **kwargs: Any,
@@ -90,12 +86,9 @@ class GraphEmbedding(SizedModule, ABC):
         super().__init__(**kwargs)
         expect_sizes(in_channels=in_channels, num_classes=num_classes or -1)
         expect(embedding in get_args(EmbeddingName), "model.embedding", "raw, unit or log", embedding)
-        expect(cluster_restarts >= 1, "model.cluster_restarts", "1 or more", cluster_restarts)
-        expect(0 <= cluster_seed < 2**32, "model.cluster_seed", "between 0 and 2^32 - 1", cluster_seed)
-        self.in_channels, self.num_classes, self.embedding = in_channels, num_classes, embedding
         expect(readout >= 0, "model.readout", "0 or more", readout)
-        self.cluster_seed, self.cluster_restarts, self.probe = cluster_seed, cluster_restarts, probe
-        self.readout = readout
+        self.in_channels, self.num_classes, self.embedding = in_channels, num_classes, embedding
+        self.probe, self.readout = probe, readout
         self._tested: list[dict[str, Tensor]] = []  # states of the models for the read-out, the newest last
 
     # ---------------------------------------------------------------------------------------- what a subclass must say
@@ -213,14 +206,13 @@ class GraphEmbedding(SizedModule, ABC):
 
         if self.num_classes == 0:  # there is nothing to compare clusters with
             return {}
-        how = (self.num_classes, self.cluster_seed, self.cluster_restarts)
-        metrics = clustering.clustering_metrics(embeddings, labels, *how)
+        metrics = clustering.clustering_metrics(embeddings, labels, self.num_classes)
         if self.probe:
-            metrics["probe"] = clustering.probe_accuracy(embeddings, labels, self.cluster_seed)
+            metrics["probe"] = clustering.probe_accuracy(embeddings, labels)
         if self.readout:
             several, nodes = further
             for kind, points in (("readout", clustering.joined(several, nodes)), ("size", clustering.sizes(nodes))):
-                found = clustering.clustering_metrics(points, labels, *how)
+                found = clustering.clustering_metrics(points, labels, self.num_classes)
                 metrics |= {f"{kind}_{name}": found[name] for name in ("accuracy", "f1")}
         return dict(metrics)
 

@@ -59,10 +59,8 @@ def sizes(nodes: Tensor) -> Tensor:
     return nodes.detach().cpu().clamp(min=1).double().log()[:, None]
 
 
-def clustering_metrics(
-    embeddings: Tensor, labels: Tensor, num_clusters: int, seed: int = 0, restarts: int = 10
-) -> dict[str, float]:
-    """K-means on embeddings, compared with labels.
+def clustering_metrics(embeddings: Tensor, labels: Tensor, num_clusters: int) -> dict[str, float]:
+    """K-means on embeddings, the best of ten starts, compared with labels.
 
     Clusters and classes are matched one to one so that as many as possible agree (the Hungarian method). Runs on one
     thread: sums of several would be added in any order, and results differ in their last bits.
@@ -71,8 +69,6 @@ def clustering_metrics(
         embeddings: ``[n, C]``, finite.
         labels: classes from 0 ``[n]``.
         num_clusters: clusters to make, at most ``n`` of them.
-        seed: of K-means.
-        restarts: how often K-means begins anew; the result of least inertia counts.
 
     Returns:
         ``accuracy`` and ``f1`` (macro) after matching, ``nmi``, ``ari``, and ``silhouette``, which looks at no label
@@ -80,7 +76,7 @@ def clustering_metrics(
     """
     points = embeddings.detach().cpu().double().numpy()
     truth = labels.cpu().numpy()
-    clusters = _kmeans(points, min(num_clusters, len(points)), seed, restarts)
+    clusters = _kmeans(points, min(num_clusters, len(points)))
     matched = match_clusters(clusters, truth)
     found = np.unique(clusters).size
     metrics = {
@@ -94,28 +90,28 @@ def clustering_metrics(
         with threadpool_limits(limits=1):
             sample = min(_SILHOUETTE_SAMPLE, len(points))
             try:
-                metrics["silhouette"] = float(silhouette_score(points, clusters, sample_size=sample, random_state=seed))
+                metrics["silhouette"] = float(silhouette_score(points, clusters, sample_size=sample, random_state=0))
             except ValueError:  # the sample fell into one cluster
                 metrics["silhouette"] = 0.0
     return metrics
 
 
-def probe_accuracy(embeddings: Tensor, labels: Tensor, seed: int = 0, folds: int = 5) -> float:
-    """Accuracy of logistic regression on standardised embeddings, the mean over stratified folds.
+def probe_accuracy(embeddings: Tensor, labels: Tensor) -> float:
+    """Accuracy of logistic regression on standardised embeddings, the mean over five stratified folds.
+
+    There are fewer folds where a class has fewer members; it is NaN where one has a single member.
 
     Args:
         embeddings: ``[n, C]``, finite.
         labels: classes ``[n]``.
-        seed: of the folds.
-        folds: how many; fewer where a class has fewer members. NaN where one has a single member.
     """
     points, truth = embeddings.detach().cpu().double().numpy(), labels.cpu().numpy()
     sizes = np.unique(truth, return_counts=True)[1]
-    folds = min(folds, int(sizes.min()))
+    folds = min(5, int(sizes.min()))
     if folds < 2 or sizes.size < 2:
         return float("nan")
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    split = StratifiedKFold(folds, shuffle=True, random_state=seed)
+    split = StratifiedKFold(folds, shuffle=True, random_state=0)
     with threadpool_limits(limits=1):
         return float(cross_val_score(model, points, truth, cv=split).mean())
 
@@ -131,8 +127,8 @@ def match_clusters(clusters: NDArray[np.int64], labels: NDArray[np.int64]) -> ND
     return classes[number]
 
 
-def _kmeans(points: NDArray[np.float64], clusters: int, seed: int, restarts: int) -> NDArray[np.int64]:
+def _kmeans(points: NDArray[np.float64], clusters: int) -> NDArray[np.int64]:
     with threadpool_limits(limits=1), warnings.catch_warnings():
         # Fewer different embeddings than clusters, as of a model that tells nothing apart, make fewer clusters.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return KMeans(clusters, n_init=restarts, random_state=seed).fit_predict(points).astype(np.int64)
+        return KMeans(clusters, n_init=10, random_state=0).fit_predict(points).astype(np.int64)

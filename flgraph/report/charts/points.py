@@ -12,14 +12,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def around_center(panels: Mapping[str, Mapping[str, float]], columns: int = 4) -> Figure:
-    """How far every client is from the middle of a circle: one circle per method, the same scale in all.
+def around_center(panels: Mapping[str, Mapping[str, float]]) -> Figure:
+    """How far every client is from the middle of a circle: one circle per method, four side by side, all of one scale.
 
     Args:
         panels: method to client to distance; clients stand at equal angles in the order of their coming.
-        columns: circles side by side.
     """
-    width = 11.0
+    width, columns = 11.0, 4
     known = [value for distances in panels.values() for value in distances.values() if math.isfinite(value)]
     furthest = max(known, default=1.0) or 1.0
     rows = -(-len(panels) // columns)

@@ -153,20 +153,13 @@ def test_an_organisation_brings_its_own(tmp_path: Path) -> None:
         num_clients=1,
         partition="dirichlet",
         global_fraction=0.0,
-        client_names=["bank-a"],
     )
     data.setup()
     assert data.name == "accounts-dirichlet"
-    assert data.clients == ["bank-a"]
-    client = data.client("bank-a")
+    assert data.clients == ["client-1"]
+    client = data.client("client-1")
     assert [part.numel() for part in (client.train, client.val, client.test)] == [24, 8, 8]
-    assert list(data.statistics["clients"]) == ["bank-a"]
-
-
-@pytest.mark.parametrize(("names", "what"), [(["a"], "2 names"), (["a", "a"], "2 names"), ("ab", "a list of names")])
-def test_names_must_fit(names: Any, what: str) -> None:
-    with pytest.raises(InputError, match=rf"Expected `data.client_names` to be {what}"):
-        NodeFederation("Cora", num_clients=2, client_names=names)
+    assert list(data.statistics["clients"]) == ["client-1"]
 
 
 def test_tells_arguments_that_have_no_effect() -> None:

@@ -177,8 +177,6 @@ def test_no_second_view(graph_list: Callable[..., list[Data]]) -> None:
         ({"norm": "layer"}, "model.norm"),
         ({"num_layers": 0}, "model.num_layers"),
         ({"embedding": "rank"}, "model.embedding"),
-        ({"cluster_restarts": 0}, "model.cluster_restarts"),
-        ({"cluster_seed": -1}, "model.cluster_seed"),
         ({"readout": -1}, "model.readout"),
         ({"optimizer": "sgdd"}, "model.optimizer"),
     ],
