@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import warnings
+import traceback
 from collections.abc import Sequence
-from functools import cached_property, wraps
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from flgraph.cli.arguments import with_data_first, with_packaged_configs
 from flgraph.cli.exits import ENDINGS, FAILED, ending_of, stopped
 from flgraph.cli.parser import Refusing, translated
 from flgraph.console import Console
-from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.federation.display import MetricsTable, ignore_deprecations
 from flgraph.federation.engines.distributed import launcher, transport
@@ -41,39 +40,10 @@ from flgraph.runs.predictions import write_predictions
 class Parser(Refusing, LightningArgumentParser):
     """For commands that take a model, data and a trainer."""
 
-    def add_instantiator(self, instantiator: Any, *args: Any, **kwargs: Any) -> None:
-        """What Lightning calls for models and data; newer versions of jsonargparse have another way."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            super().add_instantiator(_passing(instantiator), *args, **kwargs)
-
     def instantiate_classes(self, cfg: Any, **kwargs: Any) -> Any:
         """What Lightning calls; newer versions of jsonargparse have another name for it."""
         instantiate = getattr(super(), "instantiate", super().instantiate_classes)
-        self.add_instantiator(lambda cls, /, *args, **init: cls(*args, **init), object)  # all others
         return instantiate(cfg, **kwargs)
-
-
-class _Raised(BaseException):
-    """Takes what a constructor raised past the parser, which would make several lines of its own of it."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-
-def _passing(instantiator: Any) -> Any:
-    """Calls a class as an instantiator of jsonargparse's does; what it raises, of Lightning's a sentence, passes."""
-
-    @wraps(instantiator, updated=())
-    def instantiate(cls: type, /, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return instantiator(cls, *args, **kwargs)
-        except Exception as error:
-            if cls.__module__.startswith("pytorch_lightning."):
-                error = InputError(cls.__name__, "given what it needs", " ".join(str(error).split()))
-            raise _Raised(error) from None
-
-    return instantiate
 
 
 class FederatedCLI(LightningCLI):
@@ -153,14 +123,14 @@ class FederatedCLI(LightningCLI):
         return silent and able and alone and self.subcommand != "predict"
 
     def instantiate_classes(self) -> None:
-        """Says in a sentence what the parser cannot take."""
+        """Brings out what a class raised, which the parser wraps; what the parser cannot take is said in a sentence."""
         try:
             super().instantiate_classes()
             return
-        except _Raised as raised:
-            error = raised.error
         except ValueError as refused:
-            error = translated(str(refused))
+            error = _first(refused)
+            if _module_of(error).startswith(("jsonargparse", "pytorch_lightning", "lightning_fabric", __name__)):
+                error = translated(str(refused))
         raise error  # here, where nothing of the parser's is shown with it
 
     def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:
@@ -230,11 +200,18 @@ def _without_checkpoint(args: Sequence[str]) -> list[str]:
     return [arg for arg in kept if not arg.startswith("--ckpt_path=")]
 
 
-def main(args: Sequence[str]) -> None:
-    """Runs a subcommand of :class:`FederatedCLI`; of several processes one says how it ended."""
+def main(args: Sequence[str], own: Sequence[str] = ()) -> None:
+    """Runs a subcommand of :class:`FederatedCLI`; of several processes one says how it ended.
+
+    Args:
+        args: the command line.
+        own: import paths of the user's classes in it.
+    """
     ignore_deprecations()
     try:
         with flushing_denormals():  # before there are further threads, which take it over
+            for path in own:
+                _import_module_of(path)
             FederatedCLI(with_data_first(with_packaged_configs(args)), given=args)
     except SystemExit as error:
         transport.exit_code = error.code if isinstance(error.code, int) else FAILED
@@ -248,3 +225,26 @@ def main(args: Sequence[str]) -> None:
         if launcher.say(sentence, transport.exit_code) or ProcessEnvironment.here().rank > 0:
             raise SystemExit(transport.exit_code) from None
         raise
+
+
+def _import_module_of(path: str) -> None:
+    """Imports a user's module before the parser does, which would call any mistake in it a class that is not there."""
+    module = path.rpartition(".")[0]
+    if not module or module.startswith(".") or path.endswith((".yaml", ".yml")):
+        return
+    try:
+        import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
+            raise
+
+
+def _first(error: BaseException) -> BaseException:
+    """What an error began with."""
+    return error if error.__cause__ is None else _first(error.__cause__)
+
+
+def _module_of(error: BaseException) -> str:
+    """Where it was raised."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals["__name__"])

@@ -118,21 +118,7 @@ def _train(command: str, args: list[str]) -> None:
     own = check(command, with_data_first(with_packaged_configs([command, *args]))[1:])
     with _no_garbage():
         fit = import_module("flgraph.cli.fit")
-        for path in own:
-            _import_module_of(path)
-    fit.main([command, *args])
-
-
-def _import_module_of(path: str) -> None:
-    """Imports a user's module before the parser does, which would call any mistake in it a class that is not there."""
-    module = path.rpartition(".")[0]
-    if not module or module.startswith("."):
-        return
-    try:
-        import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-            raise
+    fit.main([command, *args], own)
 
 
 def _show(text: str) -> NoReturn:

@@ -59,6 +59,10 @@ _SENTENCES = [
         _FIELD + r"Not of type NonNegativeInt: (?:invalid literal .*?: )?(?P<value>.*?)(?: does not conform .*)?",
         ("{field}", "a whole number of 0 or more", "{value}"),
     ),
+    (
+        r".*?Problem with given class_path '(?:[\w.]+\.)?(?P<last>\w+)': (?P<why>.*?)(?: - Expected a .*)?",
+        ("{last}", "given what it needs", "{why}"),
+    ),
     (_FIELD + _UNION, ("{field}", "{type}", "{value}")),
     (_FIELD + _TYPE + r"(?P<value>.*?)(?: - Expected a or null.*)?", ("{field}", "{type}", "{value}")),
     (

@@ -297,15 +297,15 @@ def labels_of_tensor(y: Any, count: int, where: str) -> list[str | None]:
         several if y.dim() > 1 else str(y.numel()),
     )
     values = y.reshape(-1)
+    there = values[~values.isnan()]
     if values.is_floating_point():
-        there = values[~values.isnan()]
         expect_finite(there, where)
         whole = bool((there == there.round()).all())
         require(whole, where, "classes", "numbers with fractions, which need `data.task` regression")
         values = torch.where(values.isnan(), -1.0, values)
     least = int(values.min()) if count else 0
     require(least >= -1, where, "classes of 0 or more, and -1 where there is none,", str(least))
-    if values.unique().tolist() == [-1, 1]:
+    if there.unique().tolist() == [-1, 1]:
         rank_zero_warn(f"{where}: -1 is no label, and so all have class 1. Two classes are 0 and 1.", category=Doubt)
     return [None if value < 0 else str(int(value)) for value in values.tolist()]
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from pytorch_lightning.cli import OptimizerCallable
+
 from flgraph.callbacks import FedAvg
 from flgraph.models import GNN
 
@@ -19,3 +24,14 @@ class Needing(GNN):
 
     def __init__(self, width: int) -> None:
         super().__init__(hidden_channels=width)
+
+
+class Optimised(GNN):
+    """Is given its optimizer."""
+
+    def __init__(self, by: OptimizerCallable = torch.optim.Adam, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.save_hyperparameters()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.hparams.by(self.parameters())

@@ -162,6 +162,13 @@ def test_effective_config_reproduces_the_run(
     assert yaml.safe_load((second / "config.yaml").read_text()) == config
 
 
+def test_a_model_that_is_given_its_optimizer(done: Call, call: Call, small: list[str]) -> None:
+    args = ["fit", "-c", "configs/method/fedavg.yaml", *small, "--model", "tests.cli.own.Optimised"]
+    args += ["--model.by", "torch.optim.SGD", "--model.by.lr"]
+    done(*args, "0.1")
+    assert "failed in round 1 (train): ValueError: Invalid learning rate: -1.0" in call(*args, "-1").err
+
+
 def test_later_options_win(done: Call, small: list[str], tmp_path: Path) -> None:
     one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
     one.write_text("trainer:\n  rounds: 11\n  local_epochs: 12\n  evaluate_every: 13\n")
