@@ -21,7 +21,7 @@ from flgraph.flare.settings import read_settings
 from flgraph.runs.history import read_records
 
 METHODS = (
-    *("fedstar", "fedego", "fedhgn", "fclg", "scaffold", "apfl", "fedgta", "fedpub", "adafgl", "fedssp"),
+    *("fedstar", "fedego", "fedhgn", "fclg", "scaffold", "apfl", "fedpub", "fedssp"),
     "fedstar@32-true+secure",
 )
 
@@ -38,7 +38,7 @@ def no_arguments() -> Iterator[None]:
         yield
 
 
-WITHOUT_NUMBERS = ("fedego", "fedgta", "fedssp")
+WITHOUT_NUMBERS = ("fedego", "fedssp")
 """Methods whose servers are told no numbers of samples."""
 
 

@@ -162,8 +162,8 @@ def _setup() -> tuple[Aggregator, Any, Any]:
     return FedPer(), NodeGNN(hidden_channels=8, conv="gine"), whole()
 
 
-def test_whole_graphs_on_two_processes() -> None:
-    check_algorithm(_setup, rounds=2, processes=2)
+def test_whole_graphs_resume() -> None:
+    check_algorithm(_setup, rounds=2)
 
 
 def test_models_without_them_say_so(federate: Callable[..., FederatedTrainer]) -> None:
