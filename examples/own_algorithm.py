@@ -24,7 +24,7 @@ from torch_geometric.nn import GraphConv, global_add_pool
 
 from flgraph.callbacks import FedAvg
 from flgraph.data import SyntheticFederation
-from flgraph.federation import FederatedTrainer, Payload, Route, personal, shared
+from flgraph.federation import FederatedTrainer, Route, personal, shared
 
 
 class ServerMomentum(FedAvg):
@@ -47,11 +47,10 @@ class ServerMomentum(FedAvg):
         return [*personal("embed.*"), *shared("*")]
 
     # Server half. The client half (install, train, upload what is shared) is inherited.
-    def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
-        means = super().aggregate(uploads, round, exchange)
-        for name, mean in means.items():
-            self.velocity[name] = self.momentum * self.velocity.get(name, 0) + mean - self.shared[name]
-        return {name: self.shared[name] + self.velocity[name] for name in means}
+    def take_mean(self, mean: Mapping[str, Tensor], round: int, exchange: str) -> Mapping[str, Tensor]:
+        for name, value in mean.items():
+            self.velocity[name] = self.momentum * self.velocity.get(name, 0) + value - self.shared[name]
+        return {name: self.shared[name] + self.velocity[name] for name in mean}
 
 
 class Classifier(pl.LightningModule):

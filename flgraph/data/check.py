@@ -122,7 +122,8 @@ def _of_client(data: OwnClients, name: str, given: Any) -> Iterator[str]:
 
 def _of_models(data: OwnClients) -> Iterator[str]:
     """What models are told of the data of all clients."""
-    names = {"in_channels": "features", "num_classes": "outputs", "edge_channels": "of edges"}
+    outputs = "classes" if data.declared.task == "multiclass" else "outputs"
+    names = {"in_channels": "features", "num_classes": outputs, "edge_channels": "of edges"}
     told = data.client(data.clients[0]).model_args
     yield from (_line(word, told[name]) for name, word in names.items() if isinstance(told.get(name), int))
     declared, columns = data.declared, data.columns if isinstance(data, HeteroClients) else data.declared.columns

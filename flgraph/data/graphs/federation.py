@@ -35,7 +35,8 @@ class GraphFederation(Federation[GraphDataModule]):
     Every client's graphs get a structure embedding ``s`` and a stratified split.
 
     Args:
-        graphs: client name to a flat set or an iterable of PyG graphs.
+        graphs: client name to a flat set or an iterable of PyG graphs. Their edges stay as they are: none is turned
+            round, merged or left out.
         num_classes: number of classes of each client, or one for all; largest label + 1 of each when ``None``.
         name: how runs on this data are called.
         structure: what the structure embedding ``s`` is made of; ``"none"`` leaves it out.
