@@ -129,7 +129,7 @@ class FederatedCLI(LightningCLI):
             return
         except ValueError as refused:
             error = _first(refused)
-            if _module_of(error).startswith(("jsonargparse", "pytorch_lightning", "lightning_fabric", __name__)):
+            if _module_of(error).startswith(("jsonargparse", "pytorch_lightning", "lightning_fabric")):
                 error = translated(str(refused))
         raise error  # here, where nothing of the parser's is shown with it
 

@@ -97,7 +97,7 @@ def fit(
 
 @pytest.mark.parametrize(
     ("what", "refused"),
-    [("", 0), ("lacks", 1), ("count", 1), ("2000", 1), ("5", 0)],
+    [("", 0), ("lacks", 1), ("count", 1), ("nan", 1), ("1e6", 1), ("2000", 1), ("5", 0)],
 )
 def test_the_same_bits_whoever_is_refused(
     what: str, refused: int, fit: Callable[..., Any], assert_same: Callable[..., None]
