@@ -11,7 +11,7 @@ import pytest
 
 from flgraph.federation.seeding import seed_all
 
-COUNT = 25
+COUNT = 15
 """Attacks on each algorithm; ``python tests/attacks/fuzz.py --count N`` does more."""
 
 NAMES = list(fuzz.algorithms())

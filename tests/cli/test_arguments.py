@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-import flgraph.models
+import flgraph
 from flgraph.configs import find_config
-from flgraph.models import GraphEmbedding
-from flgraph.reproduce import load_study
 
 Call = Callable[..., Any]  # see conftest.py
 
@@ -21,31 +18,11 @@ FEDPER = ("-c", "configs/method/fedper.yaml")
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
 DATA = sorted(path.stem for path in (CONFIGS / "data").glob("*.yaml"))
-MODELS = {
-    name: yaml.safe_load((CONFIGS / f"method/{name}.yaml").read_text())["model"]["class_path"] for name in METHODS
-}
-WHOLE = ("NodeGCN", "NodeSAGE", "NeighGenSAGE", "MaskedGCN", "AdaFGL", "FGGP")
-OF_WHOLE = [name for name in METHODS if MODELS[name].rpartition(".")[2] in WHOLE]
-OF_NODES = [name for name in METHODS if MODELS[name] == "flgraph.models.FedEgo" or name in OF_WHOLE]
-OF_EMBEDDINGS = [
-    name for name in METHODS if issubclass(getattr(flgraph.models, MODELS[name].rpartition(".")[2]), GraphEmbedding)
-]
-HETERO = tuple(f"flgraph.models.{name}" for name in ("RGCN", "SpreadRGCN", "HeteroGAT", "LinkPredictor"))
-OF_HETERO = [name for name in METHODS if MODELS[name] in HETERO]
 
 
 def test_there_are_configs() -> None:
     assert {"fedavg", "fedper", "fedprox", "fedsage", "fedstar", "local"} <= set(METHODS)
     assert {"chem", "biochem", "biochemsn", "biosncv", "cora"} <= set(DATA)
-
-
-@pytest.mark.parametrize("method", sorted(set(METHODS) - {*OF_NODES, *OF_HETERO, *OF_EMBEDDINGS}))
-def test_every_method_runs(done: Call, small: list[str], tmp_path: Path, method: str) -> None:
-    # All of its clients must have the same classes.
-    shards = ("--data.datasets", "[ALPHA]", "--data.shards", "2") if method == "fedproto" else ()
-    done("fit", "-c", f"configs/method/{method}.yaml", *small, *shards, "--trainer.rounds", "1")
-    (run,) = (tmp_path / "runs").glob("*/version_0")
-    assert (run / "results.json").is_file()
 
 
 def test_fields_of_data_may_come_before_its_class(done: Call, tmp_path: Path) -> None:
@@ -57,18 +34,6 @@ def test_fields_of_data_may_come_before_its_class(done: Call, tmp_path: Path) ->
     out = done("fit", *method, *small, "--print_config").out
     assert "- ALPHA" in out
     assert "wl_scores: true" in out
-
-
-@pytest.mark.parametrize("method", OF_EMBEDDINGS)
-def test_every_method_for_embeddings_runs(done: Call, tu_root: Path, tmp_path: Path, method: str) -> None:
-    data = ("--data", "flgraph.data.PartitionedGraphFederation", "--data.dataset", "ALPHA", "--data.root", str(tu_root))
-    split = ("--data.num_clients", "2", "--data.emd", "0.4", "--data.diffusion.sparsify", "none")
-    where = ("--trainer.default_root_dir", str(tmp_path / "runs"), "--trainer.accelerator", "cpu")
-    done("fit", "-c", f"configs/method/{method}.yaml", *data, *split, *where, "--trainer.rounds", "1")
-    (run,) = (tmp_path / "runs").glob("*/version_0")
-    results = json.loads((run / "results.json").read_text())
-    assert results["partition"]["emd"] == pytest.approx(0.4, abs=0.005)
-    assert results["final"]["mean"]["global_test/accuracy"] >= 0.5
 
 
 def test_embeddings_are_written(done: Call, tu_root: Path, tmp_path: Path) -> None:
@@ -91,64 +56,6 @@ def test_embeddings_are_written(done: Call, tu_root: Path, tmp_path: Path) -> No
         assert len(lines) == 1 + 20
         row = [float(value) for value in lines[1].split(",")[2:]]
         assert sum(value**2 for value in row) == pytest.approx(1, abs=1e-4)
-
-
-@pytest.mark.parametrize("method", OF_NODES)
-def test_every_method_for_nodes_runs(done: Call, data_root: Path, tmp_path: Path, method: str) -> None:
-    files = ("-c", "configs/data/cora.yaml", "-c", f"configs/method/{method}.yaml")
-    small = ("--trainer.rounds", "1", "--trainer.local_epochs", "1", "--model.hidden_channels", "4")
-    small += ("--data.num_clients", "3")
-    if method == "fedsageplus":
-        small += ("--trainer.aggregator.pretrain_epochs", "1", "--trainer.aggregator.generator_rounds", "1")
-    where = ("--trainer.default_root_dir", str(tmp_path / "runs"), "--trainer.accelerator", "cpu")
-    done("fit", *files, *small, *where, "--data.root", str(data_root))
-    (run,) = (tmp_path / "runs").glob("*/version_0")
-    assert (run / "results.json").is_file()
-    shown = yaml.safe_load((run / "config.yaml").read_text())
-    assert shown["model"]["class_path"] == MODELS[method]
-    whole = method in OF_WHOLE
-    assert shown["data"]["class_path"] == f"flgraph.data.{'WholeGraphFederation' if whole else 'NodeFederation'}"
-    assert shown["data"]["init_args"]["dataset"] == "Cora"
-
-
-@pytest.mark.parametrize("method", OF_HETERO)
-def test_every_method_for_heterogeneous_graphs_runs(done: Call, data_root: Path, tmp_path: Path, method: str) -> None:
-    files = ("-c", "configs/data/aifb.yaml", "-c", f"configs/method/{method}.yaml")
-    where = ("--trainer.default_root_dir", str(tmp_path / "runs"), "--trainer.accelerator", "cpu")
-    task = "links" if MODELS[method] == "flgraph.models.LinkPredictor" else "nodes"
-    small = ("--trainer.rounds", "1", "--trainer.local_epochs", "1")
-    done("fit", *files, *where, *small, "--data.root", str(data_root), "--data.task", task)
-    (run,) = (tmp_path / "runs").glob("*/version_0")
-    assert (run / "results.json").is_file()
-
-
-@pytest.mark.parametrize(
-    ("study", "setting", "method"),
-    [
-        *(
-            ("fedego/table2", "Cora", name)
-            for name in ("Local Only", "FedAvg", "FedProx", "GraphFL", "D-FedGNN", "FedEgo")
-        ),
-        *(("fedego/table2", "Cora", name) for name in ("FedGCN (never installed)", "GraphFL (160 labels)")),
-        *(("fedhgn/table4", "AIFB RE K=3", name) for name in ("C", "B+C")),
-        *(("fedhgn/table6_published", "RET K=3", name) for name in ("FedAvg", "FedProx")),
-        *(("fclg/table2", "PROTEINS", name) for name in ("InfoGraph-FedProx", "FCLG-H", "Intra-FedAvg", "Intra-KL")),
-        *(("fclg/table2", "PROTEINS", name) for name in ("Intra-MSE", "FCLG (label-tuned)")),
-        ("fclg/table2", "ENZYMES", "FCLG (label-tuned)"),
-    ],
-)
-def test_what_only_studies_configure_runs(
-    done: Call, tu_root: Path, tmp_path: Path, request: pytest.FixtureRequest, study: str, setting: str, method: str
-) -> None:
-    args = [*load_study(study).run(setting, method, 1027).args, "--trainer.rounds=1", "--trainer.accelerator=cpu"]
-    if study == "fclg/table2":
-        args += ["--data.dataset=ALPHA", f"--data.root={tu_root}", "--data.num_clients=2", "--data.emd=0.4"]
-        args += ["--data.diffusion.sparsify=none"]
-    else:
-        args += [f"--data.root={request.getfixturevalue('data_root')}", "--trainer.local_epochs=1"]
-        args += ["--model.hidden_channels=4", "--data.num_clients=3"] if study == "fedego/table2" else []
-    done("fit", *args, f"--trainer.default_root_dir={tmp_path / 'runs'}")
-    assert len(list(tmp_path.glob("runs/*/version_0/results.json"))) == 1
 
 
 @pytest.mark.parametrize("data", DATA)

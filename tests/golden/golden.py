@@ -186,7 +186,7 @@ def versions() -> dict[str, str]:
 
 
 def read() -> dict[str, Any]:
-    """The recorded digests."""
+    """The recorded digests: machine to ``versions`` and ``pairs``."""
     found: dict[str, Any] = json.loads(DIGESTS.read_text())
     return found
 

@@ -121,6 +121,12 @@ _LINES: dict[str, tuple[str, ...]] = {
         *(SYNTHETIC, _method("gcflplus"), GIN, "--trainer.rounds 4"),
         _aggregator(eps1=100, eps2=0, warmup=0, sequence_length=2),
     ),
+    "fedstar-wl/tu": (_method("fedstar_wl"), TU, GIN),
+    "fedssp/synthetic": (SYNTHETIC, _method("fedssp"), GIN, "--model.heads 2"),
+    **{
+        f"{name}/synthetic": (SYNTHETIC, _method(name), GIN)
+        for name in ("scaffold", "fedopt", "fednova", "ditto", "moon", "fedproto", "fedrep", "apfl", "fedbn")
+    },
     # ------------------------------------------------------------------------------------------- node classification
     "fedego/label-skew": (LABEL_SKEW, _method("fedego"), FEDEGO),
     "fedego/citeseer": (CITESEER, _method("fedego"), FEDEGO),
@@ -202,6 +208,11 @@ _LINES: dict[str, tuple[str, ...]] = {
         *(LABEL_SKEW, _method("fedsageplus"), WIDE),
         _aggregator(pretrain_epochs=2, generator_rounds=2),
     ),
+    "adafgl/label-skew": (LABEL_SKEW, _method("adafgl"), WIDE, _aggregator(federated_rounds=1)),
+    **{
+        f"{name.replace('_', '-')}/label-skew": (LABEL_SKEW, _method(name), WIDE)
+        for name in ("gcn_fedavg", "fedgta", "fedpub", "fedtad", "fedthin", "fggp")
+    },
     # ---------------------------------------------------------------------------------------- embeddings of graphs
     "fclg/proteins-noniid": (_data("proteins"), _method("fclg"), WIDE, "--trainer.local_epochs 2"),
     "intra-fedavg/proteins-iid": (
@@ -259,6 +270,7 @@ _LINES: dict[str, tuple[str, ...]] = {
         RGCN,
         "--model.heads 2",
     ),
+    "fedspread/aifb-ret": (RET, _method("fedspread"), RGCN),
     "fedhgn-links/aifb-re": (
         _data("aifb"),
         "--data.partition random_edges",

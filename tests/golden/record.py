@@ -1,7 +1,7 @@
-"""Writes ``digests.json`` anew.
+"""Writes what ``digests.json`` has of this machine anew.
 
-``python tests/golden/record.py`` records all pairs and drops those that are no longer listed;
-``python tests/golden/record.py fedego/citeseer`` only those named. Needs ``FLGRAPH_DATA`` and
+``python tests/golden/record.py`` records all pairs, ``python tests/golden/record.py fedego/citeseer`` only those named.
+What is no longer listed is dropped, of all machines. Needs ``FLGRAPH_DATA`` and
 ``pip install 'flgraph[metis]'``.
 """
 
@@ -11,8 +11,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from golden import DIGESTS, machine, read, run, versions, write
 from pairs import PAIRS
@@ -22,18 +23,24 @@ def main(names: Sequence[str]) -> None:
     """Runs the pairs of these names, or all of them, and writes what is kept of them."""
     if unknown := [name for name in names if name not in PAIRS]:
         raise SystemExit(f"no such pairs: {', '.join(unknown)}")
-    recorded = read() if names else {"pairs": {}}
-    here = {"machine": machine(), "versions": versions()}
-    if any(recorded.get(key, value) != value for key, value in here.items()):
-        raise SystemExit(f"{DIGESTS} is of another processor or other versions: record all pairs")
+    recorded = read()
+    own = recorded.get(machine(), {}) if names else {}
+    if own.get("versions", versions()) != versions():
+        raise SystemExit(f"{DIGESTS} is of other versions: record all pairs")
+    pairs = own.get("pairs", {})
     os.chdir(Path(__file__).parents[2])
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="flgraph-golden-") as folder:
         os.environ["FLGRAPH_CACHE"] = f"{folder}/cache"
         for name in names or PAIRS:
-            recorded["pairs"][name] = run(PAIRS[name], Path(folder) / "runs").as_dict()
+            pairs[name] = run(PAIRS[name], Path(folder) / "runs").as_dict()
             print(f"{time.perf_counter() - began:6.1f} s  {name}", flush=True)
-    write({**recorded, **here})
+    recorded[machine()] = {"versions": versions(), "pairs": pairs}
+    write({key: {**own, "pairs": _listed(own["pairs"])} for key, own in recorded.items()})
+
+
+def _listed(pairs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: outcome for name, outcome in pairs.items() if name in PAIRS}
 
 
 if __name__ == "__main__":

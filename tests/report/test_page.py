@@ -334,6 +334,7 @@ def test_charts_tell_rounds_and_can_be_saved(study: Path, report: Any) -> None:
     assert text[1].startswith("data,method,metric,unit")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_privacy_cost_is_a_column_where_a_run_counted_it(make_run: Any, report: Any, tmp_path: Path) -> None:
     rounds = [{"A": 0.5, "B": 0.5}]
     make_run("FedAvg-seed1", rounds)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from flgraph.cli.typos import check
 from flgraph.errors import InputError
 from flgraph.reproduce import Study, list_studies, load_study, run_study, runner
 from flgraph.reproduce.runner import command, run_folder
@@ -17,7 +18,7 @@ from flgraph.reproduce.settings import digest, resolve
 
 @pytest.mark.parametrize("name", list_studies())
 def test_studies_are_whole(name: str) -> None:
-    """Every cell has the paper's number or none of its row has, and every configuration file exists."""
+    """Every cell has the paper's number or none of its row has; files and options of every method are there."""
     study = load_study(name)
     root = Path(__file__).parents[2]
     papers = [study.paper] if isinstance(study.metric, str) else list(study.paper.values())
@@ -35,6 +36,8 @@ def test_studies_are_whole(name: str) -> None:
         assert [arg for arg in run.args if arg.startswith("configs/")]
         assert all((root / arg).is_file() for arg in run.args if arg.startswith("configs/"))
         assert f"--trainer.rounds={study.rounds_of(run.method)}" in command(study, run, Path("runs"))
+    for run in study.cut(settings=list(study.settings)[:1], seeds=study.seeds[:1]).runs():
+        check("fit", run.args)
 
 
 def test_a_paper_may_be_left_out_where_one_study_is_called_so() -> None:
