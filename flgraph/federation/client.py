@@ -477,11 +477,9 @@ class Client:
                 callback.load_state_dict(state["callbacks"][callback.state_key])
             callback.on_load_checkpoint(self.trainer, self.module, dict(state))
         self._train_metrics = dict(state["client"]["train_metrics"])
-        self._round = self._trained = state["client"].get("trained", 0)
+        self._round = self._trained = state["client"]["trained"]
         self._reported = dict(state["client"]["reported"])
         self._snapshot = dict(state["client"]["snapshot"])
-        if self._snapshot and "state_dict" not in self._snapshot:  # earlier versions kept the weights alone
-            self._snapshot = {"state_dict": self._snapshot, "half": {}}
         self.transforms.load_state_dict(state["client"].get("transforms", {}))
         self._origin, self._snapshot_origin = state["client"].get("origins", ("", ""))
         self._download = None

@@ -168,15 +168,7 @@ class Account:
         """
         if self.trusted or not ledger.is_file():
             return
-        asked, came = Counter[str](), Counter[str]()  # in a job; earlier versions noted only what came
-        for line in read_ledger(ledger):
-            if line.event == "opened":
-                self.uploads += asked | came
-                asked, came = Counter(), Counter()
-            if line.round > after:
-                asked[line.client] += line.event == ASKED
-                came[line.client] += line.direction == "up" and line.request == "exchange"
-        self.uploads += asked | came
+        self.uploads.update(line.client for line in read_ledger(ledger) if line.event == ASKED and line.round > after)
 
     def state(self) -> dict[str, Any]:
         """For checkpoints."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from flgraph.errors import InputError, first_line
+from flgraph.errors import InputError, expect, first_line
 from flgraph.runs.files import Digest, digest, flush
 from flgraph.runs.keys import canonical, is_signed, signature
 from flgraph.runs.results import version_of
@@ -231,6 +231,7 @@ def find_checkpoint(ckpt_path: str, runs: Path) -> Path:
         none = " (a run has none without validation, or where its clients went back to another round)"
         why = none if ckpt_path == "best" and folders else ""
         raise InputError("ckpt_path", f"the {ckpt_path} checkpoint under {runs}", f"none{why}")
+    expect(isinstance(ckpt_path, str | Path), "ckpt_path", "last, best, or a folder", ckpt_path)
     path = Path(ckpt_path)
     link = CheckpointStore(path.parent).linked(path.name) if path.name in ("last", "best") else None
     for candidate in (link, path, CheckpointStore(path).last(), CheckpointStore(path / "checkpoints").last()):

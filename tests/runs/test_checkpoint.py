@@ -263,6 +263,8 @@ def test_discard_after_removes_later_rounds(store: CheckpointStore) -> None:
     assert find_checkpoint(str(store.folder.parent), store.folder) == store.path(2).resolve()
     save(store, 3, best=1)
     assert find_checkpoint("best", store.folder.parent.parent) == store.path(1).resolve()
+    with pytest.raises(InputError, match="`ckpt_path` to be last, best, or a folder but got 3"):
+        find_checkpoint(3, store.folder)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------------------------- links
