@@ -105,7 +105,10 @@ def _options(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
             yield "", name
             return
         follows = not equals and bool(rest) and not rest[0].startswith("--") and rest[0] not in ("-c", "-h")
-        yield name.removeprefix("--").removesuffix("+"), value if equals else rest.pop(0) if follows else None
+        given = value if equals else rest.pop(0) if follows else None
+        plain = name.removeprefix("--").removesuffix("+")
+        # What is added to a list is no list, and left to the parser.
+        yield plain, None if name.endswith("+") and plain not in PACKAGES else given
 
 
 def _check_option(name: str, value: str | None, seen: _Seen) -> None:

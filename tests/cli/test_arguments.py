@@ -72,10 +72,11 @@ def test_every_data_config_parses(done: Call, data: str) -> None:
 
 
 def test_fields_of_a_data_config_can_be_overridden(done: Call) -> None:
-    options = ("--data.datasets", "[MUTAG]", "--data.batch_size", "7", "--data.init_args.dse_dim=9")
+    options = ("--data.datasets", "[MUTAG]", "--data.datasets+", "BZR", "--data.batch_size", "7")
+    options += ("--data.init_args.dse_dim=9", "--data.datasets+=[AIDS]")
     out = done("fit", *FEDPER, "-c", "configs/data/chem.yaml", *options, "--print_config").out
     data = yaml.safe_load(out)["data"]["init_args"]
-    assert (data["datasets"], data["batch_size"], data["dse_dim"]) == (["MUTAG"], 7, 9)
+    assert (data["datasets"], data["batch_size"], data["dse_dim"]) == (["MUTAG", "BZR", "AIDS"], 7, 9)
 
 
 def test_print_config(done: Call, tmp_path: Path) -> None:
