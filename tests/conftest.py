@@ -93,7 +93,7 @@ def threads() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def garbage() -> Iterator[None]:
-    """Garbage is collected more seldom, and not before each run: libraries and tests are a million objects."""
+    """Garbage is collected more seldom, and not before each run: libraries alone are half a million objects."""
     gc.set_threshold(10_000)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "gc", SimpleNamespace(collect=lambda: 0, freeze=gc.freeze, unfreeze=gc.unfreeze))

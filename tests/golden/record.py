@@ -11,9 +11,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from golden import DIGESTS, machine, read, run, versions, write
 from pairs import PAIRS
@@ -36,11 +35,9 @@ def main(names: Sequence[str]) -> None:
             pairs[name] = run(PAIRS[name], Path(folder) / "runs").as_dict()
             print(f"{time.perf_counter() - began:6.1f} s  {name}", flush=True)
     recorded[machine()] = {"versions": versions(), "pairs": pairs}
-    write({key: {**own, "pairs": _listed(own["pairs"])} for key, own in recorded.items()})
-
-
-def _listed(pairs: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: outcome for name, outcome in pairs.items() if name in PAIRS}
+    for there in recorded.values():
+        there["pairs"] = {name: outcome for name, outcome in there["pairs"].items() if name in PAIRS}
+    write(recorded)
 
 
 if __name__ == "__main__":
