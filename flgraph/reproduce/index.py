@@ -53,15 +53,11 @@ def read_index(file: Path) -> RunIndex:
 
 def recorded(index: RunIndex, study: Study, run: Run) -> dict[str, Any] | None:
     """The record of a run of the study's length, or of one that stopped early before it."""
-    rounds, own = study.rounds_of(run.method), run.digest  # once: configuration files are read for it
-    if (whole := index.get((own, run.seed, rounds))) is not None:
+    rounds = study.rounds_of(run.method)
+    if (whole := index.get((run.digest, run.seed, rounds))) is not None:
         return whole
-    early = [
-        record
-        for (digest, seed, length), record in index.items()
-        if (digest, seed) == (own, run.seed) and length < rounds and record.get("stopped_early", False)
-    ]
-    return max(early, key=lambda record: int(record["rounds"]), default=None)
+    shorter = (index.get((run.digest, run.seed, length), {}) for length in reversed(range(rounds)))
+    return next((record for record in shorter if record.get("stopped_early", False)), None)
 
 
 def record_runs(file: Path, found: Iterable[tuple[Run, Mapping[str, Any]]]) -> None:
