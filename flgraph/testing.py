@@ -32,10 +32,10 @@ def check_algorithm(setup: Setup, rounds: int = 3, processes: int = 1, **trainer
 
     - Uploads hold what the routes name and nothing else.
     - The server changes something: who uploads tensors is sent others than before.
-    - A run that is stopped after any of its rounds and goes on gives the same bits, at the clients and at the server,
-      where ``log_scalars`` and ``summary`` are the same, too.
-    - So does a run whose clients are made anew from their saved states before every round, as when they move to another
-      process: from one round to the next the client half remembers nothing that it does not declare.
+    - From one round to the next neither half remembers anything that it does not declare: a run that is stopped after
+      any of its rounds and goes on, and whose clients are made anew from their saved states before every round, as when
+      they move to another process, gives the same bits, at the clients and at the server, where ``log_scalars`` and
+      ``summary`` are the same, too.
     - So does one on several processes, where ``processes`` is above 1. This starts processes, which takes seconds, and
       needs a ``setup`` that they can import, and in a script a call below ``if __name__ == "__main__":``.
 
@@ -71,10 +71,9 @@ def check_algorithm(setup: Setup, rounds: int = 3, processes: int = 1, **trainer
         expected = run("whole", engine=watched)
         watched.check()
         for stop in range(1, rounds):
-            run(f"stopped-{stop}", stop)
+            run(f"stopped-{stop}", stop, Moved())
             found = run(f"stopped-{stop}", ckpt_path="last")
-            _same(found, expected, f"after it was stopped in round {stop} and went on")
-        _same(run("moved", engine=Moved()), expected, "with clients that are made anew from their saved states")
+            _same(found, expected, f"after clients were made anew and it was stopped in round {stop} and went on")
         if processes > 1:
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
