@@ -21,7 +21,7 @@ from flgraph.flare.settings import read_settings
 from flgraph.runs.history import read_records
 
 METHODS = (
-    *("fedstar", "fedego", "fedhgn", "fclg", "scaffold", "apfl", "fedpub", "fedssp"),
+    *("fedstar", "fedego", "fedhgn", "fclg", "scaffold", "apfl", "fedssp"),
     "fedstar@32-true+secure",
 )
 

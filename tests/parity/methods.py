@@ -19,7 +19,7 @@ from flgraph.federation.callback import defaults
 CONFIGS = Path(__file__).parents[2] / "configs" / "method"
 
 METHODS = [
-    *("fedstar", "fedego", "fedhgn", "gcflplus", "fedsageplus", "fclg", "scaffold", "fedpub", "graphfl"),
+    *("fedstar", "fedego", "fedhgn", "fedsageplus", "fclg", "scaffold", "graphfl"),
     *("fedstar@bf16-mixed", "fedego@bf16-mixed", "fedhgn@bf16-true"),
     *("fedavg@32-true+transforms", "fedstar@32-true+secure"),
 ]
