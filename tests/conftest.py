@@ -100,6 +100,14 @@ def garbage() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def disk() -> Iterator[None]:
+    """Nobody waits for the disk, but programs that tests start: this process does not outlive a loss of power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)  # which refuses what is no open file, too
+        yield
+
+
 _LOADERS = {
     (kind, name): getattr(kind, name)
     for kind in (DataLoader, BatchSampler, torch_geometric.loader.DataLoader)
