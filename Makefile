@@ -27,7 +27,7 @@ demo: .venv/.installed ## Train a first federation
 
 # One thread per process: the tests of two workers with two threads each take several times as long on two cores.
 check test: export OMP_NUM_THREADS ?= 1
-check: lint ## While at work: style, types, and the tests that start no process and train for moments
+check: lint ## While at work: style, types, and the quick tests
 	@.venv/bin/pytest ./tests -m 'not slow' $(PYTEST_ARGS)
 
 test: .venv/.installed ## Check style and types, and beside them run the tests and the docstrings' examples (PYTEST_ARGS="-k fedavg")

@@ -51,9 +51,9 @@ PASSING = {
 }
 
 
-SLOW = ("docs", "flare", "parity", "reproduce", "faults", "golden", "examples", "cli", "callbacks")
+SLOW = ("docs", "flare", "parity", "reproduce", "faults", "golden", "examples", "cli", "callbacks", "report")
 SLOW += ("test_process_group", "test_remote", "test_remote_states", "test_resume")
-"""Folders and files whose tests start processes or train for long; `make check` leaves them out."""
+"""Folders and files whose tests start processes, train or draw for long; `make check` leaves them out."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
