@@ -53,10 +53,10 @@ def read_index(file: Path) -> RunIndex:
 
 def recorded(index: RunIndex, study: Study, run: Run) -> dict[str, Any] | None:
     """The record of a run of the study's length, or of one that stopped early before it."""
-    rounds = study.rounds_of(run.method)
-    if (whole := index.get((run.digest, run.seed, rounds))) is not None:
+    rounds, own = study.rounds_of(run.method), run.digest  # once: configuration files are read for it
+    if (whole := index.get((own, run.seed, rounds))) is not None:
         return whole
-    shorter = (index.get((run.digest, run.seed, length), {}) for length in reversed(range(rounds)))
+    shorter = (index.get((own, run.seed, length), {}) for length in reversed(range(rounds)))
     return next((record for record in shorter if record.get("stopped_early", False)), None)
 
 

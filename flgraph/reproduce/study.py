@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -45,19 +45,22 @@ class Run:
         method: row of the table.
         seed: the run's seed.
         args: arguments of ``flgraph fit`` that make it, without seed, rounds and folders.
-        digest: tells runs apart whose configuration files and arguments come to something else.
     """
 
     setting: str
     method: str
     seed: int
     args: tuple[str, ...]
-    digest: str
 
     @property
     def name(self) -> str:
         """Setting and method, as a file may be called, such as ``CHEM-FedStar``."""
         return "-".join(re.sub(r"[^\w.+-]+", "_", part).strip("_") for part in (self.setting, self.method))
+
+    @property
+    def digest(self) -> str:
+        """Tells runs apart whose configuration files and arguments come to something else."""
+        return digest(resolve(self.args))
 
 
 @dataclass(frozen=True)
@@ -170,15 +173,7 @@ class Study:
                 line = line.replace(f"{{{name}}}", str(value))
         left = [name for name in self.values if f"{{{name}}}" in line]
         expect(not left, "values", "in an order in which each comes before those that it names", left)
-        if line not in self._known:
-            args = tuple(_words(line))
-            self._known[line] = args, digest(resolve(args))
-        return Run(setting, method, seed, *self._known[line])
-
-    @cached_property
-    def _known(self) -> dict[str, tuple[tuple[str, ...], str]]:
-        """Arguments and digest of lines: most runs of several seeds have the same, and files are read for it."""
-        return {}
+        return Run(setting, method, seed, _words(line))
 
     def cut(
         self,
@@ -303,12 +298,15 @@ def _part(paper: dict[str, Any], names: Any, *below: Any) -> dict[str, Any]:
     return {name: _part(part, *below) if below else part for name, part in paper.items() if name in names}
 
 
-def _words(line: str) -> Iterator[str]:
+@cache  # runs of all seeds have the same lines
+def _words(line: str) -> tuple[str, ...]:
     """The arguments of a line, with ``-c`` before every configuration file."""
+    words = list[str]()
     for before, word in pairwise(["", *shlex.split(line)]):
         if not (before.startswith("-") and "=" not in before) and re.fullmatch(r"[^-].*\.ya?ml", word):
-            yield "-c"
-        yield word
+            words.append("-c")
+        words.append(word)
+    return tuple(words)
 
 
 def _check(study: Study) -> None:

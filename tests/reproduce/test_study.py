@@ -48,11 +48,11 @@ def test_a_paper_may_be_left_out_where_one_study_is_called_so() -> None:
 
 def test_a_line_is_read_as_a_shell_would() -> None:
     """Files need no option before them; the setting's name may stand in a method's arguments."""
-    data, method = "configs/data/cora.yaml", "configs/method/fedego.yaml"
-    settings, methods = {"X": f"{data} --x={{seed}}"}, {"M": f"-c {method} '--m=[a b]' --s {{setting}}"}
-    study = Study("p/t", "t", "accuracy", 1, [1, 2], settings, methods)
-    assert [run.args[:3] for run in study.runs()] == [("-c", data, "--x=1"), ("-c", data, "--x=2")]
-    assert study.run("X", "M", 1).args[3:] == ("-c", method, "--m=[a b]", "--s", "X")
+    study = Study(
+        "p/t", "t", "accuracy", 1, [1, 2], {"X": "a.yaml --x={seed}"}, {"M": "-c b.yml '--m=[a b]' --s {setting}"}
+    )
+    assert [run.args[:3] for run in study.runs()] == [("-c", "a.yaml", "--x=1"), ("-c", "a.yaml", "--x=2")]
+    assert study.run("X", "M", 1).args[3:] == ("-c", "b.yml", "--m=[a b]", "--s", "X")
 
 
 def test_values_of_settings_and_seeds() -> None:
@@ -69,19 +69,15 @@ def test_values_of_settings_and_seeds() -> None:
 def test_a_run_is_told_apart_by_contents(tmp_path: Path) -> None:
     """And lies where another study put it, whatever that calls it."""
     config = tmp_path / "small.yaml"
-
-    def study_with(text: str) -> Study:
-        config.write_text(text)
-        return Study("p/t", "t", "accuracy", 1, [1], {"A B": f"{config} --trainer.local_epochs=2"}, {"M (x)": "--m"})
-
+    study = Study("p/t", "t", "accuracy", 1, [1], {"A B": f"{config} --trainer.local_epochs=2"}, {"M (x)": "--m"})
     folders = []
     for text in ("model: {class_path: GNN}", "# a remark\nmodel: GNN", "model: GCN"):
-        study = study_with(text)
+        config.write_text(text)
         folders.append(run_folder(study, study.run("A B", "M (x)", 7), tmp_path))
     assert folders[0] == folders[1] == tmp_path / "p" / study_digest(config, "model: GNN") / "A_B-M_x-seed7"
     assert folders[2] != folders[0]
     (folders[0].parent / "other-name-seed7").mkdir(parents=True)
-    study = study_with("model: GNN")
+    config.write_text("model: GNN")
     assert run_folder(study, study.run("A B", "M (x)", 7), tmp_path).name == "other-name-seed7"
     assert run_folder(study, study.run("A B", "M (x)", 17), tmp_path).name == "A_B-M_x-seed17"
 
