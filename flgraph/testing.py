@@ -32,10 +32,10 @@ def check_algorithm(setup: Setup, rounds: int = 3, processes: int = 1, **trainer
 
     - Uploads hold what the routes name and nothing else.
     - The server changes something: who uploads tensors is sent others than before.
-    - From one round to the next neither half remembers anything that it does not declare: a run that is stopped after
-      any of its rounds and goes on, and whose clients are made anew from their saved states before every round, as when
-      they move to another process, gives the same bits, at the clients and at the server, where ``log_scalars`` and
-      ``summary`` are the same, too.
+    - From one round to the next neither half remembers anything that it does not declare. A run gives the same bits
+      that is stopped after any of its rounds and goes on, and whose clients were until then made anew from their saved
+      states before every round, as when they move to another process: at the clients and at the server, where
+      ``log_scalars`` and ``summary`` are the same, too.
     - So does one on several processes, where ``processes`` is above 1. This starts processes, which takes seconds, and
       needs a ``setup`` that they can import, and in a script a call below ``if __name__ == "__main__":``.
 
