@@ -39,7 +39,8 @@ def pairs(study: Study, index: RunIndex, runs: Path) -> Iterator[Pair]:
     """Every pair that there is, in the study's order."""
     for setting in study.settings:
         for seed in study.seeds:
-            both = [recorded(index, study, study.run(setting, method, seed)) for method in (FEDSTAR, KERNEL)]
+            digests = [study.run(setting, method, seed).digest for method in (FEDSTAR, KERNEL)]
+            both = [recorded(index, digest, seed, study.rounds) for digest in digests]
             if all(both):
                 without, with_scores = (100 * one["final"]["mean"]["test/accuracy"] for one in both if one)
                 yield setting, seed, without, with_scores, "two runs"

@@ -23,6 +23,7 @@ import torch_geometric.loader
 from federations import toy_graphs
 from hypothesis import settings
 from pytorch_lightning.plugins.precision import MixedPrecision
+from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultMetric
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
@@ -105,6 +106,20 @@ def disk() -> Iterator[None]:
     """Nobody waits for the disk, but programs that tests start: this process does not outlive a loss of power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)  # which refuses what is no open file, too
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def logged_where_it_is() -> Iterator[None]:
+    """What a model logs stays on its device: Lightning looks through all of it each time, a tenth of a short run."""
+    moved = _ResultMetric.to
+
+    def to(self: _ResultMetric, device: torch.device | str, **kwargs: Any) -> _ResultMetric:
+        there = self.is_tensor and self.value.device == torch.device(device)
+        return self if there else moved(self, device, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_ResultMetric, "to", to)
         yield
 
 

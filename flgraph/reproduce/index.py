@@ -25,8 +25,8 @@ _AS_THEY_ARE = ("seed", "rounds", "stopped_early", "seconds_per_round", "bytes_p
 MANY_CLIENTS = 40
 """Of more than these a table names no checksums, and no record holds them."""
 
-RunIndex = dict[tuple[str, int, int], dict[str, Any]]
-"""Digest, seed and rounds of a run to what is kept of it: a part of ``results.json``, with ``best_test``,
+RunIndex = dict[tuple[str, int], dict[int, dict[str, Any]]]
+"""Digest and seed of a run to its rounds to what is kept of it: a part of ``results.json``, with ``best_test``,
 ``best_client`` and, where it exists, ``best_cluster`` beside ``final`` and ``best_val``, means over clients only."""
 
 
@@ -45,19 +45,17 @@ def read_index(file: Path) -> RunIndex:
     for number, line in enumerate(file.read_text().splitlines() if file.is_file() else (), start=1):
         try:
             record = json.loads(line)
-            index[record["digest"], record["seed"], record["rounds"]] = record
+            index.setdefault((record["digest"], record["seed"]), {})[record["rounds"]] = record
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"line {number} of {file}", "the record of a run", repr(line[:60])) from error
     return index
 
 
-def recorded(index: RunIndex, study: Study, run: Run) -> dict[str, Any] | None:
-    """The record of a run of the study's length, or of one that stopped early before it."""
-    rounds, own = study.rounds_of(run.method), run.digest  # once: configuration files are read for it
-    if (whole := index.get((own, run.seed, rounds))) is not None:
-        return whole
-    shorter = (index.get((own, run.seed, length), {}) for length in reversed(range(rounds)))
-    return next((record for record in shorter if record.get("stopped_early", False)), None)
+def recorded(index: RunIndex, digest: str, seed: int, rounds: int) -> dict[str, Any] | None:
+    """The record of a run of so many rounds, or of the longest that stopped early before them."""
+    lengths = index.get((digest, seed), {})
+    shorter = [done for done, one in lengths.items() if done < rounds and one.get("stopped_early", False)]
+    return lengths.get(rounds if rounds in lengths else max(shorter, default=rounds))
 
 
 def record_runs(file: Path, found: Iterable[tuple[Run, Mapping[str, Any]]]) -> None:
@@ -69,14 +67,17 @@ def record_runs(file: Path, found: Iterable[tuple[Run, Mapping[str, Any]]]) -> N
         file: the index; made if it does not exist.
         found: runs with their results, which have their ``folder``.
     """
-    new = {(run.digest, run.seed, results["rounds"]): _condensed(run, results) for run, results in found}
+    new = [_condensed(run, results) for run, results in found]
     if not new:
         return
     with alone_in(file.parent):
-        old = read_index(file)
-        for known_by in new.keys() & old.keys():  # another table may have recorded the run under its own name
-            new[known_by]["run"] = old[known_by]["run"]
-        ordered = sorted((old | new).values(), key=lambda one: (one["run"], one["digest"], one["seed"], one["rounds"]))
+        index = read_index(file)
+        for record in new:
+            lengths = index.setdefault((record["digest"], record["seed"]), {})
+            before = lengths.get(record["rounds"], record)  # another table may have recorded the run under its own name
+            lengths[record["rounds"]] = {**record, "run": before["run"]}
+        records = (one for lengths in index.values() for one in lengths.values())
+        ordered = sorted(records, key=lambda one: (one["run"], one["digest"], one["seed"], one["rounds"]))
         write_text("".join(f"{json.dumps(record)}\n" for record in ordered), file)
 
 

@@ -83,8 +83,11 @@ def _of_index(study: Study, setting: str, method: str, index: RunIndex) -> Recor
     if not index:
         return None
     found: dict[int, dict[str, Any]] = {}
+    digests: dict[tuple[str, ...], str] = {}  # of most seeds' runs the same: configuration files are read for it
     for seed in study.seeds:
-        if (record := recorded(index, study, study.run(setting, method, seed))) is not None:
+        args = (run := study.run(setting, method, seed)).args
+        digests[args] = digests.get(args) or run.digest
+        if (record := recorded(index, digests[args], seed, study.rounds_of(method))) is not None:
             found[seed] = record
     results = list(found.values())
     cells = collect(study, {(setting, method): results}) if results else []

@@ -159,7 +159,7 @@ def find_results(study: Study, run: Run, runs: Path, index: RunIndex | None = No
         done = number(results.get("rounds"))
         if done == rounds or (results.get("stopped_early", False) and done < rounds):
             return {**results, "folder": str(folder), "digest": home.parent.name}
-    return None if index is None else recorded(index, study, run)
+    return None if index is None else recorded(index, home.parent.name, run.seed, rounds)
 
 
 def run_locked(lock: str, *args: str) -> None:

@@ -76,8 +76,9 @@ def test_summary(study: Path, report: Any) -> None:
     assert '<td class="best">65.00' not in page
 
 
-def test_nothing_is_fetched_and_all_links_lead_somewhere(study: Path, report: Any) -> None:
+def test_same_runs_same_bytes_and_nothing_is_fetched(study: Path, report: Any) -> None:
     page = report(study)
+    assert report(study) == page
     reader = read(page)
     assert reader.fetched == []
     assert "http" not in page
@@ -90,10 +91,6 @@ def test_nothing_is_fetched_and_all_links_lead_somewhere(study: Path, report: An
     assert set(reader.links) <= set(reader.ids)
     assert set(re.findall(r"url\(#([^)]+)\)", page)) <= set(reader.ids)
     assert reader.seen.count("figure") == 7
-
-
-def test_same_runs_same_bytes(study: Path, report: Any) -> None:
-    assert report(study) == report(study)
 
 
 def test_names_are_escaped(make_run: Any, report: Any, tmp_path: Path) -> None:
@@ -118,6 +115,7 @@ def test_unfinished_runs_are_marked(study: Path, make_run: Any, report: Any) -> 
     assert "6 runs, 3 methods, 2 unfinished" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_only_unfinished_runs(make_run: Any, report: Any, tmp_path: Path) -> None:
     make_run("a", [{"A": 0.5}], finished=False, planned=9)
     assert "1 of 9" in report(tmp_path)
@@ -138,6 +136,7 @@ def test_null_metrics_are_no_crash(make_run: Any, report: Any, tmp_path: Path) -
     assert rows(report(tmp_path))["FedAvg"][0] == "–"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_records_of_the_server(make_run: Any, report: Any, tmp_path: Path) -> None:
     make_run("a", [{"A": 0.5}] * 2, server=[{"clusters": 1, "names": ["x"]}, {"clusters": 2, "other": None}])
     page = report(tmp_path)
@@ -230,12 +229,14 @@ def test_refuses_broken_files(refused: Any, make_run: Any, file: str, text: str,
     assert refused(run).startswith(told.format(file=run / file))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_refuses_places_that_cannot_be_written(refused: Any, study: Path, tmp_path: Path) -> None:
     assert refused(study, "--out", tmp_path).startswith("Expected `--out` to be a file but got ")
     (tmp_path / "file").write_text("")
     assert refused(study, "--out", tmp_path / "file" / "a.html").startswith("Expected `--out` to be a file that can be")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_clusters_are_told_and_not_drawn(make_run: Any, report: Any) -> None:
     rounds = [{"A": 0.5, "B": 0.5}, {"A": 0.7, "B": 0.7}]
     told = [

@@ -212,7 +212,8 @@ def test_all_works_off_the_list_and_does_nothing_twice(
     work_off(None, out, runs, 1, seconds=3600, report=lines.append)
     assert lines[0].startswith(f"{4 - len(before)} runs, ")
     assert len(list(runs.glob("tiny/*/TINY*"))) == 4 - len(before)
-    found = {(record["run"], record["seed"]) for record in read_index(index_file(study, out)).values()}
+    index = read_index(index_file(study, out))
+    found = {(record["run"], seed) for (_, seed), lengths in index.items() for record in lengths.values()}
     assert found == {(f"TINY-{method}", seed) for method in ("Local", "FedStar") for seed in (1, 2)}
     lines.clear()
     work_off(None, out, runs, 1, report=lines.append)
