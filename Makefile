@@ -12,8 +12,6 @@ PYTEST_ARGS ?= -n 3 --dist loadscope --no-loadscope-reorder
 DEMO_CMD = .venv/bin/python examples/quickstart.py
 
 PIP := .venv/bin/python -m pip --disable-pip-version-check -qq
-TORCH := $(shell grep '^torch==' constraints.txt)
-SETUPTOOLS := $(shell grep '^setuptools==' constraints.txt)
 
 .PHONY: help install demo check test lint format docs clean
 
@@ -54,11 +52,11 @@ clean: ## Remove .venv, the site and caches; runs/ stays
 	@rm -rf .venv site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch comes first and exactly: a range would let pip take a newer build with gigabytes of CUDA libraries.
-# Modules are compiled when they are first imported: to compile all of them is half of an installation's time.
+# All comes exactly: a range would let pip take a newer torch with gigabytes of CUDA libraries. Two at a time, as
+# unpacking takes the time. Modules are compiled when they are first imported: all of them would take as long again.
 .venv/.installed: pyproject.toml constraints.txt
 	@echo "Installing flgraph and its tools into .venv (a few minutes the first time)"
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	@$(PIP) install --no-compile $(TORCH) $(SETUPTOOLS) --constraint constraints.txt
+	@grep == constraints.txt | xargs -P 2 -n 28 $(PIP) install --no-compile --no-deps
 	@$(PIP) install --no-compile --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
