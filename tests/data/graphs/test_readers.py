@@ -241,7 +241,7 @@ def test_second_read_comes_from_cache(tmp_path: Path, own_cache: Path, monkeypat
         ),
     ],
 )
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of files that earlier tests left to the collector
 def test_malformed(tmp_path: Path, changes: Texts, sentence: str, own_cache: Path) -> None:
     write_zip(tmp_path / "T.zip", **changes)
     with pytest.raises(InputError, match=sentence) as caught:
