@@ -52,8 +52,8 @@ clean: ## Remove .venv, the site and caches; runs/ stays
 	@rm -rf .venv site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# All comes exactly: a range would let pip take a newer torch with gigabytes of CUDA libraries. Two at a time, as
-# unpacking takes the time. Modules are compiled when they are first imported: all of them would take as long again.
+# The pinned versions come first: a range would let pip take a newer torch with gigabytes of CUDA libraries. Two processes
+# unpack them, which takes the time; then pip checks them against pyproject.toml. Modules are compiled when imported.
 .venv/.installed: pyproject.toml constraints.txt
 	@echo "Installing flgraph and its tools into .venv (a few minutes the first time)"
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
