@@ -37,7 +37,7 @@ class SCAFFOLD(ServerStep):
 
     The paper sends the change of :math:`c_i` and adds it to :math:`c`. The server here keeps the last :math:`c_i` of
     every client: one that is refused, or changed by a transform, is made good by the next, and those of clients that
-    are left out go with them.
+    are left out go with them. ``combine`` makes :math:`c` of them, as it makes the weights.
 
     Where clients count by their samples, :math:`c` is the mean with the same weights (the paper has none); a client
     that has not been heard of counts with a zero variate and a mean weight, as in the paper. Tensors that are not
@@ -77,11 +77,10 @@ class SCAFFOLD(ServerStep):
         weights = {client: self._weights[client] for client in self._variates if client not in self.excluded}
         number = sum(client not in self.excluded for client in self._clients)
         total = number * fsum(weights.values()) / max(1, len(weights))
-        sums: dict[str, Tensor] = {}
-        for client, weight in weights.items():
-            for name, variate in self._variates[client].items():
-                sums[name] = sums.get(name, torch.zeros(())) + weight * variate.double()
-        return {name: total_sum / total for name, total_sum in sums.items()}
+        known = {c: {name: own.double() for name, own in self._variates[c].items()} for c in weights}
+        means = self.combine(known, weights) if known else {}
+        heard = {name: fsum(weights[client] for client, own in known.items() if name in own) for name in means}
+        return {name: mean * (heard[name] / total) for name, mean in means.items()}
 
     def download(self, client: str, round: int, exchange: str | None) -> Payload | None:
         names = tuple(name for name in self.owners[client] if name in self.shared)

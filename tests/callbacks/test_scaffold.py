@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from flgraph.callbacks import SCAFFOLD, FedAvg
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer, Payload
+from flgraph.federation.robust import Median
 from flgraph.models import GNN
 
 Federate = Callable[..., FederatedTrainer]
@@ -89,8 +90,8 @@ def test_equals_the_paper_s_box(
         torch.testing.assert_close(server.control[name], c[name], rtol=1e-5, atol=1e-6)
 
 
-def by_hand() -> SCAFFOLD:
-    half = SCAFFOLD(weighting="uniform")
+def by_hand(**kwargs: Any) -> SCAFFOLD:
+    half = SCAFFOLD(weighting="uniform", **kwargs)
     half.owners = {client: ["w"] for client in "ABC"}
     half.start({"w": torch.zeros(1)}, ["A", "B", "C"])
     return half
@@ -112,6 +113,13 @@ def test_what_was_lost_is_made_good() -> None:
     assert half.control["w"].item() == pytest.approx(16 / 3)
     half.aggregate(told(B=2.0), 3, "train")
     assert half.control["w"].item() == 4
+
+
+def test_a_robust_mean_is_one_of_variates_too() -> None:
+    """Else one client could steer the gradients of all others."""
+    half = by_hand(combine=Median())
+    half.aggregate(told(A=1.0, B=2.0, C=900.0), 1, "train")
+    assert half.control["w"].item() == 2
 
 
 def test_who_is_left_out_takes_its_variate_along() -> None:
