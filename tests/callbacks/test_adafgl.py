@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -100,6 +101,7 @@ def test_predictions_and_loss_are_those_of_the_published_code(weights: list[floa
     batch = own.batch(torch.tensor([3, 7, 50, 1]))
     parts, expected = by_hand(model, own, knowledge)
     assert torch.allclose(model(batch).exp(), expected[batch.index], atol=1e-5)
+    assert torch.equal(copy.deepcopy(model)(batch), model(batch))
     assert torch.allclose(model.predict_step(batch), expected[batch.index], atol=1e-5)
     counts = None if weights is None else torch.tensor(weights)
     entropies = [F.cross_entropy(part[batch.index], batch.y, counts) for part in parts]

@@ -97,6 +97,10 @@ class AdaFGL(NodeClassifier[WholeGraph]):
         stored = checkpoint.get("knowledge")
         self.use_knowledge(None if stored is None else Knowledge(**stored))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the features it has spread, which a copy spreads anew: sparse tensors cannot be copied deeply."""
+        return {**super().__getstate__(), "_spread": None}
+
     def known(self, batch: WholeGraph) -> Knowledge | None:
         """The knowledge of the batch's nodes; nothing where they are another graph's."""
         if self.knowledge is None:

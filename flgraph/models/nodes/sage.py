@@ -170,6 +170,10 @@ class NeighGenSAGE(NodeSAGE):
         self._mended = None
         return super().load_state_dict(*args, **kwargs)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the graphs it has made, which a copy makes anew: sparse tensors cannot be copied deeply."""
+        return {**super().__getstate__(), "_impaired": None, "_mended": None}
+
     # ------------------------------------------------------------------------------------------------------ steps
     def forward(self, batch: WholeGraph) -> Tensor:
         """Logits of the nodes ``batch.index``, in the graph mended; which is made once for both of its parts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -153,6 +154,17 @@ def test_a_checkpoint_is_the_whole_model() -> None:
     assert not any(parameter.requires_grad for parameter in again.generator.parameters())
     first, second = again.configure_optimizers().param_groups
     assert (first["lr"], second["lr"], len(first["params"])) == (0.01, 0.001, 4)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_copy_gives_the_same(frozen: bool) -> None:
+    """Also when it has seen a graph."""
+    model, batch = net(), graph().batch(torch.arange(4))
+    model.freeze_generator(frozen)
+    model.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    model.training_step(batch)
+    expected = model.eval()(batch)
+    assert torch.equal(copy.deepcopy(model)(batch), expected)
 
 
 def test_with_any_trainer() -> None:
