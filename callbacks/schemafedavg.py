@@ -76,7 +76,7 @@ class SchemaFedAvg(FedProx):
         if round:
             self.check_shared(client, upload)
             names = self._names.get(client, ())
-            expect_group(relations, {name: self._relations[name] for name in names}, field)
+            expect_group(relations, {name: self._relations[name].shape for name in names}, field)
             return
         expect(len(relations) <= _MOST_RELATIONS, field, f"of at most {_MOST_RELATIONS} relations", len(relations))
         for name, row in relations.items():
@@ -94,12 +94,12 @@ class SchemaFedAvg(FedProx):
         return super().aggregate(uploads, round, exchange)
 
     def _take_schema(self, relations: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """The first weights of each relation are those of the first client that has it in the form that most have.
+        """The first weights of each relation are those of the first client that has it in the shape that most have.
 
-        Where as many have another one, it is the form that more rows of the same parameter have. Whoever sent another
+        Where as many have another one, it is the shape that more rows of the same parameter have. Whoever sent another
         one is left out of the relation, and cannot take it from the others.
         """
-        forms = [(name, (row.shape, row.dtype)) for own in relations.values() for name, row in own.items()]
+        forms = [(name, row.shape) for own in relations.values() for name, row in own.items()]
         alike = Counter(forms)
         beside = Counter((name.partition("/")[0], form) for name, form in forms)
         common: dict[str, Any] = {}
@@ -108,7 +108,7 @@ class SchemaFedAvg(FedProx):
         ):
             common[name] = form
         for client, own in relations.items():
-            fitting = {name: row for name, row in own.items() if (row.shape, row.dtype) == common[name]}
+            fitting = {name: row for name, row in own.items() if row.shape == common[name]}
             self._names[client] = list(fitting)
             self._relations = {**fitting, **self._relations}
 

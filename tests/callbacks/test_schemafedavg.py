@@ -50,6 +50,17 @@ def test_a_relation_is_averaged_over_those_who_have_it(federate: Federate, recor
             torch.testing.assert_close(held[name][relation], expected.float())
 
 
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_in_another_precision(precision: Any, federate: Federate) -> None:
+    """A model is converted when it is first trained, which is after the schema was told."""
+    trainer: Any = federate(SchemaFedAvg(), rounds=2, precision=precision)
+    results = trainer.fit(net(), ten_relations())
+    assert not results["dropped"]
+    assert {row.dtype for row in trainer.server.aggregator._relations.values()} == {
+        torch.bfloat16 if precision == "bf16-true" else torch.float64
+    }
+
+
 def test_all_start_from_the_first_holders_weights(federate: Federate) -> None:
     trainer: Any = federate(SchemaFedAvg(), rounds=1, limit_train_batches=0)
     federation = ten_relations()
