@@ -1,5 +1,6 @@
 """Layers and functions that the models are made of; plain torch, no federation."""
 
+from flgraph.nn.batch_norm import BatchNorm
 from flgraph.nn.conv import ConvName, check_conv, make_conv
 from flgraph.nn.conv.ego import EgoSAGEConv, children_mean
 from flgraph.nn.conv.gcn import DiffusedConv, GCNConv, SparseGCNConv
@@ -35,6 +36,7 @@ __all__ = [
     "Adjacency",
     "BasisRGCNConv",
     "BasisWeights",
+    "BatchNorm",
     "ConcatLinear",
     "ConvName",
     "DiffusedConv",

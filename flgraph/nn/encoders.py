@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flgraph.errors import expect
+from flgraph.nn.batch_norm import BatchNorm
 from flgraph.nn.conv.gcn import DiffusedConv, GCNConv
 from flgraph.nn.conv.gin import GINConv
 from flgraph.nn.linear import OneHot
@@ -42,7 +43,7 @@ class GINEncoder(torch.nn.Module):
         expect(norm in get_args(NormName), "model.norm", "none, batch or batch_per_view", norm)
         sizes = [in_channels, *[hidden_channels] * (num_layers - 1)]
         self.convs = torch.nn.ModuleList(GINConv(size, hidden_channels) for size in sizes)
-        make = torch.nn.Identity if norm == "none" else torch.nn.BatchNorm1d
+        make = torch.nn.Identity if norm == "none" else BatchNorm
         self.norms = torch.nn.ModuleList(make(hidden_channels) for _ in range(num_layers))
         self.norm = norm
         self.out_channels = num_layers * hidden_channels

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flgraph.errors import expect
+from flgraph.nn.batch_norm import BatchNorm
 from flgraph.nn.sparse.adjacency import Adjacency
 
 _KEPT = 8192
@@ -74,7 +75,7 @@ class SpectralConv(torch.nn.Module):
         self.message = torch.nn.Linear(channels, channels)
         layers: list[torch.nn.Module] = []
         for _ in range(2):
-            layers += [torch.nn.Linear(channels, channels), torch.nn.BatchNorm1d(channels), torch.nn.ReLU()]
+            layers += [torch.nn.Linear(channels, channels), BatchNorm(channels), torch.nn.ReLU()]
         self.ffn = torch.nn.Sequential(*layers)
         self.dropout = torch.nn.Dropout(dropout)
 

@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from flgraph.errors import expect
 from flgraph.models.graphs import inputs
 from flgraph.models.graphs.classifier import GraphClassifier
-from flgraph.nn import Adjacency, ConcatLinear, at_least_float32
+from flgraph.nn import Adjacency, BatchNorm, ConcatLinear, at_least_float32
 from flgraph.nn.spectral import EigenvalueEncoder, SpectralConv, laplacian_spectra, softmax_by_row
 
 
@@ -72,7 +72,7 @@ class FedSSP(GraphClassifier):
         self.decode = torch.nn.Linear(hidden, heads)
         layers: list[torch.nn.Module] = []
         for columns in (heads + 1, hidden):
-            layers += [torch.nn.Linear(columns, hidden), torch.nn.BatchNorm1d(hidden), torch.nn.GELU()]
+            layers += [torch.nn.Linear(columns, hidden), BatchNorm(hidden), torch.nn.GELU()]
         self.filters = torch.nn.Sequential(*layers)
         self.convs = torch.nn.ModuleList(SpectralConv(hidden, dropout) for _ in range(self.num_layers))
         self.readout = torch.nn.Linear(hidden, num_classes)

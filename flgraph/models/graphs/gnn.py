@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from flgraph.errors import expect
 from flgraph.models.graphs.classifier import GraphClassifier
-from flgraph.nn import ConcatLinear, NormName, OneHot, make_conv
+from flgraph.nn import BatchNorm, ConcatLinear, NormName, OneHot, make_conv
 from flgraph.nn.conv.edges import EDGE_CONVS, AnyConvName, edge_channels_of, edge_features, make_edge_conv
 
 
@@ -74,7 +74,7 @@ class GNN(GraphClassifier):
         self.convs = torch.nn.ModuleList(make() for _ in range(self.num_layers))
         self.uses_edges = conv in EDGE_CONVS
         norms = self.num_layers if norm == "batch" else 0
-        self.norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(hidden) for _ in range(norms))
+        self.norms = torch.nn.ModuleList(BatchNorm(hidden) for _ in range(norms))
         self.add_head()
 
     def encode_graphs(self, batch: Data) -> Tensor:

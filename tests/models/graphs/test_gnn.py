@@ -17,7 +17,7 @@ from torch_geometric.loader import DataLoader
 
 from flgraph.data.graphs.container import FlatGraphs
 from flgraph.errors import InputError
-from flgraph.models import GNN, FedStar, GraphClassifier
+from flgraph.models import GNN, FedSSP, FedStar, GraphClassifier
 
 
 def some_graphs(count: int = 40, features: int = 4) -> list[Data]:
@@ -153,6 +153,21 @@ def test_edge_free_graphs() -> None:
         loss.backward()
         assert loss.isfinite()
         assert model(Batch.from_data_list(graphs)).shape == (2, 2)
+
+
+def test_a_batch_of_one_node() -> None:
+    """Of one row there is no variance: running statistics normalise it, and stay."""
+    batch, lone = flat(some_graphs(1)).batch(), torch.empty(2, 0, dtype=torch.long)
+    one = FlatGraphs.from_pyg([Data(x=torch.ones(1, 4), edge_index=lone, y=torch.tensor([0]))]).batch()
+    for model in (
+        GNN(4, 2, hidden_channels=8, norm="batch", dropout=0.0),
+        FedSSP(4, 2, hidden_channels=8, dropout=0.0),
+    ):
+        model(batch)
+        before = {name: tensor.clone() for name, tensor in model.named_buffers()}
+        assert torch.equal(model(one), model.eval()(one))
+        model.train().training_step(one).backward()
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.named_buffers())
 
 
 # ------------------------------------------------------------------------------------------------ as LightningModules
