@@ -91,8 +91,8 @@ class FedSSP(AddsLoss, FedAvg):
         self.check_shared(client, upload)
         field = f"upload` of client `{client}"
         columns = expect_count(upload, "columns", 1, _MOST, field)
-        form = (columns,) if self._consensus is None else self._consensus
-        expect_group(upload.group("consensus"), {"mean": form}, field)
+        form = (columns,) if self._consensus is None else self._consensus.shape
+        expect_group(upload.group("consensus"), {"mean": form}, field, torch.float32)
 
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         if uploads:

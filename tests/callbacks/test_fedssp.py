@@ -41,8 +41,10 @@ def test_the_server_by_hand() -> None:
     assert later is not None
     assert later.tensors["w"].tolist() == [2.5]
     assert later.tensors["consensus/mean"].tolist() == [2.0, 1.0]
-    with pytest.raises(InputError, match=r"`mean` of torch.float32 2"):
-        server.check_upload("A", sent(1.0, [1.0, 2.0, 3.0]), 2, "train")
+    for wrong in (torch.ones(3), torch.ones(2, dtype=torch.float64)):
+        upload = Payload({"w": torch.zeros(1), "consensus": {"mean": wrong}}, {"columns": wrong.numel()})
+        with pytest.raises(InputError, match=r"`mean` of torch.float32 2"):
+            server.check_upload("A", upload, 2, "train")
 
 
 def test_the_network_is_that_of_the_published_code() -> None:
