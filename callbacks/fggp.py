@@ -27,9 +27,9 @@ class FGGP(SendsPrototypes, FedAvg):
     r"""FedAvg of a GCN that learns from a second view of its graph; prototypes of all clients classify.
 
     Before a client trains, the common model says which nodes are alike: each is joined with the ``neighbours`` nearest
-    by the angle between representations. Of the graph with these edges the model draws its views
-    (:class:`flgraph.models.FGGP`). After that the client sends weights and prototypes: of each class the mean of what
-    the model makes of its nodes before the last layer, without dropout, weighed by how sure it is. Nodes without a
+    by the angle between representations. Of the graph with these edges, which count both ways, the model draws its
+    views (:class:`flgraph.models.FGGP`). After that the client sends weights and prototypes: of each class the mean of
+    what the model makes of its nodes before the last layer, without dropout, weighed by how sure it is. Nodes without a
     label take the class that the model gives them, those with one count 1.
 
     The server averages weights, and of each class clusters the prototypes by
@@ -154,7 +154,7 @@ class FGGP(SendsPrototypes, FedAvg):
         alike = nearest_graph(rows.cpu(), min(self.neighbours + 1, graph.num_nodes))
         edges = torch.eye(graph.num_nodes)
         for adj in (alike, batch.adj.to("cpu")):
-            edges[adj.row, adj.col] = 1.0
+            edges[adj.row, adj.col] = edges[adj.col, adj.row] = 1.0
         module.use_view(edges.to(module.device))
         super().local_update(client, round, exchange)
         module.use_view(None)

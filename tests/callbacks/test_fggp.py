@@ -21,11 +21,11 @@ Federate = Callable[..., FederatedTrainer]
 CLASSES = 3
 
 
-def clients() -> WholeGraphFederation:
+def clients(undirected: bool = True) -> WholeGraphFederation:
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(60, 5, generator=generator)
     edges = torch.randint(60, (2, 400), generator=generator)
-    whole = NodeGraph.from_pyg(Data(x=x, edge_index=edges, y=torch.arange(60) % CLASSES))
+    whole = NodeGraph.from_pyg(Data(x=x, edge_index=edges, y=torch.arange(60) % CLASSES), undirected=undirected)
     return WholeGraphFederation(whole, num_clients=3, partition="dirichlet", alpha=5.0, global_fraction=0.0)
 
 
@@ -144,7 +144,10 @@ def test_without_a_view_it_is_a_gcn() -> None:
     assert torch.equal(module.eval()(batch), plain.eval()(batch))
 
 
-def test_what_a_client_does(federate: Federate, monkeypatch: pytest.MonkeyPatch, recorder: Any) -> None:
+@pytest.mark.parametrize("undirected", [True, False])
+def test_what_a_client_does(
+    undirected: bool, federate: Federate, monkeypatch: pytest.MonkeyPatch, recorder: Any
+) -> None:
     """Nearest nodes are scikit-learn's, prototypes means by loop; the nearest ones classify."""
     given: list[torch.Tensor] = []
 
@@ -154,7 +157,7 @@ def test_what_a_client_does(federate: Federate, monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(models.FGGP, "use_view", keep)
     trainer: Any = federate(FGGP(neighbours=2, k=4), rounds=2, engine=recorder)
-    results = trainer.fit(net(hidden_channels=16), clients())
+    results = trainer.fit(net(hidden_channels=16), clients(undirected))
     asked = {name: got for name, turn, got in recorder.downloads() if turn.round == 1}
     uploads = dict(recorder.uploads()[-3:])
     for number, (name, client) in enumerate(trainer.engine.clients.items()):
@@ -165,7 +168,7 @@ def test_what_a_client_does(federate: Federate, monkeypatch: pytest.MonkeyPatch,
         near = torch.from_numpy(kneighbors_graph(rows.numpy(), 2, metric="cosine").toarray()).float()
         own = torch.eye(graph.num_nodes)
         own[graph.edge_index[0], graph.edge_index[1]] = 1
-        assert torch.equal(given[3 + number], ((near + near.t() + own) > 0).float())
+        assert torch.equal(given[3 + number], ((near + near.t() + own + own.t()) > 0).float())
 
         module.load_state_dict(uploads[name].group())
         encoded = module.encode(everything)
