@@ -16,7 +16,8 @@ class Stragglers(FederatedCallback):
     ``--trainer.callbacks '[{class_path: Stragglers, init_args: {late: 0.3, away: {north: [[1, 9]]}}}]'`` lets each
     client miss three rounds of ten, and ``north`` join in round 10. Who misses a round is asked nothing in it, neither
     trains nor sends; it gets the newest aggregate when it is back. All clients are evaluated in all rounds. Where all
-    that are there would be late, the one with the lowest draw is in time. ``history.jsonl`` says who took part.
+    that are there and were drawn for the round would be late, the one with the lowest draw is in time.
+    ``history.jsonl`` says who took part.
 
     Args:
         late: probability of each client to miss a round; or client to its own.
@@ -56,8 +57,9 @@ class Stragglers(FederatedCallback):
         expect(bool(there), "Stragglers.away", "spans that leave a client in each round", f"none in round {number}")
         draws = {name: derive_seed(self.seed, "late", name, number) / 2**63 for name in there}
         late = {name for name in there if draws[name] < self._share(name)}
-        if len(late) == len(there):
-            late.discard(min(there, key=lambda name: draws[name]))
+        drawn = [name for name in trainer.participants if name in there]
+        if drawn and late.issuperset(drawn):
+            late.discard(min(drawn, key=lambda name: draws[name]))
         trainer.skip(gone | late)
 
     def _share(self, name: str) -> float:

@@ -40,6 +40,10 @@ class Run(Protocol):
         """The data of the run."""
 
     @property
+    def participants(self) -> list[str]:
+        """The clients drawn for the round that is about to begin, but those that a callback has skipped by now."""
+
+    @property
     def simulated(self) -> bool:
         """Whether all clients are of one owner, and what they draw follows from the run's seed."""
 

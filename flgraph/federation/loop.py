@@ -145,6 +145,12 @@ class FederatedLoop(pl.Trainer):
         assert self.server is not None
         self.server.retired |= self._known("retire", clients)
 
+    @property
+    def participants(self) -> list[str]:
+        """The clients drawn for the round that is about to begin, but those that a callback has skipped by now."""
+        assert self.server is not None
+        return [name for name in self.server.participants(self.current_round) if name not in self.server.skipped]
+
     def skip(self, clients: Collection[str]) -> None:
         """Leaves clients out of the round that is about to begin; they are evaluated all the same."""
         assert self.server is not None

@@ -58,7 +58,7 @@ def test_only_clients_that_there_are_can_be_skipped(run: Any, clients: Any) -> N
 def test_each_is_late_as_often_as_wanted() -> None:
     stragglers, missed = Stragglers(late={"A": 0.5, "B": 0.9}), list[str]()
     clients = SimpleNamespace(clients=dict.fromkeys("ABC"))
-    trainer: Any = SimpleNamespace(federated_data=clients, skip=missed.extend)
+    trainer: Any = SimpleNamespace(federated_data=clients, participants=list("ABC"), skip=missed.extend)
     for number in range(1, 1001):
         trainer.current_round = number
         stragglers.on_round_start(trainer)
@@ -67,8 +67,10 @@ def test_each_is_late_as_often_as_wanted() -> None:
     assert missed.count("B") == pytest.approx(900, abs=29)
 
 
-def test_somebody_is_in_time(run: Any) -> None:
-    assert all(len(part) == 1 for part in took_part(run(5, Stragglers(late=0.999))))
+@pytest.mark.parametrize("client_fraction", [1.0, 0.5])
+def test_somebody_is_in_time(run: Any, client_fraction: float) -> None:
+    trainer = run(5, Stragglers(late=0.999), client_fraction=client_fraction)
+    assert all(len(part) == 1 for part in took_part(trainer))
 
 
 def test_a_run_goes_on_with_the_same_bits(run: Any) -> None:
