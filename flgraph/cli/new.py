@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,5 @@ def main(args: Sequence[str]) -> None:
     given = parser.parse_args(list(args))
     folder = Path(given.folder)
     create(folder, given.task)
-    print(
-        f"wrote {folder}; read {folder / 'README.md'}, or begin with\n  cd {folder} && flgraph fit -c federation.yaml"
-    )
+    begin = f"cd {shlex.quote(given.folder)} && flgraph fit -c federation.yaml"
+    print(f"wrote {folder}; read {folder / 'README.md'}, or begin with\n  {begin}")

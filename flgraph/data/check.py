@@ -43,6 +43,8 @@ def check_files(paths: Sequence[str], task: Task | None = None) -> Iterator[str]
     Raises:
         InputError: a file cannot be used, or files do not go together.
     """
+    twice = next((path for path in paths if list(paths).count(path) > 1), None)
+    expect(twice is None, "PATH", "folders and files, each given once,", twice)
     names = [Path(path).name or path for path in paths]
     names = names if len(set(names)) == len(names) else list(paths)
     kinds = {task or task_of(Path(path)) for path in paths}

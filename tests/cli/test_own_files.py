@@ -196,6 +196,7 @@ def test_mistakes_in_tables(call: Call, project: Path, file: str, old: str, new:
         (["data", "look"], "Expected `data` to be followed by check but got 'look'."),
         (["data", "check"], "the following arguments are required: paths"),
         (["data", "check", "south"], "Expected `PATH` to be a folder or a file but got south, which is not there."),
+        (["data", "check", "north", "south", "north"], "files, each given once, but got 'north'."),
         (["data", "check", "north", "--task", "edges"], "`--task` to be nodes, graphs or hetero but got 'edges'."),
         (["data", "check", "."], "Expected `.` to be a folder with tables, .csv or .parquet, but got one without."),
         (["new", "north"], "Expected `FOLDER` to be one that does not exist yet, or is empty but got north."),
