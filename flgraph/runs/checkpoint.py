@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from pytorch_lightning.utilities import rank_zero_warn
+
 from flgraph.errors import InputError, expect, first_line
 from flgraph.runs.files import Digest, digest, flush
 from flgraph.runs.keys import canonical, is_signed, signature
@@ -225,6 +227,8 @@ def find_checkpoint(ckpt_path: str, runs: Path) -> Path:
             last = store.last()
             found = last if ckpt_path == "last" else store.best()
             if found is not None:
+                if folder != folders[0]:
+                    rank_zero_warn(f"{folders[0]} has no checkpoint yet: taken is the {ckpt_path} one of {folder}.")
                 return found.resolve()
             if last is not None:  # an older run's best is another run's
                 break
