@@ -25,7 +25,7 @@ from flgraph.data.hetero.datamodule import HeteroDataModule, HeteroFederation
 from flgraph.data.hetero.links import HeteroLinkDataModule
 from flgraph.data.hetero.partition import HeteroPartition, random_edge_types, random_edges
 from flgraph.data.hetero.readers import read_hetero
-from flgraph.data.hetero.schema import with_reverse, without_reverse
+from flgraph.data.hetero.schema import reordered, with_reverse, without_reverse
 from flgraph.data.nodes.batching import EgoLoader, WholeGraphLoader, sample_ego_graphs
 from flgraph.data.nodes.clients import NodeClients
 from flgraph.data.nodes.communities import louvain, louvain_balanced, louvain_plus, metis, metis_plus
@@ -99,6 +99,7 @@ __all__ = [
     "read_hetero",
     "read_nodes",
     "read_tu",
+    "reordered",
     "sample_ego_graphs",
     "sample_neighbours",
     "shards",

@@ -99,6 +99,7 @@ class HeteroBatch(TensorBatch):
         index: the nodes to classify ``[n]``.
         y: their classes ``[n]``, -1 where unknown.
         known: class of each training node, -1 for all other nodes, ``[N]``.
+        schema: digest of the names of node types and relations, in their order; empty where nobody says.
     """
 
     x: tuple[Tensor | None, ...]
@@ -107,6 +108,7 @@ class HeteroBatch(TensorBatch):
     index: Tensor
     y: Tensor
     known: Tensor
+    schema: str = ""
 
 
 @dataclass
@@ -122,6 +124,7 @@ class LinkBatch(TensorBatch):
         first: number of the first node of the type of each target ``[P]``.
         count: how many nodes of that type there are ``[P]``.
         negatives: targets that each link competes with ``[P, k]``; ``None`` where they are to be drawn.
+        schema: see :class:`HeteroBatch`.
     """
 
     x: tuple[Tensor | None, ...]
@@ -132,6 +135,7 @@ class LinkBatch(TensorBatch):
     first: Tensor
     count: Tensor
     negatives: Tensor | None = None
+    schema: str = ""
 
     def draw_negatives(self, k: int) -> Tensor:
         """Random nodes of the targets' types, ``[P, k]``; a link's own target may be among them."""

@@ -303,13 +303,18 @@ class HeteroGraph:
         """What each row of a layer's coefficients (or each of its weights) belongs to, see :meth:`relations`."""
         return list(dict.fromkeys(kind[1] for kind in self.edge_types)) if tie_names else list(self.edge_types)
 
+    @property
+    def schema(self) -> str:
+        """A digest of the names of node types and relations, in their order."""
+        return content_key(self.node_types, self.edge_types)[:16]
+
     def batch(self, index: Tensor, tie_names: bool = False) -> HeteroBatch:
         """The whole graph with the nodes ``index [n]`` of the target type to classify."""
         x, relations = tuple(self.x.get(kind) for kind in self.node_types), self.relations(tie_names)
         nodes = index + self.target_start
         known = self.y.new_full((self.num_nodes,), -1)
         known[self.train + self.target_start] = self.y[self.train]
-        return HeteroBatch(x, relations, relations.into(nodes), nodes, self.y[index], known)
+        return HeteroBatch(x, relations, relations.into(nodes), nodes, self.y[index], known, self.schema)
 
     # ------------------------------------------------------------------------------------------------ other graphs
     def replace(self, validate: bool = False, **changed: Any) -> HeteroGraph:

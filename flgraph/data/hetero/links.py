@@ -130,7 +130,8 @@ class HeteroLinkDataModule(LinkLoaders, ClientDataModule):
         ends = torch.tensor([whole.node_types.index(kind[2]) for kind in whole.edge_types])[relation]
         first, count = whole.node_ptr[ends], whole.node_ptr.diff()[ends]
         relations = self.graph.relations(self.tie_names)
-        return LinkBatch(x, relations, source, target, self._row_of(whole)[relation], first, count)
+        row = self._row_of(whole)[relation]
+        return LinkBatch(x, relations, source, target, row, first, count, schema=self.graph.schema)
 
 
 def _wanted(graph: HeteroGraph, predicted: Sequence[str | EdgeType] | None) -> Tensor:

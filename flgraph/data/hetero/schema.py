@@ -71,7 +71,23 @@ def without_reverse(graph: HeteroGraph) -> HeteroGraph:
 
 
 def reordered(graph: HeteroGraph, node_order: Sequence[int], edge_order: Sequence[int]) -> HeteroGraph:
-    """The same graph with node types and relations in another order, and nodes numbered accordingly."""
+    """The same graph with node types and relations in another order, and nodes numbered accordingly.
+
+    Args:
+        graph: the graph.
+        node_order: number of each node type in ``graph.node_types``, in the order wanted.
+        edge_order: the same of relations, in ``graph.edge_types``.
+
+    Raises:
+        InputError: an order names a type twice, or one that is not there.
+
+    Example:
+        >>> likes = {("person", "likes", "book"): torch.tensor([[0, 2, 1], [0, 1, 1]])}
+        >>> y = torch.tensor([0, 1, 0])
+        >>> graph = HeteroGraph.from_edges({"person": 3, "book": 2}, likes, target="person", y=y)
+        >>> reordered(graph, [1, 0], [0]).node_types
+        ('book', 'person')
+    """
     for field, order, count in (
         ("node_order", node_order, len(graph.node_types)),
         ("edge_order", edge_order, len(graph.edge_types)),

@@ -16,7 +16,7 @@ from flgraph.nn import TypedAttentionConv
 from flgraph.nn.batches import HeteroBatch
 
 
-class HeteroGAT(Classifier[HeteroBatch], HeteroInputs):
+class HeteroGAT(HeteroInputs, Classifier[HeteroBatch]):
     r"""Node classification on a heterogeneous graph by attention, for FedHGN (Fu and King, IJCAI 2023, Section 4.1).
 
     FedHGN is a framework for any network whose weights belong to node types, to edge types or to neither; this one has
@@ -83,7 +83,7 @@ class HeteroGAT(Classifier[HeteroBatch], HeteroInputs):
         """What the classifier gets of the nodes ``batch.index``, ``[n, hidden_channels]``."""
         self.check_sizes()
         h, types = self._embed(batch.x), self._types_of_nodes()
-        self._check_relations(batch.relations, "types")
+        self._check_relations(batch, "types")
         for conv in self.convs[:-1]:
             h = F.elu(conv(h, types, batch.relations))
         return F.elu(self.convs[-1](h, types, batch.last, batch.index))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from flgraph.errors import expect
+from flgraph.errors import InputError, expect
 from flgraph.models.base import expect_sizes
-from flgraph.nn import Relations
+from flgraph.nn.batches import HeteroBatch, LinkBatch
 
 
 class HeteroInputs(torch.nn.Module):
@@ -24,6 +25,15 @@ class HeteroInputs(torch.nn.Module):
     num_relations: int
     embedding: torch.nn.Embedding
     inputs: torch.nn.ModuleDict
+    _schema = ""  # of the first batch that the module got
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds a digest of the types that the weights are of, in their order."""
+        checkpoint["schema"] = self._schema
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Puts it back."""
+        self._schema = checkpoint.get("schema", "")
 
     def _check_types(self) -> None:
         """Sizes of node types are lists, or left to the data; so is the number of relations.
@@ -73,12 +83,19 @@ class HeteroInputs(torch.nn.Module):
             parts.append(self.inputs[str(t)](features))
         return torch.cat(parts)
 
-    def _check_relations(self, relations: Relations, rows: str = "weights") -> None:
+    def _check_relations(self, batch: HeteroBatch | LinkBatch, rows: str = "weights") -> None:
         """Relations are between the module's nodes, and of as many rows as it has, which are called ``rows``.
+
+        Types are those of earlier batches, in the same order. Data whose contents order its types, as that of
+        :class:`~flgraph.data.HeteroClients`, may have another order of them as soon as it has another content.
 
         Raises:
             InputError: they are not.
         """
+        relations, self._schema = batch.relations, self._schema or batch.schema
+        if batch.schema not in ("", self._schema):
+            wanted = "of the node types and relations of training, in that order (see `flgraph.data.reordered`),"
+            raise InputError("batch.schema", wanted, "another order or other names")
         nodes = sum(count for count, _ in self._node_types)
         found = [relations.num_targets, relations.num_rows]
         wanted = f"between {nodes} nodes, of {self.num_relations} {rows},"

@@ -20,7 +20,7 @@ EncoderName = Literal["rgcn", "gat"]
 DecoderName = Literal["distmult", "dot"]
 
 
-class LinkPredictor(LinkModule, HeteroInputs):
+class LinkPredictor(HeteroInputs, LinkModule):
     r"""Tells a heterogeneous graph's links from pairs that are none (FedHGN, Fu and King, IJCAI 2023, Section 4.3).
 
     Node representations come from the layers of :class:`RGCN` or of :class:`HeteroGAT`; a link from :math:`i` to
@@ -99,7 +99,7 @@ class LinkPredictor(LinkModule, HeteroInputs):
         """Representations of all nodes ``[N, hidden_channels]``."""
         self.check_sizes()
         h, types = self._embed(batch.x), self._types_of_nodes()
-        self._check_relations(batch.relations)
+        self._check_relations(batch)
         for number, conv in enumerate(self.convs):
             typed = isinstance(conv, TypedAttentionConv)
             h = conv(h, types, batch.relations) if typed else conv(h, batch.relations)

@@ -15,7 +15,7 @@ from flgraph.nn import BasisRGCNConv, RelationMean, RGCNConv
 from flgraph.nn.batches import HeteroBatch
 
 
-class RGCN(Classifier[HeteroBatch], HeteroInputs):
+class RGCN(HeteroInputs, Classifier[HeteroBatch]):
     r"""Node classification on a heterogeneous graph, with weights that do not tell the graph's schema.
 
     `"FedHGN: A Federated Framework for Heterogeneous Graph Neural Networks" <https://arxiv.org/abs/2305.09729>`_,
@@ -88,7 +88,7 @@ class RGCN(Classifier[HeteroBatch], HeteroInputs):
         """What the classifier gets of the nodes ``batch.index``, ``[n, hidden_channels]``."""
         self.check_sizes()
         h = self._embed(batch.x)
-        self._check_relations(batch.relations)
+        self._check_relations(batch)
         for conv in self.convs[:-1]:
             h = torch.relu(conv(h, batch.relations))
         return torch.relu(self.convs[-1](h, batch.last))

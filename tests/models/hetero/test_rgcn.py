@@ -7,8 +7,7 @@ from federations import renamed
 from torch import Tensor
 from torch.nn import functional as F
 
-from flgraph.data import HeteroBatch, HeteroDataModule, HeteroGraph
-from flgraph.data.hetero.schema import reordered, with_reverse
+from flgraph.data import HeteroBatch, HeteroDataModule, HeteroGraph, reordered, with_reverse
 from flgraph.errors import InputError
 from flgraph.models import RGCN, SpreadRGCN
 from flgraph.models.hetero.spread import SMOOTHING
@@ -208,3 +207,21 @@ def test_other_labels_are_spread_anew() -> None:
 def test_settings_of_label_spreading(setting: dict[str, float], named: str) -> None:
     with pytest.raises(InputError, match=named):
         SpreadRGCN(**setting)  # type: ignore[arg-type]
+
+
+def test_types_in_another_order_are_refused() -> None:
+    """Also by a model that was loaded; in the order of training they are what they were."""
+    made, told = graph(features=True), {}
+    net = RGCN(**HeteroDataModule(made).model_args, hidden_channels=4).eval()
+    expected = net(batch_of(made))
+    net.on_save_checkpoint(told)
+    again = RGCN(**net.hparams).eval()
+    again.load_state_dict(net.state_dict())
+    again.on_load_checkpoint(told)
+    other = reordered(made, [0, 1, 2], [1, 0, *range(2, 8)])  # of the same sizes
+    with pytest.raises(
+        InputError, match=r"`batch.schema` to be of the node types and relations of training, in that order"
+    ):
+        again(batch_of(other))
+    back = reordered(other, [0, 1, 2], [other.edge_types.index(kind) for kind in made.edge_types])
+    assert torch.equal(again(batch_of(back)), expected)
