@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.data import Batch
 
 from flgraph.callbacks.gradients import scaler_of
@@ -253,6 +254,7 @@ def _check_model(module: pl.LightningModule) -> None:
     weighted = module.class_weights is not None
     expect(not weighted, "model.class_weights", "null with RecordNoise, which takes one graph at a time,", "some")
     problems = _opacus().validators.ModuleValidator.validate(module, strict=False)
+    problems = problems or [part for part in module.modules() if isinstance(part, _BatchNorm)]  # it knows no subclasses
     norms = "without batch normalisation with RecordNoise, as it mixes graphs (`--model.norm none`),"
     expect(not problems, "model", norms, f"{len(problems)} such layers")
 

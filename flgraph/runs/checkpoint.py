@@ -8,14 +8,13 @@ import json
 import os
 import re
 import shutil
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-
-from pytorch_lightning.utilities import rank_zero_warn
 
 from flgraph.errors import InputError, expect, first_line
 from flgraph.runs.files import Digest, digest, flush
@@ -228,7 +227,8 @@ def find_checkpoint(ckpt_path: str, runs: Path) -> Path:
             found = last if ckpt_path == "last" else store.best()
             if found is not None:
                 if folder != folders[0]:
-                    rank_zero_warn(f"{folders[0]} has no checkpoint yet: taken is the {ckpt_path} one of {folder}.")
+                    told = f"{folders[0]} has no checkpoint yet: taken is the {ckpt_path} one of {folder}."
+                    warnings.warn(told, stacklevel=2)
                 return found.resolve()
             if last is not None:  # an older run's best is another run's
                 break
