@@ -17,22 +17,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
-import torch
-import torch_geometric.loader
-from federations import toy_graphs
-from hypothesis import settings
-from pytorch_lightning.plugins.precision import MixedPrecision
-from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultMetric
-from torch import Tensor
-from torch.nn import functional as F
-from torch.utils.data import BatchSampler, DataLoader, TensorDataset
-from torch_geometric.data import Data
 
-import flgraph
-from flgraph.data import EgoLoader, GraphFederation, NodeGraph
-from flgraph.federation import Aggregator, FederatedTrainer, Payload, Request, Sequential, Turn, loop
-from flgraph.runs.history import read_records
+from flgraph.importing import without_collections
+
+with without_collections():
+    import pytorch_lightning as pl
+    import torch
+    import torch_geometric.loader
+    from federations import toy_graphs
+    from hypothesis import settings
+    from pytorch_lightning.plugins.precision import MixedPrecision
+    from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultMetric
+    from torch import Tensor
+    from torch.nn import functional as F
+    from torch.utils.data import BatchSampler, DataLoader, TensorDataset
+    from torch_geometric.data import Data
+
+    import flgraph
+    from flgraph.data import EgoLoader, GraphFederation, NodeGraph
+    from flgraph.federation import Aggregator, FederatedTrainer, Payload, Request, Sequential, Turn, loop
+    from flgraph.runs.history import read_records
 
 # The same examples in every run: what fails for one fails for everybody.
 settings.register_profile("flgraph", derandomize=True)

@@ -6,7 +6,6 @@ to start one, answered by its process id, or to wait for one, answered by its ex
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import resource
@@ -17,13 +16,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import sklearn.model_selection  # noqa: F401 - what a run imports by itself, as the next three, for it to be quick
-import torch
-import torch.utils.tensorboard
-
-import flgraph.cli.fit  # noqa: F401
 from flgraph.cli.main import main
-from flgraph.federation.engines.distributed import launcher
+from flgraph.importing import without_collections
+
+with without_collections():
+    import sklearn.model_selection  # noqa: F401 - what a run imports by itself, as the next three, for it to be quick
+    import torch
+    import torch.utils.tensorboard
+
+    import flgraph.cli.fit  # noqa: F401
+    from flgraph.federation.engines.distributed import launcher
 
 elastic_launch = launcher.elastic_launch
 
@@ -61,8 +63,6 @@ def serve() -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the shell had it ignored
     launcher.elastic_launch = forked  # type: ignore[assignment, misc]
-    gc.collect()
-    gc.freeze()
     for line in sys.stdin:
         order = json.loads(line)
         if "wait" in order:

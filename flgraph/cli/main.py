@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import gc
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
 from flgraph import __version__
 from flgraph.cli.exits import ENDINGS, FAILED, ending_of, exit_with
 from flgraph.errors import InputError
+from flgraph.importing import without_collections
 
 TRAINING = {
     "fit": "train a federation",
@@ -116,7 +115,7 @@ def _train(command: str, args: list[str]) -> None:
     if (text := help_of(command, args)) is not None:
         _show(text)
     own = check(command, with_data_first(with_packaged_configs([command, *args]))[1:])
-    with _no_garbage():
+    with without_collections():
         fit = import_module("flgraph.cli.fit")
     fit.main([command, *args], own)
 
@@ -150,14 +149,3 @@ def _see_current_folder() -> None:
     here = os.getcwd()
     if not sys.flags.safe_path and not {"", here} & set(sys.path):
         sys.path.append(here)
-
-
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Keeps the collector of garbage out of the way of imports, which make a million objects that all stay."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()

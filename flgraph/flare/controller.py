@@ -18,13 +18,16 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from flgraph.errors import ClientError, EngineError, encode_error
-from flgraph.federation.engines.host import Message
-from flgraph.federation.engines.remote import read_answer
-from flgraph.federation.secure.identity import Authority
-from flgraph.flare.jobs import OUTCOME, RESULTS
-from flgraph.flare.run import open_sites, serve
-from flgraph.flare.settings import read_settings
+from flgraph.importing import without_collections
+
+with without_collections():
+    from flgraph.errors import ClientError, EngineError, encode_error
+    from flgraph.federation.engines.host import Message
+    from flgraph.federation.engines.remote import read_answer
+    from flgraph.federation.secure.identity import Authority
+    from flgraph.flare.jobs import OUTCOME, RESULTS
+    from flgraph.flare.run import open_sites, serve
+    from flgraph.flare.settings import read_settings
 
 TOPIC, HELLO, BODY = "flgraph", "hello", "body"
 

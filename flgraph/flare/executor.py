@@ -11,9 +11,12 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from flgraph.federation.engines.host import Message, attempt, coded
-from flgraph.flare.controller import BODY, TOPIC
-from flgraph.flare.run import Site
+from flgraph.importing import without_collections
+
+with without_collections():
+    from flgraph.federation.engines.host import Message, attempt, coded
+    from flgraph.flare.controller import BODY, TOPIC
+    from flgraph.flare.run import Site
 
 
 class SiteExecutor(Executor):

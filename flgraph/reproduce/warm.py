@@ -3,23 +3,22 @@
 Nothing is computed here: threads that torch begins would be missing in the runs.
 """
 
-import gc
 import os
 import signal
 
+from flgraph.importing import without_collections
+
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported
 os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # read by pyarrow, where PyG finds it
-gc.disable()  # as when a run imports by itself
 handler = signal.getsignal(signal.SIGINT)
 if handler is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever interrupts sees no traceback of these lines
 try:
-    import sklearn.cluster
-    import sklearn.model_selection  # noqa: F401
-    import torch.utils.tensorboard  # noqa: F401
+    with without_collections():
+        import sklearn.cluster
+        import sklearn.model_selection  # noqa: F401
+        import torch.utils.tensorboard  # noqa: F401
 
-    import flgraph.cli.fit  # noqa: F401
+        import flgraph.cli.fit  # noqa: F401
 finally:
     signal.signal(signal.SIGINT, handler)
-    gc.freeze()
-    gc.enable()

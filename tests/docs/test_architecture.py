@@ -20,7 +20,7 @@ def imported(tree: ast.AST, modules: set[str]) -> set[str]:
             found |= names & modules or {str(node.module)}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.If):
+        elif isinstance(node, ast.If | ast.With):
             found |= imported(node, modules)
     return found & modules
 

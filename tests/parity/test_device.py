@@ -34,11 +34,17 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def root(device: str, found_by_name: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with all runs; in a new process of their own: a device stays registered, and CUDA allows no fork."""
+def root(
+    device: str, found_by_name: None, start_in: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The folder with all runs; in a process of their own: a device stays registered."""
     folder = tmp_path_factory.mktemp("device")
-    program = [sys.executable, str(HERE / "device_program.py"), str(folder), device, json.dumps(METHODS)]
-    subprocess.run(program, check=True)
+    program = [str(HERE / "device_program.py"), str(folder), device, json.dumps(METHODS)]
+    if device == "cuda":  # which allows no fork
+        subprocess.run([sys.executable, *program], check=True)
+    else:
+        run = start_in(folder, *program)
+        assert run.wait() == 0, run.stderr.read_text()
     return folder
 
 
