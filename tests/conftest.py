@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -59,6 +60,13 @@ PASSING = {
 SLOW = ("docs", "flare", "parity", "reproduce", "faults", "golden", "examples", "cli", "callbacks", "report")
 SLOW += ("test_process_group", "test_remote", "test_remote_states", "test_resume")
 """Folders and files whose tests start processes, train or draw for long; `make check` leaves them out."""
+
+
+def pytest_configure() -> None:
+    """Tests write to memory where there is much of it: some disks take milliseconds to remove a folder."""
+    memory = Path("/dev/shm")
+    if memory.is_dir() and shutil.disk_usage(memory).free > 8 * 2**30:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
