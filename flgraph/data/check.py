@@ -13,14 +13,14 @@ from torch_geometric.data import HeteroData
 
 from flgraph.data.cache import content_key
 from flgraph.data.checks import Doubt, require, unused_fields
-from flgraph.data.columns import NUMBER, Coding, Column, expect_classes, is_absent
+from flgraph.data.columns import NUMBER, TARGET, Coding, Column, expect_classes, is_absent
 from flgraph.data.graphs.clients import GraphClients
 from flgraph.data.hetero.clients import HeteroClients
 from flgraph.data.hetero.container import HeteroGraph
 from flgraph.data.hetero.sources import HeteroTables, read_hetero_source
 from flgraph.data.nodes.clients import NodeClients
 from flgraph.data.own import Declared, edge_counts, left_out
-from flgraph.data.sources import SPLITS, TARGET, Source, load_pt, read_source
+from flgraph.data.sources import SPLITS, Source, load_pt, read_source
 from flgraph.data.tables import tables_in
 from flgraph.errors import InputError, expect
 from flgraph.nn.tasks import Task as LabelTask

@@ -21,7 +21,7 @@ from flgraph.errors import InputError, expect
 from flgraph.nn.tasks import Task
 
 Missing = Literal["refuse", "zero", "mean"]
-"""What becomes of a missing value: an error, 0, or the mean of its column at this client."""
+"""What becomes of a missing value: an error, 0, or the mean of its column in this client's files."""
 
 Categories = tuple[str, ...]
 Kind = str | Categories
@@ -39,10 +39,14 @@ _NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _GROUPED = re.compile(r"[-+]?\d{1,3}([ ,.'\u00a0\u202f]\d{3})+([.,]\d+)?")
 _WHOLE = re.compile(r"(-?\d+)(\.0*)?")
+_INTEGER = re.compile(r"-?\d+")
 _LOGICAL = {"true": 1.0, "false": 0.0}
 
 RESERVED = frozenset(("id", "label", "split", "graph"))
 """Columns of nodes and graphs that are no features."""
+
+TARGET = "label_"
+"""What names of columns begin with, where there are several labels or numbers to be learned."""
 
 ABSENT = frozenset(("na", "n/a", "#n/a", "<na>", "nan", "null", "none"))
 """What programs write for a missing value, in small letters. Among numbers it is one; among texts it may be a text."""
@@ -360,12 +364,13 @@ def derived_classes(
         got = f"NA, null or the like in row {row}; if that is a name, declare all names in `{field}`"
         require(not row, where, "names, and empty where there is none,", got)
         found |= {label for label in own if label is not None}
-    alike = len(found) - len({label.casefold() for label in found})
+    alike = len(found) - len({str(int(own)) if _INTEGER.fullmatch(own) else own.casefold() for own in found})
     if alike:
-        text = f"`{field}`: {alike} of {len(found)} names differ from another in small and capital letters only"
+        how = "in capital letters only, or as 01 does from 1"
+        text = f"`{field}`: {alike} of {len(found)} names differ from another {how}"
         rank_zero_warn(f"{text}; they count apart. Write them alike, or declare them.", category=Doubt)
-    whole = all(re.fullmatch(r"-?\d+", label) for label in found)
-    return tuple(sorted(found, key=int) if whole else sorted(found))
+    whole = all(map(_INTEGER.fullmatch, found))
+    return tuple(sorted(found, key=lambda label: (int(label), label)) if whole else sorted(found))
 
 
 def expect_classes(labels: Iterable[str | None], where: str) -> None:
@@ -403,8 +408,8 @@ def derived_columns(tables: Mapping[str, Mapping[str, Column]]) -> dict[str, Kin
         tables: client to its columns.
 
     Raises:
-        InputError: clients have other columns, one of :data:`RESERVED` in capital letters, points in time, a column of
-            too many texts, or one of numbers with a text among them.
+        InputError: clients have other columns, one of :data:`RESERVED` in capital letters, one called ``label_...``,
+            points in time, a column of too many texts, or one of numbers with a text among them.
     """
     first, names = next(iter(tables.items()))
     for client, columns in tables.items():
@@ -415,7 +420,7 @@ def derived_columns(tables: Mapping[str, Mapping[str, Column]]) -> dict[str, Kin
     kinds: dict[str, Kind] = {}
     for name in sorted(names):
         same = [own[name] for own in tables.values()]
-        meant = name.casefold()
+        meant = "label" if name.casefold().startswith(TARGET) else name.casefold()
         wanted = f"called `{meant}`, or declared in `data.columns` if it is a feature,"
         require(name == meant or meant not in RESERVED, same[0].where, wanted, f"`{_short(name)}`")
         found = {column.kind for column in same if not column.missing.all()}

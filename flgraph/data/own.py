@@ -13,6 +13,7 @@ from torch import Tensor
 from flgraph.data.cache import content_key
 from flgraph.data.checks import Doubt, edge_keys, require, sorted_edges, sorted_with_features
 from flgraph.data.columns import (
+    TARGET,
     Coding,
     Missing,
     check_missing,
@@ -23,7 +24,7 @@ from flgraph.data.columns import (
     derived_targets,
     expect_classes,
 )
-from flgraph.data.sources import SPLITS, TARGET, Source
+from flgraph.data.sources import SPLITS, Source
 from flgraph.data.splits import fewest_for, split_client
 from flgraph.errors import expect
 from flgraph.nn.tasks import Task, check_task

@@ -18,7 +18,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from flgraph.data.checks import Doubt, edges_of, expect_finite, expect_joined, features_of_edges, require
-from flgraph.data.columns import RESERVED, Column, class_names, first_row
+from flgraph.data.columns import RESERVED, TARGET, Column, class_names, first_row
 from flgraph.data.tables import find_table
 from flgraph.errors import InputError, expect
 from flgraph.nn.tasks import Task
@@ -27,8 +27,6 @@ SPLITS = ("train", "val", "test")
 _PYG = [Data, HeteroData, DataEdgeAttr, DataTensorAttr, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
 """Classes that a ``.pt`` file may hold beside tensors; nothing else in it is loaded."""
 _KNOWN = {"x", "edge_index", "y", "num_nodes", "num_classes", "name", *(f"{split}_mask" for split in SPLITS)}
-TARGET = "label_"
-"""What names of columns begin with, where there are several labels or numbers to be learned."""
 
 
 @dataclass(frozen=True)
@@ -409,7 +407,7 @@ def _of_networkx(graph: nx.Graph, name: str, many: bool, task: Task) -> Source:
         len(number),
         torch.tensor(ends, dtype=torch.long).reshape(-1, 2).t().contiguous(),
         labels,
-        columns={key: Column.of(values[key], f"{key} of {name}") for key in names if key not in told},
+        columns={key: Column.of(values[key], f"{key} of {name}") for key in names if key not in (*told, "id", "graph")},
         split=split,
         edges={str(k): Column.of([own.get(k) for own in joined], f"{k} of edges of {name}") for k in of_edges},
         targets={

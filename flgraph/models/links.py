@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 
 from flgraph.models.base import SizedModule
+from flgraph.models.metrics import ranked
 
 
 class LinkModule(SizedModule, ABC):
@@ -128,21 +129,18 @@ def area_under_roc(links: Tensor, negatives: Tensor) -> Tensor:
         links: scores ``[P, 1]``; NaN among these or the negatives makes the result NaN.
         negatives: scores ``[P, k]``.
     """
-    return _if_finite(binary_auroc(*_levels(links, negatives)).to(torch.float32), links, negatives)
+    return ranked(binary_auroc, *_pairs(links, negatives))
 
 
 def average_precision(links: Tensor, negatives: Tensor) -> Tensor:
     """The area under precision and recall of the links among all pairs."""
-    return _if_finite(binary_average_precision(*_levels(links, negatives)).to(torch.float32), links, negatives)
+    return ranked(binary_average_precision, *_pairs(links, negatives))
 
 
-def _levels(links: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
-    """Ranks of all scores from 0 to 1, and which are links'."""
-    scores = torch.cat([links, negatives], dim=1).flatten()
-    truth = torch.cat([torch.ones_like(links), torch.zeros_like(negatives)], dim=1).flatten().long()
-    # Ranks, as torchmetrics would take a sigmoid of scores, which makes large ones equal.
-    levels, rank = scores.unique(return_inverse=True)
-    return rank.double() / max(1, levels.numel() - 1), truth
+def _pairs(links: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
+    """All scores, and which are links'."""
+    truth = torch.cat([torch.ones_like(links), torch.zeros_like(negatives)], dim=1)
+    return torch.cat([links, negatives], dim=1).flatten(), truth.flatten()
 
 
 def _if_finite(value: Tensor, *scores: Tensor) -> Tensor:

@@ -42,6 +42,9 @@ _OF_SCORES: dict[str, Callable[..., Tensor]] = {
 }
 """Of one class against all others, or of a label's presence."""
 
+_OF_SEVERAL = ("specificity", "cohen_kappa", "matthews_corrcoef", *_OF_SCORES)
+"""What has no meaning where all is of one class: right or wrong, it would be the same number, or 0 / 0."""
+
 _OF_LABELS: dict[str, Callable[..., Tensor]] = {
     "f1": classification.binary_f1_score,
     "precision": classification.binary_precision,
@@ -69,6 +72,19 @@ DEFAULT_METRICS = {"multiclass": ("accuracy", "f1"), "multilabel": ("accuracy", 
 """What is logged where nothing else is asked for."""
 
 
+def ranked(metric: Callable[..., Tensor], scores: Tensor, truth: Tensor) -> Tensor:
+    """A metric of :data:`_OF_SCORES`, which looks at the order of scores only; NaN where one of them is not finite.
+
+    Args:
+        metric: takes scores from 0 to 1.
+        scores: of any size ``[n]``: as probabilities, large ones would be equal.
+        truth: 0 or 1 ``[n]``.
+    """
+    levels, rank = scores.unique(return_inverse=True)
+    value = metric(rank.double() / max(1, levels.numel() - 1), truth.long(), validate_args=False).float()
+    return value.where(scores.isfinite().all(), torch.nan)
+
+
 def check_metrics(names: Sequence[str], task: str | None) -> None:
     """Raises :class:`~flgraph.errors.InputError` for names that a task (``None``: every one) has not, or twice."""
     known = METRICS[task] if task else tuple(dict.fromkeys(name for own in METRICS.values() for name in own))
@@ -87,8 +103,9 @@ def class_metrics(names: Sequence[str], logits: Tensor, target: Tensor) -> dict[
     """Metrics of classes.
 
     ``balanced_accuracy``, ``auroc`` and ``average_precision`` are means over the classes that are there: a client may
-    have none of some class. Where ``auroc``, ``average_precision`` and ``cohen_kappa`` have no meaning, since all is of
-    one class, they are left out. With two classes they are those of the second, as it is used for binary tasks.
+    have none of some class. Where all is of one class, the last two, ``specificity``, ``cohen_kappa`` and
+    ``matthews_corrcoef`` have no meaning and are left out. With two classes the last two are those of the second, as it
+    is used for binary tasks; they are NaN where logits are not finite.
 
     Args:
         names: among :data:`METRICS`.
@@ -100,21 +117,19 @@ def class_metrics(names: Sequence[str], logits: Tensor, target: Tensor) -> dict[
     {'accuracy': tensor(1.), 'auroc': tensor(1.)}
     """
     count, found = logits.size(1), dict[str, Tensor]()
-    shown: list[int] | None = None  # classes that are there; most metrics do without
+    shown = [] if set(names).isdisjoint(_OF_SEVERAL) else target.unique().tolist()  # classes that are there
     # A class each: the metrics would otherwise find it themselves, every one of them.
     predicted = logits.argmax(dim=1)
     for name in names:
+        if name in _OF_SEVERAL and len(shown) < 2:
+            continue
         if name in _OF_CLASSES:
             metric, kwargs = _OF_CLASSES[name]
             value = metric(predicted, target, num_classes=count, validate_args=False, **kwargs)
-            if name != "cohen_kappa" or not bool(value.isnan()):
-                found[name] = value if value.dim() == 0 else value[target.unique()].mean()
-            continue
-        shown = target.unique().tolist() if shown is None else shown
-        if len(shown) > 1:
-            scores = logits.softmax(dim=1)
-            of = [(scores[:, c], (target == c).long()) for c in ([1] if count == 2 else shown)]
-            found[name] = torch.stack([_OF_SCORES[name](*one, validate_args=False) for one in of]).mean()
+            found[name] = value if value.dim() == 0 else value[target.unique()].mean()
+        else:
+            of = [(_log_odds(logits, c), target == c) for c in ([1] if count == 2 else shown)]
+            found[name] = torch.stack([ranked(_OF_SCORES[name], *one) for one in of]).mean()
     return found
 
 
@@ -138,7 +153,7 @@ def label_metrics(names: Sequence[str], logits: Tensor, target: Tensor) -> dict[
     """
     known = ~target.isnan()
     right = (logits > 0) == (target > 0.5)
-    columns = _columns(logits.sigmoid(), target)
+    columns = _columns(logits, target)
     mixed = [(scores, truth) for scores, truth in columns if 0 < int(truth.sum()) < truth.numel()]
     found = dict[str, Tensor]()
     for name in names:
@@ -147,9 +162,11 @@ def label_metrics(names: Sequence[str], logits: Tensor, target: Tensor) -> dict[
         elif name == "exact_match":
             values = (right | ~known).all(dim=1)[known.any(dim=1)].float()
         else:
-            metric = _OF_SCORES.get(name) or _OF_LABELS[name]
-            pairs = mixed if name in _OF_SCORES else columns
-            each = [metric(scores, truth.long(), validate_args=False) for scores, truth in pairs]
+            if name in _OF_SCORES:
+                each = [ranked(_OF_SCORES[name], *pair) for pair in mixed]
+            else:
+                of = [((scores > 0).long(), truth.long()) for scores, truth in columns]
+                each = [_OF_LABELS[name](*one, validate_args=False) for one in of]
             values = torch.stack(each) if each else logits.new_zeros(0)
         if values.numel():
             found[name] = values.mean()
@@ -178,6 +195,12 @@ def number_metrics(names: Sequence[str], outputs: Tensor, target: Tensor) -> dic
         if each:
             found[name] = torch.stack(each).mean().float()
     return found
+
+
+def _log_odds(logits: Tensor, c: int) -> Tensor:
+    """Of a class against all others: in the order of its probabilities, and as far apart as logits are."""
+    own = logits.double()
+    return own[:, c] - torch.cat([own[:, :c], own[:, c + 1 :]], dim=1).logsumexp(dim=1)
 
 
 def _columns(outputs: Tensor, target: Tensor) -> list[tuple[Tensor, Tensor]]:

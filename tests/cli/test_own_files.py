@@ -62,7 +62,7 @@ def test_the_check_tells_of_other_spellings(done: Call, project: Path) -> None:
     )
     for checked in (done("data", "check", *PARTNERS).out, done("data", "check", "data.yaml").out):
         assert checked.count("CAREFUL") == 3  # of classes, of categories, and of a client
-        assert "names differ from another in small and capital letters only" in checked
+        assert "names differ from another in capital letters only" in checked
         assert "`east`: no class in common with other clients" in checked
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from flgraph.data.checks import Doubt
 from flgraph.data.columns import (
     Coding,
     Column,
@@ -130,6 +131,8 @@ def test_derived_classes() -> None:
     assert derived_classes([("n", ["b", None]), ("e", ["a"])]) == ("a", "b")
     assert derived_classes([("n", ["10", "2"]), ("e", ["-1"])]) == ("-1", "2", "10")
     assert derived_classes([("n", ["0"])], least=3) == ("0", "1", "2")
+    with pytest.warns(Doubt, match="1 of 3 names differ from another in capital letters only, or as 01 does from 1"):
+        assert derived_classes([("n", ["1", "2"]), ("e", ["01"])]) == ("01", "1", "2")
 
 
 def test_names_of_classes() -> None:

@@ -72,7 +72,7 @@ def test_other_spellings_are_other_classes_and_a_warning_says_so(tmp_path: Path)
     with pytest.warns(Doubt) as told:
         data.setup()
     texts = " ".join(str(warning.message) for warning in told)
-    assert "`data.classes`: 1 of 5 names differ from another in small and capital letters only" in texts
+    assert "`data.classes`: 1 of 5 names differ from another in capital letters only" in texts
     assert "`c`: no class in common with other clients" in texts
     made(NodeClients({"a": graphs["a"]}))  # nobody to have one in common with
     made(NodeClients(graphs, classes=["OK", "ok", "fraud", "0", "1"]))
@@ -102,11 +102,11 @@ def test_a_file_that_was_cut_off_is_doubted(tmp_path: Path) -> None:
     made(NodeClients({"north": folder}, missing="mean"))  # gaps are none
 
 
-@pytest.mark.parametrize("name", ["Label", "SPLIT"])
-def test_what_is_learned_is_no_feature_in_capital_letters_either(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "meant"), [("Label", "label"), ("SPLIT", "split"), ("label_name", "label")])
+def test_what_is_learned_is_no_feature_by_another_name(name: str, meant: str, tmp_path: Path) -> None:
     rows = [(f"{n:03d}", "ab"[n % 2], n % 2) for n in range(12)]
     folder = ring(tmp_path / "north", nodes=[("id", "label", name), *rows])
-    wanted = f"`{name} in .*nodes.csv` to be called `{name.lower()}`, or declared in `data.columns`"
+    wanted = f"`{name} in .*nodes.csv` to be called `{meant}`, or declared in `data.columns`"
     with pytest.raises(InputError, match=wanted):
         NodeClients({"north": folder}).setup()
     made(NodeClients({"north": folder}, columns={name: "number"}))
@@ -182,7 +182,7 @@ def test_the_same_graph_in_every_form(tmp_path: Path) -> None:
     graph = nx.Graph(edges.t().tolist())
     for n in range(12):
         values = dict(zip("abc", x[n].tolist(), strict=True))
-        graph.add_node(n, label=int(y[n]), split=split[n], **values)
+        graph.add_node(n, id=f"n{n}", label=int(y[n]), split=split[n], **values)
     nx.write_graphml(graph, tmp_path / "net.graphml")
     forms = {"pyg": "pyg.pt", "dict": "dict.pt", "arrays": "arrays.npz", "tables": "tables", "net": "net.graphml"}
     clients = made(NodeClients({**{k: str(tmp_path / v) for k, v in forms.items()}, "nx": graph, "data": data}))

@@ -18,7 +18,7 @@ from flgraph.cli.main import main
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.models import GNN, NodeGCN
-from flgraph.models.metrics import METRICS, class_metrics
+from flgraph.models.metrics import METRICS, class_metrics, label_metrics
 
 
 def drawn(classes: int, shown: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,8 +67,31 @@ def test_bits_of_torchmetrics(classes: int, shown: int) -> None:
 
 def test_what_has_no_meaning_is_left_out() -> None:
     logits, _ = drawn(3, 3)
-    found = class_metrics(["accuracy", "auroc", "average_precision"], logits, torch.zeros(60, dtype=torch.long))
-    assert list(found) == ["accuracy"]
+    found = class_metrics(METRICS["multiclass"], logits, torch.zeros(60, dtype=torch.long))
+    assert list(found) == ["accuracy", "balanced_accuracy", "f1", "precision", "recall"]
+
+
+@pytest.mark.parametrize("measure", [class_metrics, label_metrics])
+def test_the_order_of_scores_does_not_depend_on_their_size(measure: Callable[..., Any]) -> None:
+    """As float32, probabilities of large logits are 1, and would all be equal."""
+    logits, y = drawn(2, 2)
+    target = F.one_hot(y).float() if measure is label_metrics else y
+    names = ["auroc", "average_precision"]
+    small, large = (measure(names, logits * factor, target) for factor in (1, 64))
+    assert small == large
+    logits[0, 0] = math.nan
+    assert all(math.isnan(value) for value in measure(names, logits, target).values())
+
+
+def test_the_order_of_large_logits_of_several_classes() -> None:
+    logits, y = drawn(4, 4)
+    logits *= 64
+    ratios = (
+        logits.double().unsqueeze(1) - logits.double().unsqueeze(2)
+    ).exp()  # [n, c, j]: of probabilities, j's to c's
+    others = (ratios * (1 - torch.eye(4))).sum(dim=2)
+    areas = [reference.roc_auc_score(y == c, -others[:, c]) for c in range(4)]
+    assert float(class_metrics(["auroc"], logits, y)["auroc"]) == pytest.approx(np.mean(areas), rel=1e-6)
 
 
 @pytest.mark.parametrize("weights", [None, [0.5, 3.0]])

@@ -210,10 +210,10 @@ def _subgraph(graph: HeteroGraph, kept: Tensor) -> HeteroGraph:
 
 
 def _negatives(graph: HeteroGraph, batch: LinkBatch, k: int, row_of: Tensor, generator: torch.Generator) -> Tensor:
-    """Nodes of the targets' types that the sources do not join in the links' relations ``[P, k]``."""
+    """Nodes of the targets' types that the sources do not join in the links' relations, nor are ``[P, k]``."""
     n = graph.num_nodes
-    keys = edge_keys(graph.edge_index, n, row_of[graph.relation]).unique()
     base = ((batch.row * n + batch.source) * n).unsqueeze(1)
+    keys = torch.cat([edge_keys(graph.edge_index, n, row_of[graph.relation]), base[:, 0] + batch.source]).unique()
 
     def drawn() -> Tensor:
         share = torch.rand(batch.target.numel(), k, generator=generator, dtype=torch.float64)

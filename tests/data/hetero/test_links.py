@@ -88,6 +88,7 @@ def test_no_held_back_link_is_in_the_graph_either_way() -> None:
         ):
             assert all(first <= other < first + count for other in others)
             assert not any((row, source, other) in every for other in others)
+            assert source not in others
     again = HeteroLinkDataModule(whole, val_fraction=0.2, test_fraction=0.1, num_negatives=7)
     (other,) = again.val_dataloader()
     assert torch.equal(other.target, val.target)
