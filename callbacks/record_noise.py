@@ -45,8 +45,8 @@ class RecordNoise(FederatedCallback):
     generators have 32 bits of a seed, which can be tried. An epoch has :math:`1 / q` steps. What follows of a
     gradient, such as FedProx's part of it, costs nothing more.
 
-    What a client has spent is its metric ``train/epsilon``; ``results.json`` has the largest. Two data sets of a client
-    are neighbours if one graph is there or not; how many there are counts as known.
+    What a client has spent is its metric ``train/epsilon``; ``results.json`` has the last that each told. Two data sets
+    of a client are neighbours if one graph is there or not; how many there are counts as known.
 
     Goes with graph classifiers whose graphs do not see each other: nothing that normalises over a batch.
 
@@ -75,6 +75,7 @@ class RecordNoise(FederatedCallback):
         self._optimizer: Any = None
         self._batch: Any = None
         self._draw: Any = None  # of the training that goes on
+        self._told: dict[str, float] = {}  # at the server: what clients have spent
 
     # --------------------------------------------------------------------------------------------- a client's copy
     def train_loader(self, client: Client, loader: Any) -> PoissonLoader:
@@ -85,6 +86,9 @@ class RecordNoise(FederatedCallback):
         """Refuses what noise would not cover, and counts the steps that are about to be made."""
         assert self._client is not None
         _check_model(pl_module)
+        filled = getattr(self._client.data, "settings", {}).get("missing")
+        rule = "error or zero with RecordNoise, as a mean is of all graphs,"
+        expect(filled != "mean", "data.missing", rule, filled)
         half = self._client.aggregator
         wanted = "one whose uploads hold no more than trained weights and numbers of graphs with RecordNoise,"
         found = f"{type(half).__name__} with {', '.join(self.uncovered(half))}"
@@ -119,7 +123,9 @@ class RecordNoise(FederatedCallback):
         """Puts the noisy gradient in place of the batch's, before any other hook sees that."""
         loader: Any = trainer.train_dataloader
         module: Any = pl_module
-        parameters, drawn = self._optimizer.params, getattr(self._batch, _DRAWN)
+        wanted = "one whose optimizer takes one gradient of each batch with RecordNoise,"
+        expect(self._batch is not None, "model", wanted, "one that takes more, such as LBFGS")
+        parameters, drawn, self._batch = self._optimizer.params, getattr(self._batch, _DRAWN), None
         module.collect = _ignore  # the batch's own pass is what metrics are of
         rows = [_gradients(trainer, module, loader.graphs.batch(one), parameters) for one in drawn.view(-1, 1)]
         del module.collect
@@ -131,22 +137,22 @@ class RecordNoise(FederatedCallback):
         self._optimizer.pre_step()
         deviation = self.multiplier * self.norm / self._optimizer.expected_batch_size
         for parameter in parameters:
-            noise = self._draw.normal(parameter.numel()) * deviation
-            parameter.grad += noise.view(parameter.shape).to(parameter)
+            noise = (self._draw.normal(parameter.numel()) * deviation).view(parameter.shape)
+            # Rounded once they are one number: noise alone could be too small for the parameter's type.
+            parameter.grad = (parameter.grad.double() + noise.to(parameter.device)).to(parameter.dtype)
             parameter.grad_sample = parameter.summed_grad = None
         self.steps += 1
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        pl_module.log("train/epsilon", self._epsilon(), on_step=False, on_epoch=True, batch_size=1)
-
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert self._client is not None
+        self._client.report("train/epsilon", self._epsilon())
         self._optimizer = self._batch = self._draw = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps} if self.client else {}
+        return {"steps": self.steps} if self.client else {"told": self._told}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.steps = state_dict.get("steps", 0)
+        self.steps, self._told = state_dict.get("steps", 0), dict(state_dict.get("told", {}))
 
     def uncovered(self, half: AlgorithmHalf, leave: Sequence[str] = ()) -> list[str]:
         """What of uploads it does not cover.
@@ -171,17 +177,23 @@ class RecordNoise(FederatedCallback):
         return spent_on_records(((self.multiplier, self.sample_rate, self.steps),), self.delta)
 
     # ----------------------------------------------------------------------------------------------------- the server
+    def on_federation_start(self, trainer: Run) -> None:
+        if trainer.current_round == 0:  # the trainer may have done other runs before
+            self._told = {}
+
     def on_round_end(self, trainer: Run) -> None:
-        told = _told(trainer.record.metrics)
-        if told:
-            trainer.record.server[EPSILON] = max(told.values())
+        """Keeps what was told, also by clients that are left out later."""
+        metrics = trainer.record.metrics.items()
+        self._told |= {client: own["train/epsilon"] for client, own in metrics if "train/epsilon" in own}
+        if self._told:
+            trainer.record.server[EPSILON] = max(self._told.values())
 
     def results(self, trainer: Run) -> Mapping[str, Any]:
-        told = _told(trainer.history.last.get("clients", {}))
+        told = self._told
         worst = max(told.values(), default=None)
         claim = "none: no client told its `train/epsilon`"
         if worst is not None:
-            whose = f"every graph of the {len(told)} clients that told `train/epsilon` at the end"
+            whose = f"every graph of the {len(told)} clients that told `train/epsilon`"
             claim = f"({worst:.3g}, {self.delta:g})-differential privacy of {whose}, towards whoever gets uploads"
         return {
             "privacy": {
@@ -257,10 +269,6 @@ def _check_model(module: pl.LightningModule) -> None:
     problems = problems or [part for part in module.modules() if isinstance(part, _BatchNorm)]  # it knows no subclasses
     norms = "without batch normalisation with RecordNoise, as it mixes graphs (`--model.norm none`),"
     expect(not problems, "model", norms, f"{len(problems)} such layers")
-
-
-def _told(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    return {client: own["train/epsilon"] for client, own in metrics.items() if "train/epsilon" in own}
 
 
 def _steps(sample_rate: float) -> int:

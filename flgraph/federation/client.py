@@ -377,9 +377,9 @@ class Client:
         """Adds a number to the metrics that the client sends with every evaluation; a new value replaces the old.
 
         Raises:
-            InputError: the algorithm does not declare the name in ``reported_scalars``.
+            InputError: the algorithm does not declare the name in ``reported_scalars``, and it is none of training.
         """
-        declared = self.aggregator.reported_scalars
+        declared = ("train/*", *self.aggregator.reported_scalars)
         expect(
             matches(name, declared),
             f"report` of client `{self.name}",

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flgraph.callbacks import FedAvg, FedProto, FedProx, FedProxAdaptive, Local, RecordNoise, record_noise
+from flgraph.callbacks import (
+    FedAvg,
+    FedProto,
+    FedProx,
+    FedProxAdaptive,
+    Local,
+    RecordNoise,
+    Stragglers,
+    record_noise,
+)
 from flgraph.data import SyntheticFederation
 from flgraph.errors import InputError, PolicyError
 from flgraph.federation import Client, FederatedTrainer, Policy
 from flgraph.federation.accountant import spent_on_records
+from flgraph.federation.lightning import flushing_denormals
+from flgraph.federation.transforms import Draw, draw_key
 from flgraph.models import GNN
+from flgraph.runs.history import read_records
 
 DATA: dict[str, Any] = {"domains": ["trees", "rings"], "num_graphs": 10, "batch_size": 100}
 
@@ -112,6 +125,18 @@ def test_epsilon_is_told_of_every_client_and_a_run_goes_on_counting(run: Any) ->
     assert json.loads((again.run_dir / "results.json").read_text())["privacy"] == told
 
 
+def test_what_a_client_has_spent_is_told_in_rounds_that_it_sits_out_too(run: Any) -> None:
+    away = Stragglers(away={"trees": [[2, 3]], "rings": [[4, 4]]})
+    trainer = run(RecordNoise(1.0, 1.5, 0.25), away, rounds=4)
+    spent = {name: spent_on_records(((1.5, 0.25, 4 * rounds),), 1e-5) for name, rounds in (("trees", 2), ("rings", 3))}
+    told = json.loads((trainer.run_dir / "results.json").read_text())["privacy"]
+    assert told["epsilon_of_clients"] == pytest.approx(spent)
+    assert told["epsilon"] == pytest.approx(spent["rings"])
+    records = read_records(trainer.run_dir / "history.jsonl")
+    largest = [record["server"]["privacy/epsilon"] for record in records]
+    assert largest == sorted(largest)
+
+
 def test_a_client_stops_at_what_its_policy_allows(run: Any) -> None:
     most = spent_on_records(((1.5, 0.25, 8),), 1e-5) + 1e-6
     assert run(RecordNoise(1.0, 1.5, 0.25), rounds=2, policy=Policy(max_epsilon=most)).current_round == 2
@@ -169,7 +194,48 @@ def test_arguments_that_cannot_be(arguments: Any, field: str) -> None:
         RecordNoise(*arguments)
 
 
+class Repeats(GNN):
+    """Its optimizer takes many gradients of a batch."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters())
+
+
+def test_several_gradients_of_a_batch_would_not_be_counted(run: Any) -> None:
+    with pytest.raises(InputError, match="one whose optimizer takes one gradient of each batch"):
+        run(RecordNoise(1.0, 1.0), model=Repeats(hidden_channels=4, dropout=0.0))
+
+
+def test_a_mean_over_graphs_in_place_of_gaps(run: Any, data: Any, monkeypatch: Any) -> None:
+    monkeypatch.setitem(data.client("trees").settings, "missing", "mean")
+    with pytest.raises(InputError, match=r"`data\.missing` to be error or zero with RecordNoise"):
+        run(RecordNoise(1.0, 1.0))
+
+
 # ------------------------------------------------------------------------------------------------------ attacks
+def test_noise_is_not_lost_in_numbers_too_small_for_it(monkeypatch: Any) -> None:
+    """A job chooses ``norm``, and a policy bounds the multiplier alone."""
+    optimizers = pytest.importorskip("opacus.optimizers")
+    monkeypatch.setattr(record_noise, "_gradients", lambda *_: (torch.tensor([0.8, -0.6]),))
+    loader = SimpleNamespace(graphs=SimpleNamespace(batch=lambda one: one))
+
+    def sums(norm: float) -> Tensor:
+        parameter, noise, count = torch.nn.Parameter(torch.zeros(2)), RecordNoise(norm, 1.5, 1.0), 400
+        sgd: Any = torch.optim.SGD([parameter])
+        noise._optimizer = optimizers.DPOptimizer(
+            sgd, noise_multiplier=0.0, max_grad_norm=norm, expected_batch_size=count
+        )
+        noise._draw = Draw(draw_key(True, norm))
+        noise.on_train_batch_start(Any, Any, SimpleNamespace(drawn_graphs=torch.arange(count)), 0)
+        with flushing_denormals():
+            noise.on_after_backward(cast(Any, SimpleNamespace(train_dataloader=loader)), cast(Any, SimpleNamespace()))
+        return parameter.grad.double() * count / norm
+
+    for norm in (1.0, 2e-37):
+        off = sums(norm) - torch.tensor([320.0, -240.0])
+        assert 0.01 < float(off.abs().min()) <= float(off.abs().max()) < 1.5 * 5
+
+
 @pytest.mark.parametrize("sample_rate", [0.5, 1.0])
 def test_at_a_site_nobody_draws_noise_again_who_knows_all_seeds_of_torch(
     run: Any, monkeypatch: Any, sample_rate: float
