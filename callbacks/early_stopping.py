@@ -10,7 +10,15 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from flgraph.errors import expect
 from flgraph.federation.callback import FederatedCallback, Run
-from flgraph.runs.history import evaluation, mode_of, samples_of
+from flgraph.runs.history import (
+    Metrics,
+    evaluation,
+    mean_metrics,
+    mode_of,
+    of_both,
+    samples_of,
+    weighted_mean_metrics,
+)
 
 _ALL = "all clients"
 
@@ -22,7 +30,8 @@ class EarlyStopping(FederatedCallback):
     the last round, stopped early or not, each exchanges its model with that copy; ``final`` in ``results.json`` is then
     the best round's evaluation, and checkpoints, tests and predictions after the run are of the best round's models. A
     run that was not stopped and goes on with more rounds goes on from the last round's models, with the same bits as
-    if it had never ended. Only rounds with an evaluation count (``trainer.evaluate_every``); the last always has one.
+    if it had never ended. Only rounds with an evaluation count (``trainer.evaluate_every``), which the last always has,
+    and for all clients together only those in which none was silent.
 
     Args:
         monitor: the metric; the trainer's when ``None``.
@@ -111,13 +120,14 @@ class EarlyStopping(FederatedCallback):
 
     def _look_at(self, trainer: Run) -> None:
         record = trainer.record
-        if not record.metrics or record.round == self._seen:
+        silent = bool(record.silent) and self.scope == "federation"  # a mean over fewer clients says nothing
+        if not record.metrics or record.round == self._seen or silent:
             return
         self._seen = record.round
         for unit, score in self._scores(trainer):
             if self._has_stopped(unit):
                 continue
-            if not self._improves(unit, score, self._mode_of(trainer)):
+            if not self._improves(unit, score, trainer):
                 self._waited[unit] = self._waited.get(unit, 0) + 1
                 if self.scope == "clients" and self._has_stopped(unit):
                     trainer.retire([unit])
@@ -127,9 +137,12 @@ class EarlyStopping(FederatedCallback):
             self._best[unit] = {"score": score, "round": record.round, "clients": dict(clients)}
             trainer.snapshot(list(clients))
 
+    def _means(self, metrics: Metrics) -> dict[str, float]:
+        return weighted_mean_metrics(metrics) if self.average == "samples" else mean_metrics(metrics)
+
     def _scores(self, trainer: Run) -> Iterator[tuple[str, float]]:
         record, monitor = trainer.record, self._metric(trainer)
-        means = record.weighted_mean if self.average == "samples" else record.mean
+        means = self._means(record.metrics)
         expect(monitor in record.mean, "EarlyStopping.monitor", f"one of {', '.join(record.mean)}", monitor)
         alike = f"clients, since not all clients report `{samples_of(monitor)}`,"
         expect(monitor in means, "EarlyStopping.average", alike, self.average)
@@ -146,13 +159,18 @@ class EarlyStopping(FederatedCallback):
     def _mode_of(self, trainer: Run) -> str:
         return self.mode or (mode_of(self.monitor) if self.monitor else str(trainer.monitor_mode))
 
-    def _improves(self, unit: str, score: float, mode: str) -> bool:
+    def _improves(self, unit: str, score: float, trainer: Run) -> bool:
         if math.isnan(score):
             return False
         if unit not in self._best:
             return True
-        gain = score - float(self._best[unit]["score"])
-        return (gain if mode == "max" else -gain) > self.min_delta
+        best = float(self._best[unit]["score"])
+        metrics, before = trainer.record.metrics, self._best[unit]["clients"]
+        if unit == _ALL and metrics.keys() != before.keys():  # a client was left out for good since then
+            means = map(self._means, of_both(metrics, before))
+            score, best = (mean.get(self._metric(trainer), math.nan) for mean in means)
+        gain = score - best
+        return (gain if self._mode_of(trainer) == "max" else -gain) > self.min_delta
 
     def _has_stopped(self, unit: str) -> bool:
         return self._waited.get(unit, 0) >= self.patience

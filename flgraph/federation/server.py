@@ -243,7 +243,9 @@ class Server:
             if splits or download is not None
         }
 
-        return self._ask(turns, record, self.door.metrics, counted="metric_bytes", missing=len(self.excluded))
+        found = self._ask(turns, record, self.door.metrics, counted="metric_bytes", missing=len(self.excluded))
+        record.silent = [name for name in turns if name not in found and name not in self.excluded]
+        return found
 
     def request(self, request: Request, clients: Collection[str], record: RoundRecord) -> None:
         """Has clients do something that they answer nothing to; who cannot is left out for the rest of the run.

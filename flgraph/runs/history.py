@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -76,6 +76,7 @@ class RoundRecord:
         metrics: client to metric to value; empty in rounds without evaluation.
         server: what the algorithm's server half reports of the round (:meth:`Aggregator.log_scalars`).
         dropped: who was left out, and why: a failure, or an answer that could not be used.
+        silent: who was asked for metrics, told none, and will be asked again.
     """
 
     round: int
@@ -87,6 +88,7 @@ class RoundRecord:
     metrics: Metrics = field(default_factory=dict)
     server: dict[str, float] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
+    silent: list[str] = field(default_factory=list)
 
     @property
     def mean(self) -> dict[str, float]:
@@ -118,6 +120,11 @@ def weighted_mean_metrics(metrics: Metrics) -> dict[str, float]:
     return means
 
 
+def of_both(one: Metrics, other: Metrics) -> tuple[Metrics, Metrics]:
+    """Metrics of two rounds, of the clients that both are of."""
+    return {name: own for name, own in one.items() if name in other}, {n: own for n, own in other.items() if n in one}
+
+
 def samples_of(metric: str) -> str:
     """The name under which clients report on how many samples they measured a metric."""
     return f"{metric.rpartition('/')[0]}/{SAMPLES}"
@@ -135,11 +142,14 @@ def _columns(metrics: Metrics) -> Metrics:
     return {name: {client: own[name] for client, own in metrics.items() if name in own} for name in names}
 
 
-_STATE = ("rounds", "totals", "last", "best", "final")
+_STATE = ("rounds", "totals", "last", "best", "partial", "final")
 
 
 class History:
     """All rounds so far: totals and the best round in memory, the rounds themselves in ``history.jsonl``.
+
+    Rounds are compared by the mean over the clients that both have metrics of: a client that is left out for the rest
+    of the run makes no round better. One in which a client was silent never beats one in which none was.
 
     Args:
         monitor: metric that decides the best round.
@@ -152,6 +162,8 @@ class History:
         self.totals: dict[str, float] = dict.fromkeys(TOTALS, 0)
         self.last: dict[str, Any] = {}
         self.best: dict[str, Any] = {}
+        self.partial: list[str] = []
+        """Who was silent in the best round."""
         self.final: dict[str, Any] = {}
         """What is reported in place of the last evaluation, for clients that went back to an earlier round."""
 
@@ -164,15 +176,17 @@ class History:
         if not record.metrics:
             return
         self.last = evaluation(record.round, record.metrics)
-        score = self.last["mean"].get(self.monitor)
-        if score is not None and not math.isnan(score) and self._improves(score):
-            self.best = dict(self.last)
+        if self._improves(record.silent):
+            self.best, self.partial = dict(self.last), list(record.silent)
 
-    def _improves(self, score: float) -> bool:
-        if not self.best:
-            return True
-        best = self.best["mean"][self.monitor]
-        return bool(score > best if self.mode == "max" else score < best)
+    def _improves(self, silent: Sequence[str]) -> bool:
+        if math.isnan(self.last["mean"].get(self.monitor, math.nan)):
+            return False
+        if not self.best or bool(silent) != bool(self.partial):
+            return not (self.best and silent)
+        means = (mean_metrics(part) for part in of_both(self.last["clients"], self.best["clients"]))
+        score, best = (mean.get(self.monitor, math.nan) for mean in means)
+        return score > best if self.mode == "max" else score < best
 
     def state(self) -> dict[str, Any]:
         """For checkpoints."""
@@ -209,14 +223,16 @@ def add_evaluation(record: RoundRecord, file: Path) -> None:
     *lines, last = file.read_text().splitlines(keepends=True)
     before = json.loads(last)
     if not before["metrics"]:
-        values = {field.name: before[field.name] for field in fields(RoundRecord)}
+        values = {field.name: before[field.name] for field in fields(RoundRecord) if field.name in before}
         for key in TOTALS:
             values[key] += getattr(record, key)
-        write_text("".join([*lines, _line(RoundRecord(**{**values, "metrics": record.metrics}))]), file)
+        evaluated = {"metrics": record.metrics, "silent": record.silent}
+        write_text("".join([*lines, _line(RoundRecord(**{**values, **evaluated}))]), file)
 
 
 def _line(record: RoundRecord) -> str:
-    return json.dumps(finite({**asdict(record), "mean": record.mean, "weighted_mean": record.weighted_mean})) + "\n"
+    told = asdict(record) if record.silent else {k: v for k, v in asdict(record).items() if k != "silent"}
+    return json.dumps(finite({**told, "mean": record.mean, "weighted_mean": record.weighted_mean})) + "\n"
 
 
 def truncate_records(file: Path, rounds: int) -> None:

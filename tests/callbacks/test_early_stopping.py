@@ -16,7 +16,7 @@ from flgraph import models as nets
 from flgraph.callbacks import FGGP, AdaFGL, EarlyStopping, FedAvg, FedEgo, FedProto, Local, Stragglers
 from flgraph.data import NodeFederation, NodeGraph
 from flgraph.errors import InputError
-from flgraph.federation import FederatedCallback, FederatedTrainer
+from flgraph.federation import FederatedCallback, FederatedTrainer, Payload, Request, Sequential, Tolerance
 from flgraph.models import GNN
 from flgraph.models import FedEgo as FedEgoNet
 from flgraph.runs.history import read_records
@@ -248,6 +248,36 @@ def test_no_number_is_no_improvement(
     assert results["rounds"] == 2
     assert results["final"]["round"] == 2
     assert all(torch.isnan(client["first.weight"]).all() for client in models(trainer).values())
+
+
+class Told(Sequential):
+    """Clients that tell these accuracies after rounds, or nothing."""
+
+    def __init__(self, *accuracies: dict[str, float]) -> None:
+        super().__init__()
+        self.accuracies = accuracies
+
+    def run(self, turns: Any) -> Any:
+        answers: Any = super().run(turns)
+        for name, turn in turns.items():
+            if turn.request is Request.EVALUATE and turn.round:
+                del answers[name]
+                if (told := self.accuracies[turn.round - 1].get(name)) is not None:
+                    answers[name] = Payload(scalars={"val/accuracy": told, "val/samples": 4}).to_bytes()
+        return answers
+
+
+def test_a_round_in_which_a_client_was_silent_is_passed_over(
+    federate: Make, toy_module: Any, toy_federation: Make
+) -> None:
+    engine = Told({"A": 0.9, "B": 0.5}, {"A": 0.99}, {"A": 0.92, "B": 0.6}, {"A": 0.7, "B": 0.5}, {})
+    stopping, tolerance = EarlyStopping("val/accuracy", patience=1), Tolerance(on_bad_upload="drop")
+    trainer = federate(FedAvg(), engine=engine, rounds=5, callbacks=[stopping], tolerance=tolerance)
+    results = trainer.fit(toy_module(), toy_federation(4, 4))
+    assert results["rounds"] == 4
+    assert results["final"]["round"] == results["best_val"]["round"] == 3
+    records = read_records(trainer.run_dir / "history.jsonl")
+    assert [record.get("silent") for record in records] == [None, ["B"], None, None]
 
 
 def test_bad_input(federate: Make, toy_module: Any, toy_federation: Make) -> None:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,26 @@ def test_rounds_that_are_no_number_are_not_the_best() -> None:
     assert best_round("max", math.nan, 0.1, math.nan) == 2
     assert best_round("min", math.nan, math.inf) == 2
     assert best_round("max", math.nan) is None
+
+
+def test_a_round_in_which_somebody_was_silent_beats_none_in_which_nobody_was() -> None:
+    history = History("val/accuracy", "max")
+    history.add(replace(record(1, A=0.6), silent=["B"]))
+    assert (history.best["round"], history.partial) == (1, ["B"])
+    history.add(record(2, A=0.5, B=0.3))
+    history.add(replace(record(3, A=0.9), silent=["B"]))
+    assert (history.best["round"], history.partial) == (2, [])
+    history.add(record(4, A=0.5, B=0.4))
+    assert history.best["round"] == 4
+
+
+def test_no_round_is_better_by_who_was_left_out() -> None:
+    history = History("val/accuracy", "max")
+    history.add(record(1, A=0.9, B=0.5))
+    history.add(record(2, A=0.8))
+    assert history.best["round"] == 1
+    history.add(record(3, A=0.95))
+    assert history.best["round"] == 3
 
 
 def test_the_best_round_is_that_of_the_mean() -> None:
