@@ -124,8 +124,10 @@ class Account:
 
     @property
     def _sampled(self) -> bool:
-        """Whether it counts that not all clients are drawn."""
-        return self.noise.at == "server" and self.trusted and any(int(n) < len(self.clients) for n in self.sums)
+        """Whether it counts that not all clients are drawn: for each exchange anew, as there is one a round."""
+        drawn_anew = all(len(self.aggregator.exchanges(round)) < 2 for round in (0, 1))
+        at_server = self.noise.at == "server" and self.trusted
+        return at_server and drawn_anew and any(int(n) < len(self.clients) for n in self.sums)
 
     @property
     def _usual(self) -> str:

@@ -236,6 +236,19 @@ def test_with_clients_drawn_the_server_counts_the_draw_and_uploads_the_client_as
     assert privacy_of(local)["epsilon"] == spent(10.0, 4, ((4, max(asked.values())),), 1e-5)
 
 
+def test_a_draw_counts_once_where_a_round_has_several_exchanges() -> None:
+    """All of a round are of the clients that were drawn for it."""
+
+    class Twice(FedAvg):
+        def exchanges(self, round: int) -> tuple[str, ...]:
+            return ("one", "two") if round else ()
+
+    account = Account(Privacy(), GaussianNoise(1.0, 10.0, at="server"), Twice("uniform"), list("ABCD"), trusted=True)
+    for _ in account.aggregator.exchanges(1):
+        account.count(["A"], 1)
+    assert account.epsilon() == spent(10.0, 4, ((4, 2),), 1e-5)
+
+
 def test_at_sites_draws_do_not_count_and_lost_rounds_do(tmp_path: Any) -> None:
     account = Account(Privacy(), GaussianNoise(1.0, 5.0, at="server"), FedAvg("uniform"), ["A", "B"], trusted=False)
     for _ in range(3):
