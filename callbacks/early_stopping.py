@@ -165,10 +165,9 @@ class EarlyStopping(FederatedCallback):
         if unit not in self._best:
             return True
         best = float(self._best[unit]["score"])
-        metrics, before = trainer.record.metrics, self._best[unit]["clients"]
-        if unit == _ALL and metrics.keys() != before.keys():  # a client was left out for good since then
-            means = map(self._means, of_both(metrics, before))
-            score, best = (mean.get(self._metric(trainer), math.nan) for mean in means)
+        if unit == _ALL:  # of those that are not left out since then
+            both = of_both(trainer.record.metrics, self._best[unit]["clients"])
+            score, best = (self._means(part).get(self._metric(trainer), math.nan) for part in both)
         gain = score - best
         return (gain if self._mode_of(trainer) == "max" else -gain) > self.min_delta
 

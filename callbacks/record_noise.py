@@ -87,7 +87,7 @@ class RecordNoise(FederatedCallback):
         assert self._client is not None
         _check_model(pl_module)
         filled = getattr(self._client.data, "settings", {}).get("missing")
-        rule = "error or zero with RecordNoise, as a mean is of all graphs,"
+        rule = "refuse or zero with RecordNoise, as a mean is of all graphs,"
         expect(filled != "mean", "data.missing", rule, filled)
         half = self._client.aggregator
         wanted = "one whose uploads hold no more than trained weights and numbers of graphs with RecordNoise,"

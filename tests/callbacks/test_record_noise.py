@@ -208,7 +208,7 @@ def test_several_gradients_of_a_batch_would_not_be_counted(run: Any) -> None:
 
 def test_a_mean_over_graphs_in_place_of_gaps(run: Any, data: Any, monkeypatch: Any) -> None:
     monkeypatch.setitem(data.client("trees").settings, "missing", "mean")
-    with pytest.raises(InputError, match=r"`data\.missing` to be error or zero with RecordNoise"):
+    with pytest.raises(InputError, match=r"`data\.missing` to be refuse or zero with RecordNoise"):
         run(RecordNoise(1.0, 1.0))
 
 
