@@ -182,8 +182,10 @@ class History:
     def _improves(self, silent: Sequence[str]) -> bool:
         if math.isnan(self.last["mean"].get(self.monitor, math.nan)):
             return False
-        if not self.best or bool(silent) != bool(self.partial):
-            return not (self.best and silent)
+        if not self.best:
+            return True
+        if bool(silent) != bool(self.partial):
+            return not silent
         means = (mean_metrics(part) for part in of_both(self.last["clients"], self.best["clients"]))
         score, best = (mean.get(self.monitor, math.nan) for mean in means)
         return score > best if self.mode == "max" else score < best
@@ -231,8 +233,10 @@ def add_evaluation(record: RoundRecord, file: Path) -> None:
 
 
 def _line(record: RoundRecord) -> str:
-    told = asdict(record) if record.silent else {k: v for k, v in asdict(record).items() if k != "silent"}
-    return json.dumps(finite({**told, "mean": record.mean, "weighted_mean": record.weighted_mean})) + "\n"
+    told = {**asdict(record), "mean": record.mean, "weighted_mean": record.weighted_mean}
+    if not record.silent:
+        del told["silent"]
+    return json.dumps(finite(told)) + "\n"
 
 
 def truncate_records(file: Path, rounds: int) -> None:
