@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flgraph.callbacks.fedprox import FedProx
 from flgraph.callbacks.gcfl import cosine_similarity
+from flgraph.callbacks.gradients import stepped
 from flgraph.errors import expect, expect_kind
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
@@ -120,7 +121,7 @@ class FedPUB(FedProx):
     ) -> None:
         """Adds the gradients of both further terms."""
         super().on_before_optimizer_step(trainer, pl_module, optimizer)
-        for name, parameter in pl_module.named_parameters():
+        for name, parameter in stepped(pl_module, optimizer).items():
             if self.sparsity and name.endswith(".mask") and parameter.grad is not None:
                 parameter.grad.add_(parameter.detach().sign(), alpha=self.sparsity)
 

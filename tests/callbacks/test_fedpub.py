@@ -117,10 +117,34 @@ def test_what_a_client_tells_of_its_function(clients: WholeGraphFederation, fede
     assert 0 < int((client.module.convs[0].mask.abs() < 0.99).sum()) < client.module.convs[0].mask.numel()
 
 
-def test_gradients_are_those_of_the_whole_loss(clients: WholeGraphFederation, federate: Federate) -> None:
+class TwoOptimizers(MaskedGCN):
+    """One for the masks, which steps last, one for the rest."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizers: Any = self.optimizers()
+        self.manual_backward(F.cross_entropy(self(batch), batch.y))
+        for optimizer in optimizers:
+            optimizer.step()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        masks = [parameter for name, parameter in self.named_parameters() if name.endswith("mask")]
+        others = [parameter for name, parameter in self.named_parameters() if not name.endswith("mask")]
+        return [torch.optim.SGD(part, lr=0.1) for part in (others, masks)]
+
+
+@pytest.mark.parametrize("kind", [MaskedGCN, TwoOptimizers])
+def test_gradients_are_those_of_the_whole_loss(
+    clients: WholeGraphFederation, federate: Federate, kind: type[MaskedGCN]
+) -> None:
     """One step of SGD, against automatic differentiation of the sum."""
     trainer: Any = federate(FedPUB(sparsity=0.5, mu=2.0), rounds=1, enable_checkpointing=False)
-    trainer.fit(MaskedGCN(hidden_channels=4, dropout=0.0, optimizer="sgd", lr=0.1), clients)
+    trainer.fit(kind(hidden_channels=4, dropout=0.0, optimizer="sgd", lr=0.1), clients)
     client = trainer.engine.clients["client-1"]
     sent_now, module = client.last_download.group(), client.module
     with torch.no_grad():
