@@ -91,7 +91,7 @@ def shown(value: Any) -> Any:
     >>> print(shown("x" * 100))
     'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...
     """
-    if isinstance(value, PurePath | BaseException | bool | int | float | None):
+    if isinstance(value, PurePath | BaseException):
         return value
     text = repr(value[: 2 * LONGEST]) if isinstance(value, str) else str(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

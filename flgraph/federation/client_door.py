@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from flgraph.errors import InputError, PolicyError
+from flgraph.errors import InputError, PolicyError, shown
 from flgraph.federation.budget import AddsNoise, Event, Spending
 from flgraph.federation.halves import AlgorithmHalf
 from flgraph.federation.messages import ABOUT_SUMS, Request, Turn, note_message
@@ -14,7 +14,7 @@ from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.policy import NUM_SAMPLES, Job, Policy
 from flgraph.federation.routes import RouteKind, RoutingTable, form_of, matches
 from flgraph.federation.secure.settings import SecureSums
-from flgraph.federation.values import alike, expect_plain, largest_values, shortened
+from flgraph.federation.values import alike, expect_plain, largest_values
 from flgraph.runs.ledger import Ledger
 
 _FIRST_ROUNDS = 100
@@ -122,12 +122,12 @@ class ClientDoor:
         if self.spent[what] > most:
             raise PolicyError(what, f"at most {most} in a run, as the policy says,", self.spent[what])
         if type(turn.round) is not int or not 0 <= turn.round <= self.job.rounds:
-            raise PolicyError("round", f"from 0 to {self.job.rounds}, as the job says,", shortened(turn.round))
+            raise PolicyError("round", f"from 0 to {self.job.rounds}, as the job says,", shown(turn.round))
         known = self.aggregator.exchanges(turn.round)
         allowed = matches(turn.exchange, self.policy.exchanges)
         exchange = turn.request == Request.EXCHANGE or turn.request in ABOUT_SUMS
         if exchange and not (turn.exchange in known and allowed):
-            raise PolicyError("exchange", f"of those of round {turn.round} and the policy", shortened(turn.exchange))
+            raise PolicyError("exchange", f"of those of round {turn.round} and the policy", shown(turn.exchange))
         for own in self._noise if turn.request == Request.EXCHANGE else ():
             if own.unit == "client":  # before the work: who asks again gets other noise, and so counts again
                 self.spend(Event(own.unit, own.multiplier, 1.0), 1)
@@ -139,7 +139,7 @@ class ClientDoor:
         shared = set(self.routing.shared)
         for name, tensor in download.group().items():
             if name not in shared:
-                raise InputError(field, "one of tensors that it shares", f"{shortened(name)}, which it does not")
+                raise InputError(field, "one of tensors that it shares", f"{shown(name)}, which it does not")
             row = self.routing.rows[name]
             if not alike(form_of(tensor), row.form):
                 raise InputError(field, f"one with `{name}` of {row.form}", form_of(tensor))

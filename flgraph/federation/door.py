@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flgraph.errors import InputError, expect
+from flgraph.errors import InputError, expect, shown
 from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.policy import NUM_SAMPLES
 from flgraph.federation.routes import Route, RouteKind, UploadKind, form_of
@@ -28,7 +28,6 @@ from flgraph.federation.values import (
     are_forms,
     expect_plain,
     largest_values,
-    shortened,
 )
 from flgraph.runs.history import SAMPLES
 
@@ -85,7 +84,7 @@ class ServerDoor:
         count = payload.scalars.get(NUM_SAMPLES)
         if NUM_SAMPLES in self.aggregator.upload_scalars and not self.masked:
             whole = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 2**53
-            expect(whole, field, f"with a whole number as {NUM_SAMPLES}", shortened(count))
+            expect(whole, field, f"with a whole number as {NUM_SAMPLES}", count)
             self.counts[client] = int(count or 0)
         self.forms[client] = {**shared, **collected}
         return shared
@@ -105,7 +104,7 @@ class ServerDoor:
             for client, form in found.items() if 2 * count > len(found) else ():
                 if form != usual:
                     wanted = f"with `{name}` of {usual}, as of most clients,"
-                    refused[client] = InputError(f"description` of client `{client}", wanted, shortened(form))
+                    refused[client] = InputError(f"description` of client `{client}", wanted, shown(form))
         return refused
 
     def agree(self, client: str, described: Mapping[str, str], agreed: Sequence[str]) -> None:
@@ -150,11 +149,11 @@ class ServerDoor:
         self._check_forms(client, payload, field)
         for name, value in payload.scalars.items():
             if name not in self.aggregator.upload_scalars:
-                raise InputError(field, "of declared scalars", shortened(name))
+                raise InputError(field, "of declared scalars", shown(name))
             expect_plain(value, field)
         told, count = self.counts.get(client), payload.scalars.get(NUM_SAMPLES)
         same = count is None or (type(count) is int and count == told)
-        expect(same, field, f"of {told} samples, as at the start", shortened(count))
+        expect(same, field, f"of {told} samples, as at the start", count)
         self.aggregator.check_upload(client, payload, round, exchange)
 
     def check_group(self, group: Group, round: int, exchange: str) -> None:
@@ -197,7 +196,7 @@ class ServerDoor:
             for client, value in values.items():
                 if value != usual:
                     what = f"{name}` of client `{client}"
-                    refused[client] = InputError(what, f"{shortened(usual)}, as of most clients,", shortened(value))
+                    refused[client] = InputError(what, f"{shown(usual)}, as of most clients,", shown(value))
         if len(seen) < 3:
             return refused
         largest: dict[str, dict[str, float]] = {}
@@ -253,7 +252,7 @@ class ServerDoor:
                 number = isinstance(value, int | float) and 0 <= value <= LARGEST_INTEGER
             named = 0 < len(name) <= 200 and name.isprintable()
             if not (number and named):
-                raise InputError(field, "numbers by name", f"{type(value).__name__} as {shortened(name)}")
+                raise InputError(field, "numbers by name", f"{type(value).__name__} as {shown(name)}")
         return {name: float(value) for name, value in payload.scalars.items()}
 
     def _read(self, client: str, answer: bytes) -> Payload:
@@ -270,7 +269,7 @@ class ServerDoor:
                 continue
             kind = self._extra(name)
             if kind is None or not name.isprintable():
-                raise InputError(field, "of what the routes name", shortened(name))
+                raise InputError(field, "of what the routes name", shown(name))
             own = forms.get(name.partition("/")[2]) if kind != "data" else None
             if own is not None and found.split()[0] != own.split()[0]:
                 raise InputError(field, f"one with `{name}` of {own.split()[0]}", found)
@@ -294,7 +293,7 @@ class ServerDoor:
         for name in forms:
             route = self._route(name)
             if route is None or route.kind != kind or "/" in name:
-                raise InputError(field, f"of tensors that are {kind}", shortened(name))
+                raise InputError(field, f"of tensors that are {kind}", shown(name))
         return forms
 
     # ------------------------------------------------------------------------------------------------- persistence

@@ -67,10 +67,4 @@ def expect_plain(value: Scalar, field: str) -> None:
     if isinstance(value, str):
         expect(len(value) <= _LONGEST_TEXT, field, f"of texts of {_LONGEST_TEXT} characters or fewer", len(value))
     else:
-        expect(abs(value) <= 2**63, field, "of finite scalars", shortened(value))  # NaN is not
-
-
-def shortened(value: Any) -> str:
-    """A value of the other side, fit for a sentence."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+        expect(abs(value) <= 2**63, field, "of finite scalars", value)  # NaN is not
