@@ -68,9 +68,9 @@ def _parser() -> tuple[ArgumentParser, dict[str, Callable[[Namespace, Sequence[s
 
     add = command(_provision, "Makes start-up kits for a server, its sites and an administrator.")
     add("--sites", required=True, help="comma-separated names of the organisations")
-    add("--server", default="localhost", help="host name of the server, as sites see it")
-    add("--port", type=PositiveInt, default=8002, help="of the server")
-    add("--out", type=Path, default=Path("kits"), help="where kits go")
+    add("--server", default="localhost", help="host name of the server, as sites see it (%(default)s)")
+    add("--port", type=PositiveInt, default=8002, help="of the server (%(default)s)")
+    add("--out", type=Path, default=Path("kits"), help="where kits go (%(default)s)")
     add("--data", type=Path, help="folder with a SITE.yaml for some sites, to become their settings")
 
     add = command(_start, "Runs the server or the site of a kit until it is stopped.")
@@ -78,29 +78,34 @@ def _parser() -> tuple[ArgumentParser, dict[str, Callable[[Namespace, Sequence[s
 
     run = "arguments of `flgraph fit`, without data, that say what to run: -c FILE, --trainer.rounds 10, ..."
     add = command(_submit, f"Runs a federation and waits for its results. Takes {run}")
-    add("--admin", type=Path, default=Path("kits/admin"), help="the administrator's kit")
+    add("--admin", type=Path, default=Path("kits/admin"), help="the administrator's kit (%(default)s)")
     add("--sites", help="comma-separated; all that are connected if not given")
     add("--name", help="of the run; the same name goes on where an earlier run was stopped")
-    add("--out", type=Path, default=Path("runs/flare"), help="where results go, OUT/NAME")
-    add("--deadline", type=_Seconds, default=600.0, help="seconds a site has for an exchange")
-    add("--wait", type=_Seconds, default=120.0, help="seconds in which the server and all sites must be there")
-    add("--ask_every", type=_Seconds, default=10.0, help="seconds between questions to a late site")
-    add("--attempts", type=PositiveInt, default=20, help="jobs at most, where jobs are lost")
+    add("--out", type=Path, default=Path("runs/flare"), help="where results go, OUT/NAME (%(default)s)")
+    add("--deadline", type=_Seconds, default=600.0, help="seconds a site has for an exchange (%(default)s)")
+    add(
+        "--wait",
+        type=_Seconds,
+        default=120.0,
+        help="seconds in which the server and all sites must be there (%(default)s)",
+    )
+    add("--ask_every", type=_Seconds, default=10.0, help="seconds between questions to a late site (%(default)s)")
+    add("--attempts", type=PositiveInt, default=20, help="jobs at most, where jobs are lost (%(default)s)")
 
     add = command(_explain, f"Says what a federation would take from a site, before anything runs. Takes {run}")
     add("kit", type=Path, help="the site's folder")
 
     add = command(_status, "Says which sites are connected and what jobs there are.")
-    add("--admin", type=Path, default=Path("kits/admin"), help="the administrator's kit")
+    add("--admin", type=Path, default=Path("kits/admin"), help="the administrator's kit (%(default)s)")
 
     add = command(_gather, "Copies a run with the states of its clients, where the kits of all sites are here.")
     add("name", help="of the run")
-    add("--kits", type=Path, default=Path("kits"), help="folder with the kits of server and sites")
-    add("--out", type=Path, default=Path("runs"), help="where the run goes, OUT/NAME")
+    add("--kits", type=Path, default=Path("kits"), help="folder with the kits of server and sites (%(default)s)")
+    add("--out", type=Path, default=Path("runs"), help="where the run goes, OUT/NAME (%(default)s)")
 
     add = command(_adopt, "Copies a run of `flgraph fit` to the server, to go on at sites.")
     add("run", type=Path, help="its folder, runs/NAME or runs/NAME/version_N")
-    add("--kit", type=Path, default=Path("kits/server"), help="the server's kit")
+    add("--kit", type=Path, default=Path("kits/server"), help="the server's kit (%(default)s)")
     return parser, commands
 
 

@@ -26,6 +26,14 @@ _CLASSES = {
     "model": "the network, a LightningModule",
     "data": "the clients and their data",
 }
+_BASES = {
+    "model": "SizedModule",
+    "data": "Federation",
+    "trainer.aggregator": "Aggregator",
+    "trainer.callbacks": "FederatedCallback",
+    "trainer.engine": "Engine",
+}
+"""What a field's classes derive from."""
 
 
 def help_of(command: str, args: Sequence[str]) -> str | None:
@@ -78,7 +86,8 @@ def _classes(name: str) -> Iterable[str]:
     yield f"--{name} is one of these, or the import path of your own; --{name}.help CLASS lists the fields of one:"
     for own in exported(PACKAGES[name]):
         known = outline(f"{PACKAGES[name]}.{own}")
-        if known is not None:
+        algorithm = known is not None and name != "trainer.aggregator" and "Aggregator" in known.bases
+        if known is not None and _BASES[name] in known.bases and not known.abstract and not algorithm:
             yield from _entry(own, known.summary)
 
 

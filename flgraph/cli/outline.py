@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -59,12 +59,16 @@ class Outline:
         summary: the first line of its docstring.
         fields: its arguments by name, those handed on to base classes included.
         complete: whether these are all; not so where a base class is none of the package's.
+        bases: names of all classes that it derives from, as far as they are the package's.
+        abstract: methods that it leaves to classes that derive from it.
     """
 
     path: str
     summary: str
     fields: Mapping[str, Field]
     complete: bool
+    bases: frozenset[str]
+    abstract: frozenset[str]
 
 
 @cache
@@ -80,7 +84,7 @@ def outline(path: str) -> Outline | None:
     module, node = found
     fields, complete = _fields(module, node)
     summary = plain((ast.get_docstring(node) or "").partition("\n\n")[0])
-    return Outline(f"{module}.{node.name}", summary, fields, complete)
+    return Outline(f"{module}.{node.name}", summary, fields, complete, *_bases(module, node))
 
 
 @cache
@@ -153,9 +157,7 @@ def _fields(module: str, node: ast.ClassDef) -> tuple[dict[str, Field], bool]:
             if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
                 add(part.target.id, part.annotation, part.value)
     complete = True
-    for base in node.bases:
-        name = ast.unparse(base).partition("[")[0]
-        found = _find(_imported(module, name) or f"{module}.{name}")
+    for name, found in _direct_bases(module, node):
         if found is None:
             complete = complete and name.rpartition(".")[2] in _NEUTRAL
             continue
@@ -163,6 +165,24 @@ def _fields(module: str, node: ast.ClassDef) -> tuple[dict[str, Field], bool]:
         own = {**inherited, **own}
         complete = complete and whole
     return own, complete
+
+
+def _direct_bases(module: str, node: ast.ClassDef) -> Iterator[tuple[str, tuple[str, ast.ClassDef] | None]]:
+    """As written, and their definitions where the package has them."""
+    for base in node.bases:
+        name = ast.unparse(base).partition("[")[0]
+        yield name, _find(_imported(module, name) or f"{module}.{name}")
+
+
+def _bases(module: str, node: ast.ClassDef) -> tuple[frozenset[str], frozenset[str]]:
+    """See :class:`Outline`."""
+    names, abstract = frozenset[str](), frozenset[str]()
+    for name, found in _direct_bases(module, node):
+        further = _bases(*found) if found else (frozenset[str](), frozenset[str]())
+        names, abstract = names | {name} | further[0], abstract | further[1]
+    own = {part.name: map(ast.unparse, part.decorator_list) for part in node.body if isinstance(part, ast.FunctionDef)}
+    left = {name for name, decorators in own.items() if "abstractmethod" in decorators}
+    return names, abstract - own.keys() | left
 
 
 def _told(node: ast.ClassDef | ast.FunctionDef) -> dict[str, str]:

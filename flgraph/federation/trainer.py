@@ -53,7 +53,8 @@ class FederatedTrainer(TrainedLoop):
         rounds: communication rounds.
         local_epochs: epochs that a client trains per round.
         client_fraction: share of the clients that take part in a round, drawn anew for each (at least one).
-        engine: where clients run; in this process when ``None``.
+        engine: where clients run. ``None`` is this process; for ``flgraph fit`` on Linux without a GPU, one process a
+            core where ``OMP_NUM_THREADS`` does not say otherwise.
         evaluate_every: rounds between evaluations of all clients; the last round is always evaluated.
         personal: patterns of tensors that never leave a client, whatever the algorithm's routes say:
             ``["*norm*"]`` makes FedBN (Li et al., ICLR 2021) of FedAvg.

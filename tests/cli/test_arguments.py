@@ -114,6 +114,22 @@ def test_help_of_a_class(done: Call) -> None:
     assert "weight of the proximal term" in out
 
 
+@pytest.mark.parametrize(
+    ("field", "some", "others"),
+    [
+        ("data", ["GraphClients", "WholeGraphFederation"], ["EgoBatch", "GraphDataModule", "NodeGraph"]),
+        ("model", ["GNN", "DGI", "RGCN"], ["Classifier", "GraphEmbedding", "Encoded"]),
+        ("trainer.aggregator", ["Local", "GCFLPlus"], ["EarlyStopping"]),
+        ("trainer.callbacks", ["EarlyStopping", "RecordNoise"], ["FedAvg", "SCAFFOLD"]),
+        ("trainer.engine", ["ProcessGroup", "Sequential"], ["Engine", "Krum"]),
+    ],
+)
+def test_help_lists_what_a_field_takes(done: Call, field: str, some: list[str], others: list[str]) -> None:
+    listed = {line.split()[0] for line in done("fit", f"--{field}.help").out.splitlines() if line[2:3].strip()}
+    assert listed.issuperset(some)
+    assert listed.isdisjoint(others)
+
+
 def test_short_class_names(done: Call) -> None:
     classes = ("--model", "GNN", "--trainer.aggregator", "FedProx", "--trainer.aggregator.mu", "0.5")
     out = done("fit", *classes, "--data.datasets", "[ALPHA]", "--print_config").out

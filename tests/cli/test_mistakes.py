@@ -98,6 +98,10 @@ LATER = {
         ["fit", *METHOD, "--data.datasets", "[ALPHA]", "--trainer.secure_sums", "true"],
         "`trainer.secure_sums` to be the name of a class but got 'true'.",
     ),
+    "a class's field alone": (
+        ["fit", *METHOD, "--data.datasets", "[ALPHA]", "--trainer.engine.processes", "2"],
+        "Expected `trainer.engine` to be a class, and then its fields but got its `processes` alone.",
+    ),
     "Lightning's": (
         ["fit", *METHOD, "--data.datasets", "[ALPHA]", "--trainer.callbacks", "ModelCheckpoint"],
         "none that write checkpoints, since the trainer does",
