@@ -66,6 +66,85 @@ def test_fedstars_table_on_pages_of_methods(page: str) -> None:
     assert said == {setting: found[setting, method, "final"] for setting in said}
 
 
+def means(table: str, setting: str, method: str, protocol: str = "final") -> list[str]:
+    """A method's means, one for each metric of the table."""
+    study = load_study(table)
+    cells = read_earlier(study, ROOT / "reproduction").cells
+    return [f"{cells[metric, setting, method, protocol].mean:.1f}" for metric in study.metrics]
+
+
+def test_the_first_page() -> None:
+    rows = {row[1]: row[3] for row in rows_of("index.md", "| paper | data | paper | here | verdict |")}
+    found = recorded("fedstar/table1", 2)
+    for setting in ("CHEM", "BIO-CHEM", "BIO-SN-CV"):
+        assert (
+            next(here for data, here in rows.items() if f"({setting})" in data) == found[setting, "FedStar", "final"][0]
+        )
+    for setting, data in (
+        ("Cora", "Cora, global / local test, each client's best round"),
+        ("CiteSeer", "CiteSeer, the same"),
+    ):
+        assert rows[data] == " / ".join(means("fedego/table2", setting, "FedEgo", "best_client"))
+        assert " / ".join(means("fedego/table2", setting, "FedEgo")) in (ROOT / "docs" / "index.md").read_text()
+    found = recorded("fedhgn/table3", 2)
+    for clients in ("3", "5"):
+        assert rows[f"AIFB, Random Edges, {clients} clients"] == found[f"AIFB RE K={clients}", "FedHGN", "final"][0]
+    assert rows["PROTEINS, clustering"] == means("fclg/table2", "PROTEINS", "FCLG")[0]
+
+
+def test_the_readme() -> None:
+    rows = rows_of("../README.md", "| | paper | here | weights that leave |")
+    found = recorded("fedstar/table1", 1)
+    methods = ("Local", "FedAvg", "FedStar (nothing shared)", "FedStar")
+    assert [here for _, _, here, _ in rows] == [found["CHEM", method, "final"][0] for method in methods]
+
+
+FEDEGO = [("fedego", "FedEgo", "paper | "), ("fedgcn", "FedGCN", ""), ("graphfl", "GraphFL", "paper | ")]
+
+
+@pytest.mark.parametrize(("page", "method", "paper"), [*FEDEGO, ("dfedgnn", "D-FedGNN", "paper | ")])
+def test_fedegos_tables_on_pages_of_methods(page: str, method: str, paper: str) -> None:
+    rows = rows_of(
+        f"methods/{page}.md", f"| data | test | {paper}here, each client's best | here, last round | seeds |"
+    )
+    for setting, test, *_, best, last, _ in rows:
+        at = ("global", "local").index(test)
+        for said, protocol in ((best, "best_client"), (last, "final")):
+            assert said == means("fedego/table2", setting, method, protocol)[at]
+
+
+def test_fedegos_page() -> None:
+    text = (ROOT / "docs" / "reproduction" / "fedego.md").read_text(encoding="utf-8")
+    columns = next(line for line in text.splitlines() if line.startswith("| method | Cora global: paper"))
+    rows = rows_of("reproduction/fedego.md", columns)
+    assert len(rows) == 7
+    for name, *cells in rows:
+        method = "Local Only" if name == "Local" else name
+        for at, setting in ((0, "Cora"), (6, "CiteSeer")):
+            for column, protocol in ((1, "best_client"), (2, "final")):
+                said = [cells[at + column], cells[at + column + 3]]
+                assert said == means("fedego/table2", setting, method, protocol)
+
+
+FCLG_SETS = ("PROTEINS", "ENZYMES", "DHFR", "NCI1")
+
+
+def test_fclgs_tables() -> None:
+    rows = [row for row in rows_of("reproduction/fclg.md", f"| | {' | '.join(FCLG_SETS)} |") if "tuned" not in row[0]]
+    for page in ("infograph", "fclg"):
+        further = rows_of(f"methods/{page}.md", f"| accuracy / macro F1 | {' | '.join(FCLG_SETS)} |")
+        name = "here, settings chosen without labels"
+        rows += [
+            [row[0].replace(name, "FCLG, here").removesuffix(", here"), *row[1:]]
+            for row in further
+            if "here" in row[0] and "with labels" not in row[0]
+        ]
+    assert len(rows) == 7
+    for method, *cells in rows:
+        for setting, cell in zip(FCLG_SETS, cells, strict=True):
+            assert cell.split(" [")[0] == " / ".join(means("fclg/table2", setting, method)), (method, setting)
+
+
 def test_openfgls_tables() -> None:
     found = recorded("openfgl/subgraph", 1)
     rows = rows_of("reproduction/openfgl.md", "| | OpenFGL's code, Cora | Cora here | CiteSeer here |")
