@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from flgraph.errors import expect
+from flgraph.federation.budget import AddsNoise
 from flgraph.federation.callback import FederatedCallback, Run
 from flgraph.federation.template import expect_classes
 from flgraph.models.classifier import labels_of
 
 Attack = Literal["nan", "sign_flip", "scaled", "label_flip", "replacement"]
+_OF_LABELS = ("label_flip", "replacement")
 
 
 class BadClients(FederatedCallback):
@@ -33,6 +35,7 @@ class BadClients(FederatedCallback):
       number of clients the mean becomes its own model (Bagdasaryan et al., AISTATS 2020).
 
     Acts on what is trained, and so on all methods whose clients send weights, whatever is done to an upload after that.
+    Attacks on labels change the batches of training: not what else an algorithm takes of a client's data.
 
     Args:
         clients: names of the bad ones.
@@ -41,7 +44,8 @@ class BadClients(FederatedCallback):
         target: the class of ``"replacement"``.
 
     Raises:
-        InputError: an argument cannot be used, or a name is none of a client.
+        InputError: an argument cannot be used, a name is none of a client, or the attack is one on labels beside noise
+            that hides records.
     """
 
     def __init__(
@@ -62,10 +66,14 @@ class BadClients(FederatedCallback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.client in self.clients:
+            callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
+            alone = any(isinstance(own, AddsNoise) and own.unit == "record" for own in callbacks)
+            wanted = "one that leaves labels as they are, as noise that hides records takes these one by one,"
+            expect(not (alone and self.attack in _OF_LABELS), "BadClients.attack", wanted, self.attack)
             self._before = {name: tensor.detach().clone() for name, tensor in pl_module.state_dict().items()}
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if self.client not in self.clients or self.attack not in ("label_flip", "replacement"):
+        if self.client not in self.clients or self.attack not in _OF_LABELS:
             return
         expect_classes(pl_module, f"BadClients with {self.attack}")
         self._labels = labels_of(batch)

@@ -41,7 +41,8 @@ class EarlyStopping(FederatedCallback):
         average: ``"samples"`` weighs clients by the numbers of samples that they measured the metric on, ``"clients"``
             alike.
         scope: ``"federation"`` looks at the mean over clients; with ``"clients"`` each client stops by its own metric
-            and goes back to its own best round, for algorithms in which nothing is shared. The run ends with the last.
+            and goes back to its own best round, for algorithms in which nothing is shared. Only evaluations after it
+            took part count. The run ends with the last.
 
     Raises:
         InputError: a setting cannot be used, no client reports the metric, or clients that stop each for itself share
@@ -71,6 +72,7 @@ class EarlyStopping(FederatedCallback):
         self._best: dict[str, dict[str, Any]] = {}
         self._waited: dict[str, int] = {}
         self._seen = 0  # the newest round looked at
+        self._trained: set[str] = set()  # clients that took part since then
         self._restored = False
 
     def on_federation_start(self, trainer: Run) -> None:
@@ -89,6 +91,7 @@ class EarlyStopping(FederatedCallback):
 
     def on_round_end(self, trainer: Run) -> None:
         """Looks whether the round is a better one, and whether it was the last chance."""
+        self._trained.update(trainer.record.clients)
         self._look_at(trainer)
         if self._is_over():
             trainer.should_stop = True
@@ -111,12 +114,14 @@ class EarlyStopping(FederatedCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """All that is known of the rounds so far."""
-        return {"best": self._best, "waited": self._waited, "seen": self._seen, "restored": self._restored}
+        names = ("best", "waited", "seen", "restored")
+        return {"trained": sorted(self._trained), **{name: getattr(self, f"_{name}") for name in names}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Puts back what :meth:`state_dict` returned."""
         self._best, self._waited = dict(state_dict["best"]), dict(state_dict["waited"])
         self._seen, self._restored = state_dict["seen"], state_dict["restored"]
+        self._trained = set(state_dict.get("trained", ()))  # checkpoints of earlier versions have none
 
     def _look_at(self, trainer: Run) -> None:
         record = trainer.record
@@ -124,7 +129,11 @@ class EarlyStopping(FederatedCallback):
         if not record.metrics or record.round == self._seen or silent:
             return
         self._seen = record.round
+        trained, self._trained = self._trained, set()
         for unit, score in self._scores(trainer):
+            if unit not in (_ALL, *trained):  # its model is what it was: that is no round without an improvement
+                self._waited.setdefault(unit, 0)
+                continue
             if self._has_stopped(unit):
                 continue
             if not self._improves(unit, score, trainer):

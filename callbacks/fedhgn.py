@@ -16,7 +16,7 @@ from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.received import expect_group
-from flgraph.federation.routes import Route, UploadKind, personal, shared
+from flgraph.federation.routes import Route, UploadKind, matches, personal, shared
 from flgraph.nn import at_least_float32
 
 _MOST_ROWS = 10_000
@@ -79,8 +79,9 @@ class FedHGN(FedAvg):
     # ----------------------------------------------------------------------------------------------- server half
     def download(self, client: str, round: int, exchange: str | None) -> Payload | None:
         weights = super().download(client, round, exchange)
-        assert weights is not None
-        return Payload({**weights.tensors, "rows": self._rows_for(client)}) if self.alignment else weights
+        if weights is None or not self.alignment:
+            return weights
+        return Payload({**weights.tensors, "rows": self._rows_for(client)})
 
     def check_upload(self, client: str, upload: Payload, round: int, exchange: str) -> None:
         """Weights, and rows of coefficients for each layer whose bases the client shares."""
@@ -128,7 +129,8 @@ class FedHGN(FedAvg):
             if name.endswith(_COEFFICIENTS):
                 layer = name.removesuffix(_COEFFICIENTS)
                 if layer + _BASES in client.routing.shared:  # or else they are of bases that nobody else has
-                    rows[layer] = by_value(parameter.detach())
+                    kept = matches(name, client.routing.first)  # by `trainer.personal`
+                    rows[layer] = by_value(parameter.detach()[: 0 if kept else None])
         wanted = f"one with coefficients (`*{_COEFFICIENTS}`) of shared bases for FedHGN"
         expect(bool(rows), "model", wanted, type(client.module).__name__)
         return Payload({**own.tensors, "rows": rows}, own.scalars)

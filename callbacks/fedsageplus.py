@@ -72,6 +72,7 @@ class FedSagePlus(FedAvg):
         expect(generator_rounds >= 0, "aggregator.generator_rounds", "0 or more", generator_rounds)
         expect(0 <= alpha < float("inf"), "aggregator.alpha", "a finite number, 0 or more", alpha)
         self.pretrain_epochs, self.generator_rounds, self.alpha = pretrain_epochs, generator_rounds, alpha
+        self.setup_epochs = pretrain_epochs + generator_rounds
         self._answers: dict[str, Payload] = {}  # what each client is sent before the first round
         self._sizes: dict[str, tuple[int, int]] = {}  # of the neighbours that each client generated
         self._gradients: dict[str, Tensor] = {}  # the client half's: of its fGen's weights, until the next step

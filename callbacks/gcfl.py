@@ -159,4 +159,4 @@ def minimum_cut(names: Sequence[str], weights: Tensor) -> tuple[list[str], list[
 
 def _flat(tensors: Mapping[str, Tensor]) -> Tensor:
     parts = [tensors[name].flatten().double() for name in sorted(tensors) if tensors[name].is_floating_point()]
-    return torch.cat(parts)
+    return torch.cat([*parts, torch.zeros(0, dtype=torch.float64)])  # nothing may be shared

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.utils import coalesce
 
 from flgraph.data import GraphDataModule, LinkDataModule, NodeDataModule
 from flgraph.data.checks import require, sorted_edges
@@ -153,8 +154,11 @@ class NoisyClients(FederatedCallback):
     def _rewired(
         self, edge_index: Tensor, node_ptr: Tensor, undirected: bool, draw: Draw
     ) -> tuple[Tensor, dict[str, int]]:
-        """Edges of graphs that own the nodes from one of ``node_ptr`` to the next, and how many are gone and new."""
-        once = edge_index[:, edge_index[0] < edge_index[1]] if undirected else edge_index
+        """Edges of graphs that own the nodes from one of ``node_ptr`` to the next, and how many are gone and new.
+
+        Self-loops stay as they are, and edges that are there twice become one.
+        """
+        once = edge_index[:, edge_index[0] < edge_index[1] if undirected else edge_index[0] != edge_index[1]]
         both = 2 if undirected else 1
         kept = torch.rand(once.size(1), generator=draw("dropped")) >= self.shares["edges_dropped"]
         generator = draw("added")
@@ -165,7 +169,9 @@ class NoisyClients(FederatedCallback):
         before = sorted_edges(once[:, kept], int(node_ptr[-1]), undirected)
         after = sorted_edges(torch.cat([once[:, kept], new], dim=1), int(node_ptr[-1]), undirected)
         gone = int((~kept).sum())
-        return after, {"edges_dropped": gone, "edges_added": (after.size(1) - before.size(1)) // both}
+        loops = edge_index[:, edge_index[0] == edge_index[1]]
+        edges = coalesce(torch.cat([after, loops], dim=1), num_nodes=int(node_ptr[-1]))
+        return edges, {"edges_dropped": gone, "edges_added": (after.size(1) - before.size(1)) // both}
 
     def _rewire_graphs(self, data: GraphDataModule, changed: dict[str, Any], draw: Draw) -> dict[str, int]:
         graphs = data.graphs

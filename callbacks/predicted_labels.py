@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytorch_lightning as pl
@@ -23,7 +24,8 @@ class PredictedLabels(FederatedCallback):
     to the server.
 
     Args:
-        stage: which of the module's ``test_stages``, for example ``"test"`` or ``"global_test"``.
+        stage: which of the module's ``test_stages``, for example ``"test"`` or ``"global_test"``. A warning says where
+            the data has none of it.
 
     Raises:
         InputError: a module's ``forward`` does not return logits, or it has no test stage of that name.
@@ -68,6 +70,8 @@ class PredictedLabels(FederatedCallback):
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Logs the shares."""
         self._release()
+        if not self._predicted:
+            warnings.warn(f"PredictedLabels has nothing to log: the data has no `{self.stage}`.", stacklevel=2)
         for name, counts in (("predicted", self._predicted), ("true", self._true)):
             if counts:
                 total = torch.stack(counts).sum(dim=0)

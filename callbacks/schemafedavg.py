@@ -134,7 +134,7 @@ class SchemaFedAvg(FedProx):
 
     def center(self, client: Client) -> dict[str, Tensor]:
         """What was received, here all rows: before it trains a client has what it was sent."""
-        rows = {n: p.detach().clone() for n, p in client.module.named_parameters() if matches(n, self.rows)}
+        rows = {name: p.detach().clone() for name, p in _with_rows(client, self.rows)}
         return {**super().center(client), **rows}
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
@@ -158,12 +158,18 @@ class NamedRelations(Protocol):
         """Which relation each row of a layer's weights belongs to: a name, or (source, name, target)."""
 
 
+def _with_rows(client: Client, patterns: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    """The parameters that have a row per relation, but those that ``trainer.personal`` keeps."""
+    for name, parameter in client.module.named_parameters():
+        if matches(name, patterns) and not matches(name, client.routing.first):
+            yield name, parameter
+
+
 def _rows_of(client: Client, patterns: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
     """Name and memory of every relation's weights in every layer."""
     data: Any = client.data
     wanted = f"data with `weight_rows` in client `{client.name}`"
     expect(isinstance(data, NamedRelations), "data", wanted, type(data).__name__)
-    for name, parameter in client.module.named_parameters():
-        if matches(name, patterns):
-            for relation, row in zip(data.weight_rows, parameter.detach(), strict=True):
-                yield f"{name}/{relation if isinstance(relation, str) else '|'.join(map(str, relation))}", row
+    for name, parameter in _with_rows(client, patterns):
+        for relation, row in zip(data.weight_rows, parameter.detach(), strict=True):
+            yield f"{name}/{relation if isinstance(relation, str) else '|'.join(map(str, relation))}", row

@@ -75,6 +75,9 @@ class Aggregator(FederatedCallback):
     further_epochs: int = 0
     """How many epochs of a round are not among the run's ``local_epochs``; schedulers of a fixed length count them."""
 
+    setup_epochs: int = 0
+    """How many epochs there are before the first round, if there are any; schedulers begin anew after these."""
+
     needs_classes: bool = False
     """Whether it has no meaning for models that learn several labels or numbers; these are refused then."""
 

@@ -144,7 +144,7 @@ class Client:
         if device is not None and arguments.get("strategy", "auto") == "auto":
             arguments["strategy"] = KeepOnDevice(device)
         half: Any = self.aggregator
-        epochs = rounds * (local_epochs + half.further_epochs)
+        epochs = max(half.setup_epochs, rounds * (local_epochs + half.further_epochs))
         self.trainer = persistent_trainer([self._optimizers, half, *own], arguments, epochs)
         self._unfitted = self.trainer.fit_loop.state_dict()
         if isinstance(data, Movable):

@@ -35,6 +35,7 @@ class ClientHalf(AlgorithmHalf, Protocol):
     seed: int
     optimizer_state: Literal["keep", "reset"]
     needs_classes: bool
+    setup_epochs: int
     further_epochs: int
     reported_scalars: Sequence[str]
 

@@ -121,6 +121,9 @@ class RoutingTable:
         client: for error messages.
         network: of the algorithm, the same; see :attr:`Aggregator.network`.
 
+    Attributes:
+        first: as given: an algorithm that sends such tensors under other names has to leave them out.
+
     Raises:
         InputError: a pattern matches nothing, or a tensor is covered by no route.
     """
@@ -138,6 +141,7 @@ class RoutingTable:
         network: str = "",
     ) -> None:
         self.client, self.extra, self.scalars, self.metrics = client, dict(extra), tuple(scalars), tuple(metrics)
+        self.first = tuple(first)
         expect(isinstance(routes, list | tuple), "routes", "a list of Route", routes)
         routes = [*personal(*first), *(expect_kind(route, Route, "routes", "a list of Route") for route in routes)]
         self.rows: dict[str, RoutedTensor] = {}

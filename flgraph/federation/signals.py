@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,9 +27,17 @@ def stop_on_signals() -> Iterator[None]:
     turn a KeyboardInterrupt into an exit that says nothing. Does nothing outside the main thread, where Python allows
     no handlers; signals that are ignored stay ignored.
     """
+    report = sys.unraisablehook
 
     def stop(signum: int, frame: Any) -> None:
         raise Stopped(signum)
+
+    def again(lost: Any) -> None:
+        """Asks once more: what is raised while Python collects an object ends nothing."""
+        if isinstance(lost.exc_value, Stopped):
+            threading.Timer(0.05, os.kill, (os.getpid(), lost.exc_value.signum)).start()
+        else:
+            report(lost)
 
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -35,6 +45,7 @@ def stop_on_signals() -> Iterator[None]:
         before = {signum: handler for signum, handler in before.items() if handler is not signal.SIG_IGN}
     for signum in before:
         signal.signal(signum, stop)
+    sys.unraisablehook = again
     try:
         yield
     except Stopped as stopped:
@@ -42,5 +53,6 @@ def stop_on_signals() -> Iterator[None]:
             raise KeyboardInterrupt from None
         raise SystemExit(128 + stopped.signum) from None
     finally:
+        sys.unraisablehook = report
         for signum, handler in before.items():
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from flgraph.callbacks import BadClients, FedAvg
+from flgraph.callbacks import BadClients, FedAvg, RecordNoise
 from flgraph.data import GraphFederation
 from flgraph.errors import InputError
 from flgraph.federation import GeometricMedian, Krum, Median, Tolerance, TrimmedMean
@@ -47,6 +47,13 @@ def test_labels_are_flipped_for_training_only(uploads: Any, recorder: Any) -> No
     assert all(torch.equal(tensor, honest["A"][name]) for name, tensor in sent["A"].items())
     after = [batch.y for batch in trainer.engine.clients["B"].data.train_dataloader()]
     assert torch.cat(before).bincount().tolist() == torch.cat(after).bincount().tolist()
+
+
+def test_labels_beside_noise_for_records(federate: Callable[..., Any], graph_federation: Callable[..., Any]) -> None:
+    """Which draws graphs one by one from the data: flipped labels of batches would change nothing."""
+    trainer = federate(FedAvg(), rounds=1, callbacks=[BadClients(["B"], "label_flip"), RecordNoise(1.0, 1.0, 0.5)])
+    with pytest.raises(InputError, match=r"`BadClients\.attack` to be one that leaves labels as they are"):
+        trainer.fit(GNN(hidden_channels=4, num_layers=2), graph_federation())
 
 
 def test_a_replaced_model_is_what_the_mean_becomes(uploads: Any, recorder: Any) -> None:

@@ -220,6 +220,17 @@ def test_each_client_by_itself(federate: Make, graph_federation: Make, assert_sa
         assert record["clients"] == [name for name in lasts if record["round"] <= lasts[name]]
 
 
+def test_a_client_that_joins_late(federate: Make, graph_federation: Make) -> None:
+    """Rounds in which it did not train are none without an improvement."""
+    callbacks = [EarlyStopping("val/loss", "min", patience=3, scope="clients"), Stragglers(away={"A": [[1, 5]]})]
+    trainer = federate(Local(), rounds=12, callbacks=callbacks)
+    trainer.fit(model(lr=0.2), graph_federation())
+    records = read_records(trainer.run_dir / "history.jsonl")
+    took = {name: [r["round"] for r in records if name in r["clients"]] for name in ("A", "B", "C")}
+    assert took["A"][0] == 6
+    assert min(map(len, took.values())) >= 4  # the first and three that are no better, at least
+
+
 def test_the_limit_is_an_end_too(federate: Make, graph_federation: Make, assert_same: Make) -> None:
     snapshots = Snapshots()
     trainer = federate(

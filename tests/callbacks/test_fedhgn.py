@@ -195,6 +195,14 @@ def hash_of(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
+def test_coefficients_that_stay(federate: Federate, recorder: Any) -> None:
+    """No rows leave of layers whose coefficients whoever runs it keeps at the clients."""
+    trainer: Any = federate(FedHGN(), rounds=2, engine=recorder, personal=["convs.1.coefficients"])
+    assert not trainer.fit(net(num_layers=3), data())["dropped"]
+    rows = [upload.group("rows") for _, upload in recorder.uploads()]
+    assert all(len(sent["convs.1"]) == 0 < len(sent["convs.2"]) for sent in rows)
+
+
 def test_without_alignment_it_averages_bases_and_sends_no_rows(federate: Federate, recorder: Any) -> None:
     trainer: Any = federate(FedHGN(alignment=0.0), rounds=2, engine=recorder)
     trainer.fit(net(), data())

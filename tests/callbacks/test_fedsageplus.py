@@ -135,6 +135,19 @@ def test_neighbours_without_number_cost_no_work(federate: Federate) -> None:
         server.check_upload("A", answer, 0, "compare 1")
 
 
+def test_schedulers_count_epochs_before_the_first_round(federate: Federate) -> None:
+    class Cycle(NeighGenSAGE):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            steps = int(self.trainer.estimated_stepping_batches)
+            made = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": made, "interval": "step"}}
+
+    trainer: Any = federate(FedSagePlus(pretrain_epochs=3, generator_rounds=3), rounds=2)
+    trainer.fit(Cycle(hidden_channels=4, fgen_channels=(5,), max_neighbours=2), Parts())
+    assert trainer.current_round == 2
+
+
 def test_the_classifier_starts_from_the_first_weights(federate: Federate, recorder: Any) -> None:
     """What the generator's training did to it is forgotten, its optimizer's moments included; then it is FedAvg."""
     trainer: Any = federate(FedSagePlus(pretrain_epochs=3, generator_rounds=1), rounds=1, engine=recorder)

@@ -214,6 +214,15 @@ def test_without_a_split_it_is_fedper(
     assert_same(*states)
 
 
+@pytest.mark.parametrize("kind", [GCFL, GCFLPlus])
+def test_nothing_shared(
+    kind: type[GCFL], graph_federation: Callable[..., Any], federate: Callable[..., FederatedTrainer]
+) -> None:
+    trainer: Any = federate(kind(warmup=0), rounds=2, personal=["convs.*"], enable_checkpointing=False)
+    results = trainer.fit(GNN(hidden_channels=4, num_layers=1), graph_federation())
+    assert results["aggregator"]["splits"] == []
+
+
 def test_clusters_are_written_down(
     graph_federation: Callable[..., Any], federate: Callable[..., FederatedTrainer]
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_geometric.data import Data
 
 from flgraph.callbacks import FedAvg, NoisyClients
 from flgraph.data import (
@@ -98,6 +99,26 @@ def test_graphs() -> None:
     assert not torch.equal(clean.graphs.node_tensors["s"], expected)
     assert int((noisy.graphs.y != clean.graphs.y).sum()) == noisy.settings["noise"]["flipped"]
     assert not torch.equal(noisy.graphs.x, clean.graphs.x)
+
+
+def test_self_loops_stay() -> None:
+    looped = [
+        Data(torch.rand(4, 2), torch.tensor([[0, 1, 2, 3, 0], [1, 0, 2, 3, 0]]), y=torch.tensor([k % 2]))
+        for k in range(30)
+    ]
+    federation = GraphFederation({"north": looped})
+    federation.setup("fit")
+    clean = federation.client("north")
+    noisy = NoisyClients(edges_dropped=0.5).client_data("north", clean)
+    noisy.graphs._validate()
+    loops = [graphs._global_edges() for graphs in (clean.graphs, noisy.graphs)]
+    before, after = (edges[:, edges[0] == edges[1]] for edges in loops)
+    assert torch.equal(before.sort().values, after.sort().values)
+    assert (
+        noisy.graphs.edge_index.size(1)
+        == clean.graphs.edge_index.size(1) - 2 * noisy.settings["noise"]["edges_dropped"]
+    )
+    assert noisy.settings["noise"]["edges_dropped"] > 0
 
 
 def test_draws_depend_on_client_and_use_alone() -> None:

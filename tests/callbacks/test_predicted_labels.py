@@ -60,6 +60,12 @@ def test_changes_nothing_else(federate: Federate, assert_same: Callable[..., Non
         assert len(told) == len(others) + 8
 
 
+def test_data_without_the_stage(federate: Federate) -> None:
+    federation = NodeFederation(data().dataset, num_clients=2, partition="dirichlet", global_fraction=0.0, batch_size=8)
+    with pytest.warns(UserWarning, match="nothing to log: the data has no `global_test`"):
+        run(federate, federation, callbacks=[PredictedLabels()])
+
+
 def test_unknown_stage(federate: Federate) -> None:
     with pytest.raises(InputError, match=r"`callbacks\.stage` to be one of test, global_test but got 'everywhere'"):
         run(federate, data(), callbacks=[PredictedLabels("everywhere")])

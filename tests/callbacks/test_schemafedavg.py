@@ -13,7 +13,7 @@ from flgraph.callbacks import FedProx, SchemaFedAvg
 from flgraph.data import HeteroClients, HeteroFederation
 from flgraph.data.hetero.schema import with_reverse
 from flgraph.errors import InputError
-from flgraph.federation import FederatedTrainer
+from flgraph.federation import FederatedTrainer, GaussianNoise
 from flgraph.federation.routes import Route, personal, shared
 from flgraph.models import GNN, RGCN
 
@@ -48,6 +48,22 @@ def test_a_relation_is_averaged_over_those_who_have_it(federate: Federate, recor
         expected = sum(sent[name].tensors[key].double() * counts[name] for name in names) / sum(counts.values())
         for name in names:
             torch.testing.assert_close(held[name][relation], expected.float())
+
+
+def test_relations_of_weights_that_stay(federate: Federate, recorder: Any) -> None:
+    """What whoever runs it keeps at the clients leaves under no other name."""
+    trainer: Any = federate(SchemaFedAvg(mu=1.0), rounds=1, engine=recorder, personal=["convs.1.*"])
+    trainer.fit(net(num_layers=3), ten_relations())
+    rounds = [list(upload.tensors) for _, upload in recorder.uploads()]
+    assert any(name.startswith("relations/convs.2.weight/") for names in rounds for name in names)
+    assert not any("convs.1" in name for names in rounds for name in names)
+
+
+def test_noise_does_not_hide_names(federate: Federate) -> None:
+    trainer: Any = federate(SchemaFedAvg(weighting="uniform"), rounds=1, transforms=[GaussianNoise(1.0, 20.0)])
+    told = trainer.fit(net(), ten_relations())["privacy"]
+    assert told["epsilon"] is None
+    assert told["claim"] == "none: names of relations/* leave without noise"
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])

@@ -55,8 +55,12 @@ class GaussianNoise(Transform):
         return self.at == "client"
 
     def uncovered(self, half: AlgorithmHalf, leave: Sequence[str]) -> list[str]:
-        """What of uploads leaves without noise: what some transform leaves, none changes."""
-        return [*leave, *half.upload_scalars]
+        """What of uploads leaves without noise: what some transform leaves, none changes.
+
+        Names of weights that are no part of the model are of a client's data, such as relations of its schema.
+        """
+        named = [f"names of {pattern}" for pattern, kind in half.extra_tensors.items() if kind == "weights"]
+        return [*leave, *half.upload_scalars, *named]
 
     def encode(self, update: Update, draw: Draw) -> Update:
         known = clipped(_withheld(update), self.norm)
