@@ -63,7 +63,10 @@ _SENTENCES = [
         r".*?Problem with given class_path '(?:[\w.]+\.)?(?P<last>\w+)': (?P<why>.*?)(?: - Expected a .*)?",
         ("{last}", "given what it needs", "{why}"),
     ),
-    (_FIELD + r".*NestedArg\(key='(?P<name>\w+)'.*", ("{field}", "a class, and then its fields", "its `{name}` alone")),
+    (
+        _FIELD + r".*Expected an instantiatable class.*NestedArg\(key='(?P<name>\w+)'.*",
+        ("{field}", "a class, and then its fields", "its `{name}` alone"),
+    ),
     (_FIELD + _UNION, ("{field}", "{type}", "{value}")),
     (_FIELD + _TYPE + r"(?P<value>.*?)(?: - Expected a or null.*)?", ("{field}", "{type}", "{value}")),
     (
