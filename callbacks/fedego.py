@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from flgraph.errors import InputError, expect, expect_kind
+from flgraph.errors import InputError, brief, expect, expect_kind
 from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.client import Client
-from flgraph.federation.payload import Payload, Scalar, brief
+from flgraph.federation.payload import Payload, Scalar
 from flgraph.federation.received import expect_between, expect_count, expect_group, expect_tensor
 from flgraph.federation.routes import Route, UploadKind, personal, shared
 from flgraph.federation.seeding import derive_seed, seed_all

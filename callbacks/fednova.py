@@ -12,9 +12,9 @@ from torch import Tensor
 
 from flgraph.callbacks.gradients import stepped
 from flgraph.callbacks.server_step import ServerStep
-from flgraph.errors import InputError
+from flgraph.errors import InputError, brief
 from flgraph.federation.client import Client
-from flgraph.federation.payload import Payload, brief
+from flgraph.federation.payload import Payload
 
 _MOST_STEPS = 10**6
 """Of a client in a round: whoever says more would have all others' updates multiplied by it."""

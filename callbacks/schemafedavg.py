@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from torch import Tensor
 
 from flgraph.callbacks.fedprox import FedProx
-from flgraph.errors import expect
+from flgraph.errors import brief, expect
 from flgraph.federation.client import Client
-from flgraph.federation.payload import Payload, brief
+from flgraph.federation.payload import Payload
 from flgraph.federation.received import expect_group, expect_tensor
 from flgraph.federation.routes import Route, UploadKind, matches, personal, shared
 

@@ -93,7 +93,12 @@ def shown(value: Any) -> Any:
     """
     if isinstance(value, PurePath | BaseException):
         return value
-    text = repr(value[: 2 * LONGEST]) if isinstance(value, str) else str(value)
+    return brief(repr(value[: 2 * LONGEST]) if isinstance(value, str) else value)
+
+
+def brief(value: object) -> str:
+    """The same without quotes, also of what another side wrote."""
+    text = str(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 

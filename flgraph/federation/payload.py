@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, TensorSpec, serialize
 from torch import Tensor, strided
 
-from flgraph.errors import InputError, expect
+from flgraph.errors import InputError, brief, expect
 
 Scalar = str | int | float | bool
 
@@ -159,12 +159,6 @@ class Payload:
 def is_name(text: str) -> bool:
     """Whether a tensor or a scalar may be called so."""
     return len(text) <= _LONGEST_NAME and text.isprintable()
-
-
-def brief(value: object) -> str:
-    """What another side wrote, for an error: 60 letters at most."""
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def parsed(text: str) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flgraph.errors import InputError
-from flgraph.federation.payload import Payload, brief
+from flgraph.errors import InputError, brief
+from flgraph.federation.payload import Payload
 
 Shape = Sequence[int | None]
 """Sizes; ``None`` for any."""

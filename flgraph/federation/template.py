@@ -11,10 +11,9 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_warn
 from torch.nn.parameter import is_lazy
 
-from flgraph.errors import InputError, expect
+from flgraph.errors import InputError, brief, expect
 from flgraph.federation.data import ClientData
 from flgraph.federation.lightning_callbacks import check_callbacks
-from flgraph.federation.payload import brief
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.hooks import overrides
 

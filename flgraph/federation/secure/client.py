@@ -11,9 +11,9 @@ from hmac import compare_digest
 import torch
 from torch import Tensor
 
-from flgraph.errors import InputError, PolicyError, expect
+from flgraph.errors import InputError, PolicyError, brief, expect
 from flgraph.federation.messages import Request, Turn
-from flgraph.federation.payload import Payload, brief
+from flgraph.federation.payload import Payload
 from flgraph.federation.received import Shape, expect_group
 from flgraph.federation.secure.fixed_point import encode
 from flgraph.federation.secure.identity import Identity, signed_content
