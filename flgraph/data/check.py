@@ -110,7 +110,7 @@ def check_config(kind: type[OwnClients], settings: Mapping[str, Any], file: str,
 
 def _of_client(data: OwnClients, name: str, given: Any) -> Iterator[str]:
     if isinstance(data, HeteroClients):
-        yield from _of_hetero(name, given, data.root, data.task == "nodes", data.target)
+        yield from _of_hetero(name, given, data)
         return
     declared = data.declared
     many = isinstance(data, GraphClients)
@@ -248,16 +248,15 @@ def _coded(coding: Coding, sources: Mapping[str, Source]) -> Iterator[str]:
     yield _line("classes" if coding.task == "multiclass" else "labels", len(coding.classes))
 
 
-def _of_hetero(
-    name: str, given: Any, root: str | None = None, labelled: bool = False, target: str | None = None
-) -> Iterator[str]:
+def _of_hetero(name: str, given: Any, data: HeteroClients | None = None) -> Iterator[str]:
+    root, labelled, target = (None, False, None) if data is None else (data.root, data.task == "nodes", data.target)
     source, doubts = _silently(lambda: read_hetero_source(given, name, root, labelled, target))
     path = str(Path(root or ".") / str(given))
-    yield from _of_tables(name, source) if isinstance(source, HeteroTables) else _of_graph(name, source, path)
+    yield from _of_tables(name, source, data) if isinstance(source, HeteroTables) else _of_graph(name, source, path)
     yield from doubts
 
 
-def _of_tables(name: str, source: HeteroTables) -> Iterator[str]:
+def _of_tables(name: str, source: HeteroTables, data: HeteroClients | None) -> Iterator[str]:
     yield name
     for kind, count in source.num_nodes.items():
         yield _line("node type", f"{kind}: {count} nodes")
@@ -268,7 +267,13 @@ def _of_tables(name: str, source: HeteroTables) -> Iterator[str]:
     for kind, labels in source.labels.items():
         yield _labels(labels, f"nodes of {kind}")
         yield _splits(source.split.get(kind), f"nodes of {kind}")
-    yield _line("left out", ", ".join(source.unused) if source.unused else "nothing")
+    missing = sum(int(column.missing.sum()) for own in source.columns.values() for column in own.values())
+    yield _line("missing", f"{missing} values")
+    unused = source.unused
+    if data is not None:
+        target = source.find_target(data.target) if data.task == "nodes" else None
+        unused = source.left_out(target, {**source.columns, **data.columns})
+    yield _line("left out", ", ".join(unused) if unused else "nothing")
 
 
 def _of_graph(name: str, graph: HeteroGraph, path: str) -> Iterator[str]:

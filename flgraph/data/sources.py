@@ -138,8 +138,9 @@ def _load(path: Path, name: str, many: bool, task: Task) -> Any:
     except Exception:  # as above
         raise InputError(str(path), "a file that numpy.savez wrote", "one that cannot be read") from None
     for key, value in arrays.items():
-        texts = value.dtype.kind in "US" and key == "y"
-        expect(texts or value.dtype.kind in "biuf", f"{key} in {path}", "an array of numbers", value.dtype)
+        wanted = "an array of numbers or, as NumPy has them in Unicode, texts" if key == "y" else "an array of numbers"
+        kinds = "biufU" if key == "y" else "biuf"
+        expect(value.dtype.kind in kinds, f"{key} in {path}", wanted, value.dtype)
     return (
         _of_arrays(arrays, path, task)
         if many
@@ -148,7 +149,7 @@ def _load(path: Path, name: str, many: bool, task: Task) -> Any:
 
 
 def _tensor(array: np.ndarray) -> Any:
-    return array.tolist() if array.dtype.kind in "US" else torch.from_numpy(array)
+    return array.tolist() if array.dtype.kind == "U" else torch.from_numpy(array)
 
 
 def _graphml(path: Path) -> nx.Graph:
@@ -284,6 +285,8 @@ def labels_of_tensor(y: Any, count: int, where: str) -> list[str | None]:
     if isinstance(y, list | str | int | float):
         y = y if isinstance(y, list) else [y]
         require(len(y) == count, where, f"{count} labels", str(len(y)))
+        if count == 1 and isinstance(y[0], str):  # a graph's: whether `NA` is a class, others tell
+            return [y[0].strip() or None]
         return Column.of(y, where).texts()
     expect(isinstance(y, Tensor), where, "a tensor", type(y).__name__)
     y = y[:, 0] if y.dim() == 2 and y.size(1) == 1 else y
@@ -315,7 +318,7 @@ def targets_of_tensor(y: Any, count: int, where: str) -> dict[str, Column]:
         InputError: there are others than ``count`` rows of finite numbers.
     """
     expect(isinstance(y, Tensor), where, "a tensor of numbers", type(y).__name__)
-    fits = count > 0 and y.numel() > 0 and y.numel() % count == 0 and (y.dim() < 2 or count in (1, y.size(0)))
+    fits = count > 0 and y.numel() > 0 and y.numel() % count == 0 and (count == 1 or y.size(0) == count)
     expect(fits and not y.is_complex(), where, f"numbers of shape [{count}, T]", list(y.shape))
     rows = y.reshape(count, -1).double().numpy()
     names = ["label"] if rows.shape[1] == 1 else map(str, range(rows.shape[1]))
@@ -327,9 +330,9 @@ def _edge_columns(edge_attr: Tensor, count: int, where: str) -> dict[str, Column
     return {str(number): Column.of_numbers(rows[:, number], where) for number in range(rows.shape[1])}
 
 
-def _masks(data: Data, count: int, name: str) -> list[str | None] | None:
-    masks = {split: data.get(f"{split}_mask") for split in SPLITS}
-    masks = {split: mask for split, mask in masks.items() if mask is not None}
+def _masks(data: Data | Mapping[str, Any], count: int, name: str) -> list[str | None] | None:
+    found = ((split, data.get(f"{split}_mask")) for split in SPLITS)
+    masks: dict[str, Any] = {split: mask for split, mask in found if mask is not None}
     if not masks:
         return None
     split: list[str | None] = [None] * count
@@ -337,9 +340,9 @@ def _masks(data: Data, count: int, name: str) -> list[str | None] | None:
         fits = isinstance(mask, Tensor) and mask.dtype == torch.bool and list(mask.shape) == [count]
         got = f"{list(mask.shape)}, {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
         require(fits, f"{part}_mask of {name}", f"a mask of shape [{count}], torch.bool", got)
-        for node in mask.nonzero()[:, 0].tolist():
-            require(split[node] is None, f"masks of {name}", "without common nodes", f"node {node} in two")
-            split[node] = part
+        for row in mask.nonzero()[:, 0].tolist():
+            require(split[row] is None, f"masks of {name}", "without common rows", f"row {row} in two")
+            split[row] = part
     return split
 
 
@@ -347,8 +350,9 @@ def _of_arrays(arrays: Mapping[str, np.ndarray], path: Path, task: Task) -> Sour
     """Several graphs as flat arrays, as :class:`~flgraph.data.FlatGraphs` has them."""
     for key in ("x", "edge_index", "y", "node_ptr", "edge_ptr"):
         require(key in arrays, str(path), "arrays x, edge_index, y, node_ptr and edge_ptr", f"none of the name {key}")
-    x, edges, y = (_tensor(arrays[key]) for key in ("x", "edge_index", "y"))
-    node_ptr, edge_ptr = (torch.from_numpy(arrays[key]).long() for key in ("node_ptr", "edge_ptr"))
+    tensors = {key: _tensor(array) for key, array in arrays.items()}
+    x, edges, y = (tensors[key] for key in ("x", "edge_index", "y"))
+    node_ptr, edge_ptr = (tensors[key].long() for key in ("node_ptr", "edge_ptr"))
     for key, ptr, total in (("node_ptr", node_ptr, x.size(0)), ("edge_ptr", edge_ptr, edges.size(-1))):
         fits = (
             ptr.dim() == 1
@@ -369,13 +373,14 @@ def _of_arrays(arrays: Mapping[str, np.ndarray], path: Path, task: Task) -> Sour
     owner = torch.repeat_interleave(torch.arange(count), edge_ptr.diff())
     expect_joined(edges, node_ptr.diff()[owner], f"edge_index in {path}")
     unused = [f"{key} in {path}" for key in arrays if key not in (*_KNOWN, "node_ptr", "edge_ptr", "edge_attr")]
-    attr = None if "edge_attr" not in arrays else _tensor(arrays["edge_attr"])
+    attr = tensors.get("edge_attr")
     return Source(
         str(path),
         x.size(0),
         edges + node_ptr[owner],
         labels_of_tensor(y if task == "multiclass" else None, count, f"y in {path}"),
         _features(x, str(path)),
+        split=_masks(tensors, count, str(path)),
         graph_of=torch.repeat_interleave(torch.arange(count), node_ptr.diff()),
         unused=unused,
         least_classes=int(arrays.get("num_classes", 0)),
@@ -386,6 +391,7 @@ def _of_arrays(arrays: Mapping[str, np.ndarray], path: Path, task: Task) -> Sour
 
 # ----------------------------------------------------------------------------------------------------------- networkx
 def _of_networkx(graph: nx.Graph, name: str, many: bool, task: Task) -> Source:
+    graph = graph if graph.is_directed() else graph.to_directed(as_view=True)  # each edge both ways
     number = {node: position for position, node in enumerate(graph)}
     names = list(dict.fromkeys(key for _, own in graph.nodes(data=True) for key in own))
     values = {key: [own.get(key) for _, own in graph.nodes(data=True)] for key in names}
@@ -395,9 +401,8 @@ def _of_networkx(graph: nx.Graph, name: str, many: bool, task: Task) -> Source:
     ends = [(number[source], number[target]) for source, target in graph.edges()]
     of_edges = dict.fromkeys(key for *_, own in graph.edges(data=True) for key in own if key != "id")
     joined = [own for *_, own in graph.edges(data=True)]
-    if many:
-        labels = Column.of([graph.graph.get("label")], f"label of {name}").texts()
-    else:
+    labels = [graph.graph.get("label")]  # of many, see _joined
+    if not many:
         labels = Column.of(values.get("label", [None] * len(number)), f"label of {name}").texts()
     split = None
     if "split" in values and not many:
@@ -444,7 +449,7 @@ def _joined(parts: Sequence[Source], name: str) -> Source:
         name,
         sum(counts),
         torch.cat(edges, dim=1),
-        [label for part in parts for label in part.labels],
+        Column.of([label for part in parts for label in part.labels], f"label of {name}").texts(),
         torch.cat([x for x in xs if x is not None]) if widths else None,
         columns,
         graph_of=torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(counts)),

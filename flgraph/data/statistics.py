@@ -27,8 +27,8 @@ def partition_statistics(
 
     Returns:
         ``global_test`` (``nodes``, ``edges``, ``labels``: nodes per class), ``mean_emd`` and ``clients``, by name:
-        ``nodes``; ``edges``, those between its nodes, and ``edges_cut``, those from its nodes to others of the whole
-        graph (an undirected edge counts once); ``train``, ``val``, ``test``; ``train_labels``, training nodes per
+        ``nodes``; ``edges``, those between its nodes, and ``edges_cut``, those between its nodes and others of the
+        whole graph (an undirected edge counts once); ``train``, ``val``, ``test``; ``train_labels``, training nodes per
         class; ``emd``, the sum over classes of ``|P_i(c) - P(c)|`` where ``P`` are shares among training nodes, the
         client's and those of the union of all clients' (FedEgo, Eq. 14). Without classes nothing of labels is there.
 

@@ -95,7 +95,7 @@ def _best_cluster(results: Mapping[str, Any], metric: str) -> float | None:
     for split in splits:
         # The last evaluation before the split: not every round need have one.
         before = rounds.get(max((done for done in rounds if done < split["round"]), default=0), {})
-        for client in (client for part in split["into"] for client in part):
+        for client in (client for part in split["into"] for client in part if client in best):  # not who was left out
             value = number(before.get(client, {}).get(metric))
             known = [one for one in (best[client], value) if not math.isnan(one)]
             best[client] = choose(known, default=math.nan)

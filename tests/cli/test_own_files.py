@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from flgraph.data import HeteroClients
 from flgraph.projects import PARTNERS, create
 
 Call = Callable[..., Any]  # see conftest.py
@@ -280,6 +281,21 @@ def test_check_of_numbers_and_labels(done: Call, project: Path) -> None:
     assert out.endswith("  labels     1\n")
     (project / "north" / "nodes.csv").write_text(nodes.replace("label,", "kind,").replace("balance", "label_2030"))
     assert "  label      2030: numbers\n" in done("data", "check", "north").out
+
+
+def test_check_of_types_tells_what_a_run_leaves_out(
+    done: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(tmp_path / "made", "hetero")
+    monkeypatch.chdir(tmp_path / "made")
+    table = pd.read_csv("east/author.csv")
+    table["fame"] = [None, *range(1, len(table))]
+    table.to_csv("east/author.csv", index=False)
+    assert "  missing    1 values\n  left out   nothing\n" in done("data", "check", "east").out
+    assert done("data", "check", "federation.yaml").out.count("left out   column fame of author\n") == 1
+    settings = yaml.safe_load(Path("federation.yaml").read_text())
+    with pytest.warns(UserWarning, match="Not used of the data of `east`: column fame of author"):
+        HeteroClients(**settings["data"]["init_args"]).setup()
 
 
 def test_check_tells_no_row(done: Call, project: Path) -> None:

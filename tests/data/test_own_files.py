@@ -318,7 +318,7 @@ X, EDGES = torch.rand(4, 2), torch.tensor([[0, 1], [1, 2]])
             r"x of a` to be finite \(`data.missing` is for tables\) but got NaN or infinity",
         ),
         (Data(x=X, edge_index=EDGES, y=torch.ones(4), train_mask=torch.ones(4, 2).bool()), r"mask of shape \[4\]"),
-        (Data(x=X, edge_index=EDGES, y=torch.ones(4), train_mask=X[:, 0] >= 0, val_mask=X[:, 0] >= 0), "common nodes"),
+        (Data(x=X, edge_index=EDGES, y=torch.ones(4), train_mask=X[:, 0] >= 0, val_mask=X[:, 0] >= 0), "common rows"),
         ("nowhere", "`data.graphs.a` to be a folder with nodes.csv and edges.csv, or a file .npz, .pt or .graphml,"),
         (3, "`data.graphs.a` to be a path, or a PyG or networkx graph, but got 'int'"),
     ],

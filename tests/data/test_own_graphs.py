@@ -95,6 +95,52 @@ def test_the_same_graphs_in_every_form(tmp_path: Path) -> None:
     assert data.client("tables").val.tolist() == [1, 5, 9, 13, 17]
 
 
+def test_masks_of_many_graphs_in_arrays(tmp_path: Path) -> None:
+    part = np.arange(12) % 3
+    flat = {
+        "x": np.ones((24, 1)),
+        "edge_index": np.array([[0] * 12, [1] * 12]),
+        "y": np.array(["long", "short"] * 6),
+        "node_ptr": np.arange(0, 25, 2),
+        "edge_ptr": np.arange(13),
+    }
+    masks = {"train_mask": part == 0, "val_mask": part == 1, "test_mask": part == 2}
+    np.savez(tmp_path / "a.npz", **flat, **masks)
+    own = made(GraphClients({"a": tmp_path / "a.npz"}, structure="none")).client("a")
+    for number, split in enumerate((own.train, own.val, own.test)):
+        assert split.tolist() == np.flatnonzero(part == number).tolist()
+    np.savez(tmp_path / "a.npz", **flat, **{**masks, "val_mask": part >= 1})
+    with pytest.raises(InputError, match=r"masks of .*a.npz` to be without common rows but got row 2 in two"):
+        GraphClients({"a": tmp_path / "a.npz"}).setup()
+    np.savez(tmp_path / "a.npz", **{**flat, "y": flat["y"].astype("S")})
+    with pytest.raises(InputError, match=r"y in .*a.npz` to be .* in Unicode, texts but got '?.?S5"):
+        GraphClients({"a": tmp_path / "a.npz"}).setup()
+
+
+def test_labels_of_graphs_are_judged_together(tmp_path: Path) -> None:
+    """``NA`` is no missing number among names, and may be a name; alone it might be either."""
+    nets = [nx.path_graph(3) for _ in range(24)]
+    for number, net in enumerate(nets):
+        net.graph["label"] = ("NA", "fast", "slow")[number % 3]
+    pyg = [Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1], [1, 2]]), y=net.graph["label"]) for net in nets]
+    for given in (nets, pyg):
+        with pytest.raises(InputError, match=r"label of north` to be .*row 1"):
+            GraphClients({"north": given}, structure="none").setup()
+        data = made(GraphClients({"north": given}, structure="none", classes=["fast", "slow", "NA"]))
+        assert data.client("north").graphs.y.tolist() == [2, 0, 1] * 8
+
+
+@pytest.mark.parametrize("undirected", [True, False])
+def test_undirected_edges_of_networkx_go_both_ways(undirected: bool) -> None:
+    net = nx.path_graph(4)
+    nx.set_node_attributes(net, {node: str(node % 2) for node in net}, "label")
+    nx.set_edge_attributes(net, {edge: sum(edge) / 10 for edge in net.edges}, "amount")
+    data = made(NodeClients({"a": net}, undirected=undirected, fractions=(1, 0, 0), edge_columns={"amount": "number"}))
+    graph = data.client("a").graph
+    assert graph.edge_index.tolist() == [[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]
+    assert torch.allclose(graph.edge_attr[:, 0], torch.tensor([0.1, 0.1, 0.3, 0.3, 0.5, 0.5]))
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -118,3 +118,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
         NodeClients({"a": Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]), y=torch.rand(2))}).setup()
     with pytest.raises(InputError, match=r"several labels for one need `data\.task` multilabel or regression"):
         NodeClients({"a": Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]), y=torch.ones(2, 2))}).setup()
+    folded = Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]), y=torch.rand(4))
+    with pytest.raises(InputError, match=r"y of a` to be numbers of shape \[2, T\] but got \[4\]"):
+        NodeClients({"a": folded}, task="regression").setup()

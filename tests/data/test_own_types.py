@@ -65,13 +65,26 @@ def test_pyg_of_types(tmp_path: Path) -> None:
     data["paper"].num_nodes = 12
     data["author", "writes", "paper"].edge_index = torch.arange(12).repeat(2, 1)
     torch.save(data, tmp_path / "a.pt")
-    library(tmp_path / "b")
+    library(tmp_path / "b", author=[("id", "label"), *((f"a{n}", n % 2) for n in range(12))])
     clients = made(HeteroClients({"file": tmp_path / "a.pt", "object": data, "tables": tmp_path / "b"}))
     assert clients.client("file").graph.content == clients.client("object").graph.content
     assert clients.client("file").num_train_samples == 7
     data["author", "writes", "paper"].edge_weight = torch.rand(12)
     with pytest.warns(UserWarning, match="`object`: edge_weight of author-writes-paper"):
         HeteroClients({"object": data}).setup()
+    library(tmp_path / "c")
+    with pytest.warns(UserWarning, match="`file`, `tables`: no class in common with other clients"):
+        HeteroClients({"file": tmp_path / "a.pt", "tables": tmp_path / "c"}).setup()
+
+
+def test_no_split_is_drawn_over_a_given_one() -> None:
+    """As nodes for testing would be trained on."""
+    data = HeteroData()
+    data["author"].y, data["author"].x = torch.arange(12) % 2, torch.rand(12, 3)
+    data["author"].test_mask = torch.arange(12) > 7
+    data["author", "cites", "author"].edge_index = torch.arange(12).repeat(2, 1)
+    with pytest.raises(InputError, match="`data` to be at least one training node"):
+        HeteroClients({"north": data}).setup()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from flgraph.data import (
     NodeGraph,
     PartitionedGraphFederation,
     SyntheticFederation,
+    TUFederation,
     WholeGraphFederation,
 )
 from flgraph.data.partition_file import read_partition
@@ -133,6 +135,38 @@ def test_graphs_of_another_set(tmp_path: Path) -> None:
     more = [*toy_graphs(), *toy_graphs()]
     with pytest.raises(InputError, match=rf"`data.partition` to be a partition of {len(more)} graphs, as .* has, but"):
         PartitionedGraphFederation(FlatGraphs.from_pyg(more), partition=str(file)).setup()
+
+
+def test_a_data_set_by_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read once for all of the file's clients, and held against the file."""
+    read: list[str] = []
+    monkeypatch.setattr(
+        "flgraph.data.graphs.federation.read_tu",
+        lambda name, *_: FlatGraphs.from_pyg(toy_graphs(), read.append(name) or name),
+    )
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps({"keys": [number // 6 for number in range(12)]}))
+    data = TUFederation(["TINY"], partition=str(file), structure="none", fractions=(0.5, 0.25, 0.25))
+    data.setup()
+    assert numbers(data.client("1").graphs) == list(range(6, 12))
+    assert numbers(data.client("0").graphs) == list(range(6))
+    assert read == ["TINY"]
+    assert np.load(io.BytesIO(data.partition_file()))["num_graphs"] == 12
+    file.write_text(json.dumps({"keys": [number // 6 for number in range(24)]}))
+    other = TUFederation(["TINY"], partition=str(file), structure="none")
+    other.setup()
+    with pytest.raises(InputError, match=r"`data.partition` to be a partition of 12 graphs, as TINY has, but got 24"):
+        other.client("0")
+
+
+def test_graphs_without_any_number_are_not_trained_on() -> None:
+    given = toy_graphs()
+    for number, graph in enumerate(given):
+        graph.y = torch.tensor([[float("nan")] if number % 2 else [1.0]])
+    data = GraphFederation({"a": given}, structure="none", task="regression", fractions=(1, 0, 0))
+    data.setup()
+    assert sorted(data.client("a").train.tolist()) == list(range(0, 12, 2))
+    assert data.client("a").num_train_samples == 6
 
 
 def numbers(graphs: FlatGraphs) -> list[float]:

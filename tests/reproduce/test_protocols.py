@@ -62,6 +62,12 @@ def test_the_last_evaluation_before_a_split_counts(tmp_path: Path) -> None:
     assert value_of(results, "best_cluster", "test/accuracy", "weighted_mean") is None
 
 
+def test_who_was_left_out_has_no_part_in_it(tmp_path: Path) -> None:
+    results = results_of(tmp_path, "test/accuracy", [{"a": 0.8, "b": 0.6}, {"a": 0.3, "b": 0.7}], split=2)
+    results["final"]["clients"].pop("b")
+    assert value_of(results, "best_cluster", "test/accuracy", "mean") == 0.8
+
+
 @pytest.mark.parametrize("metric", ["test/accuracy", "test/loss"])
 def test_rounds_without_a_value_are_passed_over(tmp_path: Path, metric: str) -> None:
     results = results_of(tmp_path, metric, [{"a": 0.5}, {"a": None}, {"a": None}], split=2)

@@ -20,6 +20,7 @@ from flgraph.data.graphs.diffusion import Diffusion, diffused
 from flgraph.data.graphs.partition import dirichlet_shards, sorted_shards
 from flgraph.data.graphs.partition import shards as make_shards
 from flgraph.data.graphs.readers import Features, read_tu
+from flgraph.data.own import has_label
 from flgraph.data.partition_file import SavedPartition, is_partition_file, read_partition, warn_of_count
 from flgraph.data.splits import fewest_for, split_client
 from flgraph.errors import InputError, expect
@@ -210,6 +211,8 @@ class GraphFederation(Federation[GraphDataModule]):
         else:
             train, val, test = self.splits(name, graphs)
             taken = self._taken.pop(name, torch.arange(len(graphs)))
+        known = has_label(graphs.y)  # nobody asks for a label where there is none
+        train, val, test = (index[known[index]] for index in (train, val, test))
         named = {"train": train, "val": val, "test": test}
         self._parts[name] = {"graphs": taken, **{use: taken[index] for use, index in named.items()}}
         return graphs, (train, val, test)
@@ -308,13 +311,14 @@ class TUFederation(GraphFederation):
             self._read = None  # before the next one is read
             self._read = dataset, self.embed(read_tu(dataset, self.root, self.features))
         graphs = self._read[1]
+        if len(self.datasets) == 1:
+            self.note_total(graphs)
         if self.shards == 1:
-            self._read = None
+            if self._saved is None:  # or else the file's other clients are of it, too
+                self._read = None
             return graphs, graphs.num_classes
         enough = self.shards <= len(graphs)
         expect(enough, "data.shards", f"at most {len(graphs)}, the number of graphs of {dataset},", self.shards)
-        if len(self.datasets) == 1:
-            self.note_total(graphs)
         if self._saved is not None:
             return graphs, graphs.num_classes
         index = self._cut(graphs)[self._shards(dataset).index(name)]

@@ -129,7 +129,9 @@ class HeteroClients(Federation[HeteroClientData]):
             return self.declared.classes
         tables = {name: source for name, source in read.items() if isinstance(source, HeteroTables)}
         labels = {name: source.labels[targets[name]] for name, source in tables.items()}
-        warn_of_disjoint_classes(labels)
+        numbered = {name: source.y[source.y >= 0] for name, source in read.items() if isinstance(source, HeteroGraph)}
+        codes = {name: map(str, y.unique().tolist()) for name, y in numbered.items()}
+        warn_of_disjoint_classes({name: {**labels, **codes}[name] for name in read})
         least = max([0, *(source.num_classes for source in read.values() if isinstance(source, HeteroGraph))])
         return derived_classes(((f"label of {name}", own) for name, own in labels.items()), least)
 
@@ -152,14 +154,8 @@ class HeteroClients(Federation[HeteroClientData]):
     def _graph(
         self, name: str, source: HeteroTables, target: str, coding: Mapping[str, Coding], classes: tuple[str, ...]
     ) -> HeteroGraph:
-        undeclared = [
-            f"column {column} of {kind}"
-            for kind, own in source.columns.items()
-            for column in own
-            if column not in coding[kind].columns
-        ]
-        others = [f"label of {kind}" for kind in source.labels if kind != target or self.task == "links"]
-        warn_of_unused([*source.unused, *undeclared, *others], name)
+        learned = target if self.task == "nodes" else None
+        warn_of_unused(source.left_out(learned, {kind: own.columns for kind, own in coding.items()}), name)
         y, splits = torch.full((source.num_nodes[target],), -1), None
         if self.task == "nodes":
             where = f"label of {target} in {source.name}"
@@ -176,7 +172,7 @@ class HeteroClients(Federation[HeteroClientData]):
         if own:
             return graph
         graph = graph.replace(num_classes=count)
-        if graph.train.numel():
+        if graph.train.numel() or graph.val.numel() or graph.test.numel():
             return graph
         splits = split_rows(graph.y, None, f"y of {name}", self.fractions, self.split_seed, name)
         train, val, test = (part.sort().values for part in splits)

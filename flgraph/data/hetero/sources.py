@@ -55,6 +55,21 @@ class HeteroTables:
         """
         return _target(list(self.labels), given, self.name)
 
+    def left_out(self, target: str | None, columns: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """What it holds and training makes no use of, in words.
+
+        Args:
+            target: type of the nodes that are classified; ``None`` if none are.
+            columns: of each type's columns those that are used.
+        """
+        undeclared = [
+            f"column {column} of {kind}"
+            for kind, own in self.columns.items()
+            for column in own
+            if column not in columns[kind]
+        ]
+        return [*self.unused, *undeclared, *(f"label of {kind}" for kind in self.labels if kind != target)]
+
     def graph(
         self, target: str, y: Tensor, splits: Splits | None, coding: Mapping[str, Coding], classes: int
     ) -> HeteroGraph:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flgraph.errors import expect
-from flgraph.models.base import expect_positive, expect_sizes
+from flgraph.models.base import expect_positive, expect_share, expect_sizes
 from flgraph.models.links import (
     LinkModule,
     area_under_roc,
@@ -62,6 +62,7 @@ class NodeLinks(LinkModule):
         super().__init__(**kwargs)
         expect_sizes(in_channels=in_channels)
         expect_positive(hidden_channels=hidden_channels, num_negatives=num_negatives)
+        expect_share(dropout=dropout)
         expect(encoder in ("gcn", "sage"), "model.encoder", "gcn or sage", encoder)
         expect(decoder in ("dot", "mlp"), "model.decoder", "dot or mlp", decoder)
         self.in_channels, self.hidden_channels, self.encoder = in_channels, hidden_channels, encoder

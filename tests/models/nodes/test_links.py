@@ -138,6 +138,7 @@ def test_what_is_refused(federate: Callable[..., FederatedTrainer]) -> None:
     for call, sentence in (
         (lambda: NodeLinks(encoder="gin"), r"`model\.encoder` to be gcn or sage"),  # type: ignore[arg-type]
         (lambda: NodeLinks(decoder="distmult"), r"`model\.decoder` to be dot or mlp"),  # type: ignore[arg-type]
+        (lambda: NodeLinks(dropout=1.0), r"`model\.dropout` to be at least 0 and less than 1"),
         (lambda: WholeGraphFederation(network(), links={"seed": 1}), r"`data\.links` to be null for multiclass"),
         (
             lambda: NodeClients({"a": "a"}, task="links", ego_graphs=True),
