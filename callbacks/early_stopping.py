@@ -129,6 +129,8 @@ class EarlyStopping(FederatedCallback):
         if not record.metrics or record.round == self._seen or silent:
             return
         self._seen = record.round
+        left = set(self._waited) - {_ALL, *record.metrics, *record.silent}  # excluded: the others stop without them
+        self._waited = {unit: waited for unit, waited in self._waited.items() if unit not in left}
         trained, self._trained = self._trained, set()
         for unit, score in self._scores(trainer):
             if unit not in (_ALL, *trained):  # its model is what it was: that is no round without an improvement

@@ -9,9 +9,7 @@ from flgraph.federation.aggregator import Aggregator
 from flgraph.federation.payload import Payload
 from flgraph.federation.received import expect_count
 from flgraph.federation.routes import Route, shared
-
-MOST_SAMPLES = 2**53
-"""That floats can count."""
+from flgraph.federation.values import LARGEST_INTEGER
 
 
 class FedAvg(Aggregator):
@@ -45,7 +43,7 @@ class FedAvg(Aggregator):
     def check_samples(self, client: str, upload: Payload) -> None:
         """Refuses numbers of samples by which no mean can be weighed."""
         if self.weighting == "samples":
-            expect_count(upload, "num_samples", 1, MOST_SAMPLES, f"upload` of client `{client}")
+            expect_count(upload, "num_samples", 1, LARGEST_INTEGER, f"upload` of client `{client}")
 
     def client_weight(self, upload: Payload) -> float:
         """How much a client counts, by ``weighting``; not normalised."""

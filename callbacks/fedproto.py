@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flgraph.callbacks.fedavg import MOST_SAMPLES
 from flgraph.callbacks.further_loss import AddsLoss
 from flgraph.callbacks.prototypes import MOST, Inference, SendsPrototypes, evaluating_client
 from flgraph.errors import expect
@@ -18,6 +17,7 @@ from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
 from flgraph.federation.received import expect_between, expect_count, expect_group, expect_tensor
 from flgraph.federation.routes import Route, UploadKind, personal
+from flgraph.federation.values import LARGEST_INTEGER
 from flgraph.models.classifier import Classifier, labels_of
 
 _NEVER = -1e6
@@ -98,7 +98,7 @@ class FedProto(SendsPrototypes, AddsLoss):
         shape = [expect_count(upload, name, low, high, field) for name, low, high in sizes]
         sent = upload.group("prototypes")
         expect_group(sent, {"mean": shape, "count": shape[:1]}, field)
-        in_all = expect_count(upload, "num_samples", 1, MOST_SAMPLES, field) if self.weighting == "samples" else 1
+        in_all = expect_count(upload, "num_samples", 1, LARGEST_INTEGER, field) if self.weighting == "samples" else 1
         expect_between(sent["count"], 0, in_all, "numbers of records", field)
 
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:

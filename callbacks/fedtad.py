@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from flgraph.callbacks.fedavg import MOST_SAMPLES, FedAvg
+from flgraph.callbacks.fedavg import FedAvg
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.payload import Payload
@@ -23,6 +23,7 @@ from flgraph.federation.routes import UploadKind
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.server_model import optimizer_state, restored_optimizer
 from flgraph.federation.template import as_template
+from flgraph.federation.values import LARGEST_INTEGER
 from flgraph.nn import random_walk_return
 from flgraph.nn.batches import WholeGraph
 from flgraph.nn.distillation import NodeGenerator, diversity_loss, nearest_graph
@@ -134,7 +135,7 @@ class FedTAD(FedAvg):
         wanted = "with the `in_channels` and `num_classes` that the shared weights have"
         expect(not strange, field, wanted, f"others, of another `{''.join(strange[:1])}`")
         told = expect_tensor(upload.group(_RELIABILITY), "classes", (classes,), field, torch.float32)
-        expect_between(told, 0, MOST_SAMPLES, "reliability", field)
+        expect_between(told, 0, LARGEST_INTEGER, "reliability", field)
 
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         mean = super().aggregate(uploads, round, exchange)

@@ -158,10 +158,10 @@ def check_settings(kit: Path, site: bool) -> None:
 
 def _submit(given: Namespace, rest: Sequence[str]) -> None:
     from flgraph.flare.jobs import Supervisor
+    from flgraph.runs.site_states import check_run_name
 
     name = given.name or time.strftime("run-%Y%m%d-%H%M%S")
-    plain = all(letter.isalnum() or letter in "-_" for letter in name)
-    expect(plain, "--name", "letters, digits, - and _", name)
+    check_run_name(name, "--name")
     options = {name: getattr(given, name) for name in ("deadline", "wait", "ask_every")}
     supervisor = Supervisor(given.admin, _names(given.sites or ""), given.attempts, report=partial(print, flush=True))
     try:

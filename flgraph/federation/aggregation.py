@@ -164,6 +164,11 @@ class Sums:
         """What the weights of a tensor add up to, rounded; of all tensors."""
         return {float(parts[0].rounded()[-1]) for parts in self._sums.values()}
 
+    @property
+    def vanishes(self) -> bool:
+        """Whether all sums are 0."""
+        return not any(part.rounded().any() for parts in self._sums.values() for part in parts)
+
     def mean(self) -> dict[str, Tensor]:
         """Name to mean, in the order of first appearance; in the dtype of the tensors, integers rounded.
 

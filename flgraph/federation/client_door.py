@@ -202,13 +202,18 @@ class ClientDoor:
         Raises:
             InputError: they do not.
         """
-        self.routing.check_upload(answer, coded)
+        self._check_upload(answer, coded)
         return self._send(turn, answer)
 
     def masked(self, turn: Turn, answer: Payload, masked: Payload) -> bytes:
         """An upload that travels masked, if routes and policy would let it out as it is; raises as :meth:`upload`."""
-        self.routing.check_upload(answer)
+        self._check_upload(answer)
         return self._send(turn, masked, "masked")
+
+    def _check_upload(self, answer: Payload, coded: bool = False) -> None:
+        self.routing.check_upload(answer, coded)
+        for refusal in self.policy.kept(answer.tensors) if self.policy is not None else ():
+            raise refusal
 
     def about_sums(self, turn: Turn, answer: Payload | None, note: str = "") -> bytes:
         """An answer of the framework's own, by which masks are agreed on; ``note`` goes into the ledger."""

@@ -19,6 +19,9 @@ from flgraph.console import Console
 from flgraph.federation.callback import FederatedCallback, Run
 from flgraph.runs.history import EPSILON, Metrics, mean_metrics
 
+_LINES = 20
+"""So many lines or about that a whole run prints where there is no terminal."""
+
 
 class RoundProgress(FederatedCallback):
     """A progress bar over rounds with the time left and the mean of the monitored metric.
@@ -27,12 +30,11 @@ class RoundProgress(FederatedCallback):
     ipywidgets. Where there is no bar it prints a line now and then instead.
 
     Args:
-        console: where to write; standard output when ``None``.
-        lines: about how many lines a whole run prints where there is no terminal.
+        console: where to write.
     """
 
-    def __init__(self, console: Console | None = None, lines: int = 20) -> None:
-        self.console, self.lines = console or Console(), lines
+    def __init__(self, console: Console) -> None:
+        self.console = console
         self._progress: Progress | None = None
         self._began = 0.0
         self._first = 0
@@ -59,7 +61,7 @@ class RoundProgress(FederatedCallback):
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], completed=trainer.current_round, metric=metric)
             return
-        done, every = trainer.current_round, max(1, trainer.rounds // self.lines)
+        done, every = trainer.current_round, max(1, trainer.rounds // _LINES)
         if done % every == 0 or done == trainer.rounds:
             elapsed = time.perf_counter() - self._began
             left = elapsed / max(done - self._first, 1) * (trainer.rounds - done)

@@ -75,7 +75,7 @@ class ServerDoor:
     def describe(self, client: str, answer: bytes) -> dict[str, str]:
         """What a client tells of its model and itself, once; returns the forms of what it would share."""
         field = f"description` of client `{client}"
-        payload = self._read(client, answer)
+        payload = self.plain(client, answer)
         known = {RouteKind.SHARED, RouteKind.COLLECTED, NUM_SAMPLES}
         expect(set(payload.scalars) <= known, field, "of known fields", "others")
         expect(not payload.tensors, field, "without tensors", f"{len(payload.tensors)}")
@@ -83,7 +83,7 @@ class ServerDoor:
         collected = self._forms(payload.scalars.get(RouteKind.COLLECTED, "{}"), field, RouteKind.COLLECTED)
         count = payload.scalars.get(NUM_SAMPLES)
         if NUM_SAMPLES in self.aggregator.upload_scalars and not self.masked:
-            whole = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 2**53
+            whole = isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= LARGEST_INTEGER
             expect(whole, field, f"with a whole number as {NUM_SAMPLES}", count)
             self.counts[client] = int(count or 0)
         self.forms[client] = {**shared, **collected}
@@ -115,7 +115,7 @@ class ServerDoor:
     def initial(self, client: str, answer: bytes, wanted: Sequence[str]) -> dict[str, Tensor]:
         """A client's initial values of the tensors that it was asked for."""
         field = f"initial weights of client `{client}"
-        payload = self._read(client, answer)
+        payload = self.plain(client, answer)
         exact = set(payload.tensors) == set(wanted) and not payload.scalars
         expect(exact, field, "those that it was asked for", "others")
         self._check_forms(client, payload, field)
@@ -131,7 +131,7 @@ class ServerDoor:
             InputError: it does not.
         """
         field = f"upload` of client `{client}"
-        payload = self._read(client, answer)
+        payload = self.plain(client, answer)
         if self.transforms and answer:  # a client without an upload codes nothing
             forms = self.forms.get(client, {})
             payload = self.transforms.decode(payload, self.reference(client), forms, round == 0, field)
@@ -173,14 +173,12 @@ class ServerDoor:
             self.check(client, upload, round, exchange)
             weights.append(self.aggregator.client_weight(upload))
         expect(group.sums.weights <= {math.fsum(weights)}, "sum", f"of weight {math.fsum(weights):g}", "another")
+        if not any(weights) and not group.sums.vanishes:
+            raise InputError("sum", "of nothing, as its weights are 0,", "numbers")
         tensors = group.sums.mean() if any(weights) else {}
         for name, value in largest_values(tensors, "sum").items():
             most = max(seen.largest.get(name, 0.0) for seen in group.clients.values())
             expect(value <= most * (1 + 1e-9), "sum", f"of a mean up to {most:g} in `{name[:60]}`", value)
-
-    def plain(self, client: str, answer: bytes) -> Payload:
-        """An answer that whoever asked looks at."""
-        return self._read(client, answer)
 
     def reference(self, client: str) -> Payload:
         """What a client was sent last, if transforms need it."""
@@ -243,7 +241,7 @@ class ServerDoor:
     def metrics(self, client: str, answer: bytes) -> dict[str, float]:
         """What a client tells of an evaluation; NaN is an answer."""
         field = f"metrics` of client `{client}"
-        payload = self._read(client, answer)
+        payload = self.plain(client, answer)
         few = not payload.tensors and len(payload.scalars) <= _MOST_METRICS
         expect(few, field, f"{_MOST_METRICS} numbers or fewer", f"{len(payload.scalars)}, or tensors")
         for name, value in payload.scalars.items():
@@ -255,7 +253,8 @@ class ServerDoor:
                 raise InputError(field, "numbers by name", f"{type(value).__name__} as {shown(name)}")
         return {name: float(value) for name, value in payload.scalars.items()}
 
-    def _read(self, client: str, answer: bytes) -> Payload:
+    def plain(self, client: str, answer: bytes) -> Payload:
+        """An answer as it can be read, checked for nothing else; kept in :attr:`read`."""
         payload = self.read[client] = Payload.from_bytes(answer) if answer else Payload()
         return payload
 

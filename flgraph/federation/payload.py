@@ -210,7 +210,7 @@ def pack(value: Any) -> Payload:
         if isinstance(part, Mapping):
             for key in part:  # JSON would make names of numbers
                 expect(isinstance(key, str), where, "a dictionary with names as keys", f"the key {key!r}")
-            return {key: plain(inner, f"{where}.{key}") for key, inner in part.items()}
+            return {f"{_MARK * key.startswith(_MARK)}{key}": plain(v, f"{where}.{key}") for key, v in part.items()}
         if isinstance(part, list | tuple):
             items = [plain(inner, f"{where}[{number}]") for number, inner in enumerate(part)]
             return {_TUPLE: items} if isinstance(part, tuple) else items
@@ -229,13 +229,17 @@ def unpack(payload: Payload) -> Any:
             if _TUPLE in part:
                 return tuple(whole(inner) for inner in part[_TUPLE])
             key = part.get(_TENSOR)
-            return {name: whole(inner) for name, inner in part.items()} if key is None else payload.tensors[key]
+            found = {name.removeprefix(_MARK): whole(inner) for name, inner in part.items() if key is None}
+            return found if key is None else payload.tensors[key]
         return [whole(inner) for inner in part] if isinstance(part, list) else part
 
     return whole(json.loads(str(payload.scalars[_TENSOR])))
 
 
-_TENSOR, _TUPLE = "$tensor", "$tuple"
+_MARK = "$"
+"""Keys of others that begin with it get another one: clients choose names of metrics."""
+
+_TENSOR, _TUPLE = f"{_MARK}tensor", f"{_MARK}tuple"
 
 
 def _flat(tensors: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, Tensor]]:

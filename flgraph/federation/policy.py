@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import Any
@@ -116,9 +116,7 @@ class Policy:
         if not self._allows(job):
             found = f"{job.algorithm}{f': {job.reveals}' if job.reveals else ''}"
             yield PolicyError("aggregator", f"among the algorithms that the policy allows ({allowed})", found)
-        for name in job.tensors:
-            if not matches(name, self.tensors):
-                yield PolicyError(name, f"of tensors that the policy lets out ({', '.join(self.tensors)})", "none")
+        yield from self.kept(job.tensors)
         for name in job.exchanges:
             if not matches(name, self.exchanges):
                 yield PolicyError("exchange", f"among those of the policy, {', '.join(self.exchanges)},", name)
@@ -145,6 +143,12 @@ class Policy:
             yield PolicyError("trainer", wanted, ", ".join(bare))
         if job.num_samples < self.min_samples:
             yield PolicyError("data", f"of {self.min_samples} training samples or more", job.num_samples)
+
+    def kept(self, tensors: Iterable[str]) -> Iterator[PolicyError]:
+        """Why tensors do not leave: nothing where they do."""
+        for name in tensors:
+            if not matches(name, self.tensors):
+                yield PolicyError(name, f"of tensors that the policy lets out ({', '.join(self.tensors)})", "none")
 
     def excess(self, rounds: int, local_epochs: int) -> Iterator[PolicyError]:
         """Why a job is refused for its length: known before any data is loaded."""

@@ -200,7 +200,10 @@ class Server:
         """
         record.clients = [name for name in self.participants(number) if name not in self.skipped]
         self.skipped = set()
-        missing = len(self._drawn(number) & self.excluded)
+        drawn = self._drawn(number)
+        missing = len(drawn & self.excluded)
+        if drawn - self.excluded and not record.clients:  # all the others sit it out: nobody is asked
+            missing = 0
         for exchange in self.aggregator.exchanges(number):
             try:
                 record.clients = self._exchange(number, exchange, record.clients, record, missing)
@@ -495,6 +498,7 @@ class Server:
         setup = {"bytes_up": self.setup_record.bytes_up, "bytes_down": self.setup_record.bytes_down}
         loop = {"version": self.version, "installed": self.installed, "setup": setup, **further}
         loop |= {"strikes": self.strikes, "excluded": sorted(self.excluded), "door": self.door.state()}
+        loop |= {"retired": sorted(self.retired)} if self.retired else {}
         loop |= {} if self.account is None else {"privacy": self.account.state()}
         loop |= {"transforms": state} if (state := self.transforms.state_dict()) else {}
         algorithm = {"shared": self.aggregator.shared, "state": self.aggregator.server_state()}
@@ -505,7 +509,7 @@ class Server:
         state = unpack(Payload.from_bytes(data, max_header=len(data)))
         loop: dict[str, Any] = state["loop"]
         self.version, self.installed = index(loop["version"]), dict(loop["installed"])
-        self.strikes = dict(loop["strikes"])
+        self.strikes, self.retired = dict(loop["strikes"]), set(loop.get("retired", ()))
         self.exclude(loop["excluded"])
         self.door.load_state(loop["door"])
         if self.account is not None:

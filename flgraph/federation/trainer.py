@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -250,7 +251,7 @@ class FederatedTrainer(TrainedLoop):
         """
         model, datamodule = check_model(model), federated(datamodule)
         with self._session():
-            self._holds_fitted = False
+            self._holds_fitted, self.run_dir, self.run_log = False, None, None
             if not self.engine.leads:
                 self._serve(model, datamodule, "fit")
                 self._fitted, self._holds_fitted = (model, datamodule), True
@@ -280,7 +281,7 @@ class FederatedTrainer(TrainedLoop):
         write_text("".join(traceback.format_exception(error)), file)
         error.add_note(f"its traceback is in {file}")
         if self._open_store().last() is not None:
-            error.add_note("continue with --ckpt_path last")
+            error.add_note(f"continue with --ckpt_path {shlex.quote(str(self.run_dir))}")
 
     def validate(  # type: ignore[override]
         self, model: Model | None = None, datamodule: AnyData | None = None, ckpt_path: str | None = None

@@ -25,7 +25,7 @@ from flgraph.runs.checkpoint import (
 )
 from flgraph.runs.files import LOCK, Digest, only_writer, write_bytes
 from flgraph.runs.keys import derive_key
-from flgraph.runs.site_states import Location, SiteStates, is_complete, read_locations
+from flgraph.runs.site_states import Location, SiteStates, check_run_name, is_complete, read_locations
 
 States = Mapping[str, Callable[[Path], object]]
 """Client to what writes its state to a file."""
@@ -90,7 +90,7 @@ def adopt(run: Path, kit: Path) -> Path:
     expect(found.parent.name == "checkpoints", "RUN", "the folder of a run", run)
     source = found.parents[1]
     name = source.parent.name
-    expect(re.fullmatch(r"[A-Za-z0-9_-]{1,100}", name) is not None, "RUN", "named of letters, digits, - and _", name)
+    check_run_name(name, "RUN")
     folder = Path(server.folder)
     with only_writer(source), _new_run(folder, name, source.name, "RUN") as whole:
         _copy(source, whole, _own_states, sign=checkpoint_key(server))

@@ -283,6 +283,8 @@ class Supervisor:
                 return self._calls.submit(call, self._session).result(_CALL)
             except NoAnswer:
                 why = f"no answer within {_CALL:g} s"
+                self._calls.shutdown(wait=False)  # the call that hangs keeps its thread
+                self._calls = ThreadPoolExecutor(4)
             except Exception as error:
                 if _is_final(error):
                     raise InputError("request", "one that the server takes", error) from error

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import warnings
 from collections import OrderedDict
@@ -123,7 +124,8 @@ class CheckpointStore:
             yield
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            hint = "; earlier checkpoints are whole, continue with --ckpt_path last" if previous else ""
+            folder = shlex.quote(str(self.folder.parent))
+            hint = f"; earlier checkpoints are whole, continue with --ckpt_path {folder}" if previous else ""
             expected = f"writable for the checkpoint of round {round}"
             raise InputError(str(self.folder), expected, f"{error.strerror or error}{hint}") from error
 

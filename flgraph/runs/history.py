@@ -138,8 +138,12 @@ def evaluation(round: int, metrics: Metrics) -> dict[str, Any]:
 
 def _columns(metrics: Metrics) -> Metrics:
     """Metric to client to value."""
-    names = {name: None for values in metrics.values() for name in values if name != samples_of(name)}
-    return {name: {client: own[name] for client, own in metrics.items() if name in own} for name in names}
+    columns: dict[str, dict[str, float]] = {}
+    for client, values in metrics.items():
+        for name, value in values.items():
+            if name != samples_of(name):
+                columns.setdefault(name, {})[client] = value
+    return columns
 
 
 _STATE = ("rounds", "totals", "last", "best", "partial", "final")

@@ -30,6 +30,9 @@ ASKED = "asked"
 FAILED = "failed"
 """The event that a client's turn failed, in the ledger of its site."""
 
+DONE = "done"
+"""The event that a client has done a turn that it answers nothing to, there, too."""
+
 NOTHING = "0" * 64
 """What the first line has for the hash of the line before."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flgraph.errors import InputError, expect
-from flgraph.runs.ledger import FAILED, NOTHING, REPEATED, checked_line
+from flgraph.runs.ledger import DONE, FAILED, NOTHING, REPEATED, checked_line
 
 
 @dataclass(frozen=True)
@@ -214,13 +214,13 @@ ABOUT_SUMS = ("keys", "shares", "hold", "confirm", "unmask")
 
 
 def spent(lines: Iterable[Line]) -> dict[str, Counter[str]]:
-    """What clients have answered: client to number of ``turns`` and ``evaluations``, and ``bytes`` sent and received.
+    """What clients have done: client to number of ``turns`` and ``evaluations``, and ``bytes`` sent and received.
 
     A turn that failed counts: that it did is an answer, too.
     """
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for line in lines:
-        answered = line.direction == "up" or line.event == FAILED
+        answered = line.direction == "up" or line.event in (FAILED, DONE)
         if answered and line.request not in ABOUT_SUMS:
             found[line.client]["evaluations" if line.request == "evaluate" else "turns"] += 1
         if answered or line.direction == "down":

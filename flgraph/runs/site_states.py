@@ -23,6 +23,16 @@ _NONCE = 12
 """Bytes of AES-GCM's nonce, in front of what is encrypted."""
 
 
+def check_run_name(name: object, field: str) -> None:
+    """Refuses what cannot be the name of a run of several sites.
+
+    Raises:
+        InputError: it is none; ``field`` says where it is from.
+    """
+    plain = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,100}", name) is not None
+    expect(plain, field, "a name of 1 to 100 letters (a to z), digits, - and _", name)
+
+
 # ---------------------------------------------------------------------------------------------------- at the server
 
 
@@ -118,12 +128,11 @@ class SiteStates:
         encryption: the secret with which states are encrypted; they are not when ``None``.
 
     Raises:
-        InputError: the name is none of 1 to 100 letters, digits, - and _.
+        InputError: the name is none, see :func:`check_run_name`.
     """
 
     def __init__(self, folder: Path, run: str, secret: bytes, encryption: bytes | None = None) -> None:
-        plain = isinstance(run, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,100}", run) is not None
-        expect(plain, "run", "a name of 1 to 100 letters, digits, - and _", run)
+        check_run_name(run, "run")
         self.folder, self.run, self._key = folder, run, derive_key(secret, "states")
         self._cipher = None if encryption is None else _cipher(encryption)
 

@@ -70,6 +70,46 @@ def test_turns_that_fail_count_in_all_jobs_of_a_run(site: Callable[..., Server])
         server.host._ledger.close()
 
 
+def test_turns_without_an_answer_count_in_all_jobs_of_a_run(site: Callable[..., Server]) -> None:
+    for codes in ([Payload()] * 3, [Payload()] * 2 + ["policy"], ["policy"] * 3):
+        server = site(Policy(turns=5))
+        found = [server.ask(Turn(1, Request.SNAPSHOT)) for _ in range(3)]
+        assert [isinstance(answer, str) for answer in found] == [isinstance(code, str) for code in codes]
+        server.host._ledger.close()
+
+
+def test_a_server_makes_no_ledger_unreadable(site: Callable[..., Server], tmp_path: Path) -> None:
+    server = site()
+    turns: list[Any] = [Turn(number) for number in (-1, 1.5, "x", 2**60, True, None)]  # type: ignore[arg-type]
+    turns += [Turn(1, exchange="a" * 1000), Turn(1, exchange="a\nb"), Turn(1, exchange=3)]  # type: ignore[arg-type]
+    turns += [Turn(1, Request.EVALUATE, splits=({"a": 1},))]  # type: ignore[arg-type]
+    for turn in turns:
+        assert server.ask(turn) in ("refused", "failed")
+    assert isinstance(server.ask(Turn(1, Request.SNAPSHOT)), Payload)
+    server.host._ledger.close()
+    assert [(line.event, line.request) for line in read_ledger(tmp_path / "ledger.jsonl")][-1:] == [
+        ("done", "snapshot")
+    ]
+
+
+def test_patterns_of_tensors_are_held_against_names() -> None:
+    """``rows/?`` lets ``rows/*`` through, as a pattern, and not ``rows/somebody``."""
+
+    class Own(FedAvg):
+        extra_tensors: Any = {"rows/*": "update"}  # noqa: RUF012
+
+    half = Own()
+    table = RoutingTable(half.routes(), {"w": torch.zeros(2)}, extra=half.extra_tensors, scalars=half.upload_scalars)
+    door = ClientDoor(table, half, Policy(algorithms=["Own"], tensors=["w", "rows/?"]), 3, 1, 10)
+    whole = {"w": torch.zeros(2), "rows/a": torch.zeros(2)}
+    assert door.upload(Turn(1, exchange="train"), Payload(whole, {"num_samples": 10}))
+    for send in (door.upload, lambda turn, answer: door.masked(turn, answer, Payload())):
+        with pytest.raises(
+            PolicyError, match=r"`rows/somebody` to be of tensors that the policy lets out \(w, rows/\?"
+        ):
+            send(Turn(1, exchange="train"), Payload({**whole, "rows/somebody": torch.zeros(2)}, {"num_samples": 10}))
+
+
 def test_a_large_loss_tells_no_more_digits_than_a_small_one() -> None:
     """The loss of weights that a server makes large is a number of its choice with all digits that float32 has."""
     told = Policy().tell({"val/loss": 123456.789, "val/x": 9.87654321, "val/y": 1e30, "val/z": math.nan}, 10)

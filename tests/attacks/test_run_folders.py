@@ -291,7 +291,9 @@ def test_a_run_is_adopted_whole_or_not_at_all(fitted: Any, tmp_path: Path, monke
             adopt(path, kit)
         fitted(2)  # another version
     odd = run.parent.rename(tmp_path / "runs" / "a b")
-    with pytest.raises(InputError, match="`RUN` to be named of letters, digits, - and _ but got 'a b'"):
+    with pytest.raises(
+        InputError, match=r"`RUN` to be a name of 1 to 100 letters \(a to z\), digits, - and _ but got 'a b'"
+    ):
         adopt(odd / "version_0", kit)
 
 

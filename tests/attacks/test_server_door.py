@@ -16,10 +16,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from flgraph.callbacks import SCAFFOLD, EarlyStopping, FedAvg, FedNova, FedPer
+from flgraph.callbacks import SCAFFOLD, EarlyStopping, FedAvg, FedNova, FedPer, Stragglers
 from flgraph.errors import InputError
-from flgraph.federation import ClientError, FederatedTrainer, Payload, Request, Sequential, Tolerance, Turn
+from flgraph.federation import (
+    Aggregator,
+    ClientError,
+    FederatedTrainer,
+    Payload,
+    Request,
+    Sequential,
+    Tolerance,
+    Turn,
+    shared,
+)
+from flgraph.federation.aggregation import Sums
 from flgraph.federation.door import ServerDoor
+from flgraph.federation.summing import Group, Summing
 from flgraph.runs.history import read_records
 from flgraph.runs.ledger_reader import read_ledger
 
@@ -384,6 +396,17 @@ def test_one_client_s_precision_is_not_all_others(fit: Callable[..., Any], aggre
     assert {tensor.dtype for tensor in shared if tensor.is_floating_point()} == {torch.float32}
 
 
+def test_names_of_metrics_make_no_checkpoint_unreadable(fit: Callable[..., Any]) -> None:
+    def lie(honest: Payload, turn: Turn) -> bytes:
+        return Payload(scalars={**honest.scalars, "$tensor": 1.0, "$tuple": 2.0}).to_bytes()
+
+    rogue = Rogue(_after_round_0(lie), Request.EVALUATE)
+    fit(rogue, name="cut", rounds=2)
+    resumed = fit(rogue, name="cut", rounds=3, ckpt_path="last")
+    assert resumed.history.rounds == 3
+    assert resumed.history.last["clients"][BAD]["$tensor"] == 1.0
+
+
 @pytest.mark.parametrize("value", [1e308, -1e308, math.nan])
 def test_extreme_metrics_break_no_mean(fit: Callable[..., Any], value: float) -> None:
     """They are numbers; what a client says of itself cannot be checked."""
@@ -512,6 +535,47 @@ def test_who_was_left_out_before_round_1_stays_out(fit: Callable[..., Any], asse
     drawn = [record["clients"] for record in read_records(resumed.run_dir / "history.jsonl")]
     assert drawn == [record["clients"] for record in read_records(whole.run_dir / "history.jsonl")]
     assert resumed.server.dropped == {BAD: {"times": 1, "excluded": True}}
+
+
+def test_who_was_left_out_ends_no_round_that_all_others_sit_out(fit: Callable[..., Any]) -> None:
+    def gone(honest: Payload, turn: Turn) -> bytes:
+        return b""
+
+    away = Stragglers(away={name: [[2, 2]] for name in "ABCD" if name != BAD})
+    tolerance = Tolerance(on_bad_upload="drop", strikes=1)
+    trainer = fit(Rogue(gone), name="attacked", rounds=3, tolerance=tolerance, callbacks=[away])
+    records = read_records(trainer.run_dir / "history.jsonl")
+    assert [len(record["clients"]) for record in records] == [3, 0, 3]
+
+
+def test_a_sum_of_no_weight_has_no_numbers() -> None:
+    """Of clients that tell of no samples nothing may be in a mean, as an algorithm of somebody else may weigh them."""
+
+    class Weighted(Aggregator):
+        def routes(self) -> Any:
+            return shared("*")
+
+        def client_weight(self, upload: Payload) -> float:
+            return float(upload.scalars["num_samples"])
+
+    aggregator: Any = Weighted()
+    aggregator.owners = {"A": ["w"], "B": ["w"]}
+    door = ServerDoor(aggregator)
+    for client in "AB":
+        door.describe(client, Payload(scalars={"shared": json.dumps({"w": "2 float32"}), "num_samples": 0}).to_bytes())
+    summing = Summing(aggregator)
+    for client in "AB":
+        summing.add(client, Payload({"w": torch.ones(2)}, {"num_samples": 0}), ["w"])
+    (group,) = summing.groups.values()
+    door.check_group(group, 1, "train")
+    sums = Sums()
+    sums.add({"w": torch.tensor([1e6, -1e6])}, 1.0)
+    parts = sums.to_payload()
+    limbs = {name: torch.cat([limb[:-1], limb.new_zeros(1)]) for name, limb in parts.tensors.items()}
+    lie = Group(group.clients, Sums.from_payload(Payload(limbs, parts.scalars)))
+    assert lie.sums.weights == {0.0}
+    with pytest.raises(InputError, match="`sum` to be of nothing, as its weights are 0, but got numbers"):
+        door.check_group(lie, 1, "train")
 
 
 def test_numbers_far_from_the_others() -> None:

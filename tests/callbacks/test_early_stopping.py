@@ -16,7 +16,7 @@ from flgraph import models as nets
 from flgraph.callbacks import FGGP, AdaFGL, EarlyStopping, FedAvg, FedEgo, FedProto, Local, Stragglers
 from flgraph.data import NodeFederation, NodeGraph
 from flgraph.errors import InputError
-from flgraph.federation import FederatedCallback, FederatedTrainer, Payload, Request, Sequential, Tolerance
+from flgraph.federation import ClientError, FederatedCallback, FederatedTrainer, Payload, Request, Sequential, Tolerance
 from flgraph.models import GNN
 from flgraph.models import FedEgo as FedEgoNet
 from flgraph.runs.history import read_records
@@ -220,6 +220,18 @@ def test_each_client_by_itself(federate: Make, graph_federation: Make, assert_sa
         assert record["clients"] == [name for name in lasts if record["round"] <= lasts[name]]
 
 
+def test_a_client_that_was_left_out_is_not_waited_for(federate: Make, toy_module: Any, toy_federation: Make) -> None:
+    accuracies = [{"A": 0.9, "B": 0.5, "C": 0.5}, {"A": 0.8, "B": 0.6, "C": 0.6}, {"A": 0.8, "B": 0.5}]
+    engine = Told(*accuracies, failing=("C", 3))
+    callbacks = [EarlyStopping("val/accuracy", patience=1, scope="clients")]
+    trainer = federate(
+        Local(), engine=engine, rounds=9, callbacks=callbacks, tolerance=Tolerance(on_bad_upload="drop", strikes=1)
+    )
+    results = trainer.fit(toy_module(), toy_federation(4, 4, 4))
+    assert results["dropped"] == {"C": {"times": 1, "excluded": True}}
+    assert (results["rounds"], results["stopped_early"]) == (3, True)
+
+
 def test_a_client_that_joins_late(federate: Make, graph_federation: Make) -> None:
     """Rounds in which it did not train are none without an improvement."""
     callbacks = [EarlyStopping("val/loss", "min", patience=3, scope="clients"), Stragglers(away={"A": [[1, 5]]})]
@@ -264,14 +276,16 @@ def test_no_number_is_no_improvement(
 class Told(Sequential):
     """Clients that tell these accuracies after rounds, or nothing."""
 
-    def __init__(self, *accuracies: dict[str, float]) -> None:
+    def __init__(self, *accuracies: dict[str, float], failing: tuple[str, int] = ("", 0)) -> None:
         super().__init__()
-        self.accuracies = accuracies
+        self.accuracies, self.failing = accuracies, failing
 
     def run(self, turns: Any) -> Any:
         answers: Any = super().run(turns)
         for name, turn in turns.items():
-            if turn.request is Request.EVALUATE and turn.round:
+            if (name, turn.round) == self.failing:
+                answers[name] = ClientError("gone")
+            elif turn.request is Request.EVALUATE and turn.round:
                 del answers[name]
                 if (told := self.accuracies[turn.round - 1].get(name)) is not None:
                     answers[name] = Payload(scalars={"val/accuracy": told, "val/samples": 4}).to_bytes()

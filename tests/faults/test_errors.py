@@ -62,7 +62,7 @@ def test_client_fails(
     run = tmp_path / "runs" / "run" / "version_0"
     assert told == (
         "Client `TWO` failed in round 3 (train): RuntimeError: out of luck; "
-        f"its traceback is in {run}/error.txt; continue with --ckpt_path last."
+        f"its traceback is in {run}/error.txt; continue with --ckpt_path {run}."
     )
     assert "in training_step" in (run / "error.txt").read_text()
     assert [record["round"] for record in read_records(run / "history.jsonl")] == [1, 2]
@@ -116,7 +116,7 @@ def test_checkpoint_does_not_fit_on_the_disk(
         told = failing(capsys, fit, 2)
     assert told == (
         f"Expected `{folder}/checkpoints` to be writable for the checkpoint of round 3 but got No space left on "
-        "device; earlier checkpoints are whole, continue with --ckpt_path last."
+        f"device; earlier checkpoints are whole, continue with --ckpt_path {folder}."
     )
     store = checkpoint.CheckpointStore(folder / "checkpoints")
     assert store.rounds()[-1] == 2

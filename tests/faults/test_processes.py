@@ -79,7 +79,7 @@ def test_killed_then_hung_then_finished_in_one_process(
     assert run.wait() == 1
     sentence = told(run)
     assert sentence.startswith("Process 1 ")
-    assert "continue with --ckpt_path last" in sentence
+    assert f"continue with --ckpt_path {folder}" in sentence
     done = len(read_records(folder / "history.jsonl"))
     assert done < ROUNDS
 
@@ -156,6 +156,6 @@ def test_a_client_of_another_process_fails(engine: list[str], start: Start, fit:
     folder = tmp_path / "runs" / "run" / "version_0"
     assert told(run) == (
         "Client `TWO-1` failed in round 2 (train): RuntimeError: out of luck; "
-        f"its traceback is in {folder}/error.txt; continue with --ckpt_path last."
+        f"its traceback is in {folder}/error.txt; continue with --ckpt_path {folder}."
     )
     assert "in training_step" in (folder / "error.txt").read_text()

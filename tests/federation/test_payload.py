@@ -243,6 +243,13 @@ def test_states_of_tensors_and_plain_values_come_back() -> None:
     assert unpack(pack({})) == {}
 
 
+@pytest.mark.parametrize("name", ["$tensor", "$tuple", "$", "$$tensor"])
+def test_names_of_others_are_no_marks_in_a_state(name: str) -> None:
+    """Clients choose names of metrics, and these are in checkpoints."""
+    for state in ({name: 1.0}, {name: "0", "b": 2}, {"a": [{name: [1, ({name: None},)]}]}):
+        assert unpack(pack(state)) == state
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

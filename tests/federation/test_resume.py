@@ -164,6 +164,25 @@ def test_hyperparameters_of_any_kind_resume(
     assert (loaded.hparams["in_features"], loaded.hparams["sizes"]) == (4, (1, 2))
 
 
+class Leaves(FederatedCallback):
+    """Has client A take part in the first round only."""
+
+    def on_round_end(self, trainer: Any) -> None:
+        if trainer.current_round == 1:
+            trainer.retire(["A"])
+
+
+def test_who_has_retired_stays_out(
+    toy_federation: Callable[..., Any], toy_module: Any, run: Run, assert_same_run: Same
+) -> None:
+    data = toy_federation(6, 8)
+    whole = run("whole", FedAvg(), toy_module(), data, rounds=4, callbacks=[Leaves()])
+    run("cut", FedAvg(), toy_module(), data, rounds=2, callbacks=[Leaves()])
+    resumed = run("cut", FedAvg(), toy_module(), data, "last", rounds=4, callbacks=[Leaves()])
+    assert_same_run(resumed, whole)
+    assert [record["clients"] for record in history(whole)] == [["A", "B"], ["B"], ["B"], ["B"]]
+
+
 def test_evaluates_what_it_resumed(toy_federation: Callable[..., Any], toy_module: Any, run: Run) -> None:
     """`validate --ckpt_path last` gives what the run itself reported."""
     data = toy_federation(6, 8)

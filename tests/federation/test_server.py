@@ -504,7 +504,7 @@ def test_an_error_in_the_server_half_leaves_its_traceback(fit: Fit, tmp_path: An
         fit(Broken(), enable_checkpointing=True)
     (error,) = tmp_path.glob("runs/*/version_0/error.txt")
     assert 'raise RuntimeError("no memory left")' in error.read_text()
-    assert caught.value.__notes__ == [f"its traceback is in {error}", "continue with --ckpt_path last"]
+    assert caught.value.__notes__ == [f"its traceback is in {error}", f"continue with --ckpt_path {error.parent}"]
 
 
 def test_an_error_before_the_run_has_a_folder_leaves_earlier_runs_alone(fit: Fit, tmp_path: Any) -> None:
@@ -516,8 +516,10 @@ def test_an_error_before_the_run_has_a_folder_leaves_earlier_runs_alone(fit: Fit
                 raise RuntimeError("no start")
             super().start(initial, clients)
 
-    fit(Broken(), enable_checkpointing=True)
+    trainer = fit(Broken(), enable_checkpointing=True)
     Broken.broken = True
-    with pytest.raises(RuntimeError, match="no start"):
-        fit(Broken(), enable_checkpointing=True)
+    for again in (lambda: fit(Broken(), enable_checkpointing=True), lambda: trainer.fit(*trainer._fitted)):
+        with pytest.raises(RuntimeError, match="no start") as caught:
+            again()
+        assert not hasattr(caught.value, "__notes__")
     assert list(tmp_path.rglob("error.txt")) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -268,6 +269,18 @@ def test_a_server_that_does_not_answer_is_waited_for(supervise: Any, monkeypatch
     with pytest.raises(EngineError, match="The server did not answer for 300 s: ConnectionError: away"):
         supervisor.status()
     assert reported == ["the server does not answer; asking again for up to 300 s in all"] * 2
+
+
+def test_calls_that_hang_do_not_hold_up_later_ones(supervise: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there have been since it began to ask."""
+    supervisor, flare, _ = supervise()
+    monkeypatch.setattr(jobs, "_CALL", 0.05)
+    awake = threading.Event()
+    for number in range(6):
+        hangs = iter([True])
+        assert supervisor._call(lambda session, hangs=hangs: awake.wait(60) if next(hangs, False) else session) is flare
+        assert number < 6
+    awake.set()
 
 
 def test_who_submits_waits_no_longer_for_the_server_than_for_sites(

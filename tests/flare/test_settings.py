@@ -313,7 +313,14 @@ def test_settings_have_defaults(tmp_path: Path) -> None:
             ["submit", "-c", "bytes.yaml"],
             "`bytes.yaml` to be a YAML file but got one that cannot be read (it is no text)",
         ),
-        (["submit", "--name", "a b"], "`--name` to be letters, digits, - and _"),
+        (
+            ["submit", "--name", "größe"],
+            "`--name` to be a name of 1 to 100 letters (a to z), digits, - and _ but got 'g",
+        ),
+        (
+            ["submit", "--name", "a" * 101],
+            "`--name` to be a name of 1 to 100 letters (a to z), digits, - and _ but got",
+        ),
     ],
 )
 def test_bad_arguments(args: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,13 +20,14 @@ from flgraph.errors import ClientError, EngineError, InputError, code_of, decode
 from flgraph.federation.budget import SPENDING, Spending
 from flgraph.federation.client import Client
 from flgraph.federation.messages import Predictions, Request, Turn
-from flgraph.federation.payload import Payload, parsed
+from flgraph.federation.payload import Payload, is_name, parsed
 from flgraph.federation.policy import NUM_SAMPLES
 from flgraph.federation.settings import algorithm_digest
 from flgraph.federation.summing import Summing
+from flgraph.federation.values import LARGEST_INTEGER
 from flgraph.runs.checkpoint import link_or_copy, load_bytes, load_file, reading, save_file, state_bytes, state_name
 from flgraph.runs.files import Digest
-from flgraph.runs.ledger import FAILED, SUM, Ledger
+from flgraph.runs.ledger import DONE, FAILED, SUM, Ledger
 from flgraph.runs.ledger_reader import confirmed, read_ledger, spent
 from flgraph.runs.site_states import SiteStates
 
@@ -107,7 +108,11 @@ def run_request(turns: Mapping[str, Turn], *, keep_going: bool, **further: Any) 
 
 
 def turns_of(request: Message) -> dict[str, Turn]:
-    """The turns of a :func:`run_request`."""
+    """The turns of a :func:`run_request`, whoever may have written it.
+
+    Raises:
+        InputError: a round, exchange or split is none: what is noted in a ledger must be readable there.
+    """
 
     def value(plain: Any) -> Any:
         if isinstance(plain, dict):
@@ -115,6 +120,10 @@ def turns_of(request: Message) -> dict[str, Turn]:
         return tuple(plain) if isinstance(plain, list) else plain
 
     asked = {name: {key: value(plain) for key, plain in own.items()} for name, own in request.header["turns"].items()}
+    for own in asked.values():
+        numbered = type(own["round"]) is int and 0 <= own["round"] <= LARGEST_INTEGER
+        named = all(isinstance(text, str) and is_name(text) for text in (own["exchange"], *own["splits"]))
+        expect(numbered and named, "turns", "of a round, an exchange and splits each", "something else")
     return {name: Turn(**{**own, "request": Request(own["request"])}) for name, own in asked.items()}
 
 
@@ -278,7 +287,7 @@ class SiteHost(Host):
         accept_states: whether the server may hand over states, of a run that began elsewhere.
 
     Raises:
-        InputError: the run's name is none of 1 to 100 letters, digits, - and _.
+        InputError: the run's name is none, see :func:`~flgraph.runs.site_states.check_run_name`.
     """
 
     def __init__(
@@ -380,6 +389,8 @@ class SiteHost(Host):
                 raise ClientError.in_turn(name, turn.round, turn.name, error) from error
             raise
         self._number[name] = number
+        if not upload:  # which leaves no line of its own
+            self._ledger.add(event=DONE, client=name, round=turn.round, request=str(turn.request))
         return upload
 
     def _expect_newest(self, name: str, number: int) -> None:

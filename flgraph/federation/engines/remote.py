@@ -17,11 +17,11 @@ from flgraph.federation.engines.base import Engine
 from flgraph.federation.engines.host import SUMS, Message, run_request
 from flgraph.federation.messages import Predictions, Turn
 from flgraph.federation.summing import Group
+from flgraph.federation.values import LARGEST_INTEGER
 from flgraph.runs.checkpoint import link_or_copy, state_name
 from flgraph.runs.files import Digest
 from flgraph.runs.site_states import Location, checkpoint_label, labels_in_use, read_locations, write_location
 
-_LARGEST = 2**53
 """Of numbers that a site tells of its clients."""
 
 _MOST_CLIENTS = 1000
@@ -314,7 +314,7 @@ def _is_setting(value: Any, depth: int = 20) -> bool:
     if isinstance(value, list):
         return len(value) <= 100 and all(map(within, value))
     if isinstance(value, int | float):
-        return abs(value) <= _LARGEST  # NaN is not, which equals no checkpoint's
+        return abs(value) <= LARGEST_INTEGER  # NaN is not, which equals no checkpoint's
     return value is None or (isinstance(value, str) and len(value) <= 1000 and value.isprintable())
 
 
@@ -323,7 +323,9 @@ _PLAUSIBLE: dict[str, Callable[[Any], bool]] = {
     "parameters": lambda value: (
         isinstance(value, Mapping)
         and len(value) <= 10
-        and all(len(key) <= 100 and type(count) is int and 0 <= count <= _LARGEST for key, count in value.items())
+        and all(
+            len(key) <= 100 and type(count) is int and 0 <= count <= LARGEST_INTEGER for key, count in value.items()
+        )
     ),
     "routes": lambda value: (
         isinstance(value, list)
