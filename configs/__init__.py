@@ -21,6 +21,11 @@ PACKAGES = {
 """Fields that take a class, and where those are that have a short name."""
 
 
+def is_inline(value: str) -> bool:
+    """Whether what stands in place of a configuration file's name is YAML itself."""
+    return "\n" in value or ":" in value
+
+
 def find_config(name: str) -> Path:
     """Where a configuration file lies: as named, or, for ``configs/...`` away from a checkout, in the package.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from flgraph.configs import find_config, read_config
+from flgraph.configs import find_config, is_inline, read_config
 
 
 def with_packaged_configs(args: Sequence[str]) -> list[str]:
@@ -21,7 +21,7 @@ def with_packaged_configs(args: Sequence[str]) -> list[str]:
     for arg in args:  # `--config=FILE` becomes two arguments, so that only one form is left to look for
         result += arg.split("=", 1) if arg.startswith(("-c=", "--config=")) else [arg]
     for position, (flag, value) in enumerate(pairwise(result)):
-        if flag in ("-c", "--config"):
+        if flag in ("-c", "--config") and not is_inline(value):
             result[position + 1] = str(find_config(value))
             if Path(result[position + 1]).is_file():
                 read_config(Path(result[position + 1]))

@@ -43,6 +43,8 @@ def main(args: Sequence[str]) -> None:
 
     configs = [path for path in found.paths if Path(path).suffix in (".yaml", ".yml")]
     expect(not configs or len(found.paths) == 1, "PATH", "folders and files, or one configuration,", found.paths)
+    unsaid = not configs or found.task is None
+    expect(unsaid, "--task", "left out where a configuration says what data is for", found.task)
     for line in _of_config(configs[0]) if configs else _of_files(found.paths, found.task):
         print(line)
 

@@ -169,8 +169,8 @@ def _submit(given: Namespace, rest: Sequence[str]) -> None:
     finally:
         supervisor.close()
     final = json.loads((folder / "results.json").read_text())["final"]["mean"]
-    accuracies = [f"{key} {value:.4f}" for key, value in final.items() if "accuracy" in key]
-    print(f"results in {folder}: {', '.join(accuracies)}", flush=True)
+    measured = [f"{key} {value:.4f}" for key, value in final.items() if "test/" in key and value is not None]
+    print(f"results in {folder}: {', '.join(measured)}", flush=True)
     os._exit(0)  # FLARE's session leaves threads that never end
 
 

@@ -66,6 +66,9 @@ def main(args: Sequence[str]) -> None:
     option("--keep_checkpoints", action="store_true", help="keep those of finished runs, too; else of shortened ones")
     option("--checkpoint_every", type=PositiveInt, help="rounds between checkpoints; by default as configured")
     given = parser.parse_args(list(args))
+    for mode in (name for name in _MODES if getattr(given, name)):
+        idle = [name for name in (*_MODES, *_OF_ONE_STUDY) if name != mode and getattr(given, name)]
+        expect(not idle, f"--{mode}", "given without what it makes no use of", ", ".join(idle))
     if given.list:
         print("\n".join(f"{name}: {load_study(name).title}" for name in list_studies()))
         return
@@ -84,7 +87,7 @@ def main(args: Sequence[str]) -> None:
         return
     expect(given.study is not None, "study", LISTED, "none")
     seeds = _split(given.seeds)
-    expect(all(seed.isdigit() for seed in seeds or ()), "--seeds", "whole numbers, separated by commas", given.seeds)
+    expect(all(seed.isdecimal() for seed in seeds or ()), "--seeds", "whole numbers, separated by commas", given.seeds)
     full, runs = load_study(given.study), given.runs
     numbers = [int(seed) for seed in seeds or ()]
     study = full.cut(_split(given.settings), _split(given.methods), numbers or None, given.rounds)
@@ -100,6 +103,13 @@ def main(args: Sequence[str]) -> None:
         with _folder_of("--out", given.out):
             files = write_study(full.cut(rounds=given.rounds), runs, given.out, study)
         print("\n".join(f"wrote {file}" for file in files) or "no further run is done: no table was written")
+
+
+_MODES = ("list", "missing", "all", "leaderboard")
+_OF_ONE_STUDY = (
+    *("study", "settings", "methods", "seeds", "rounds", "collect", "recorded"),
+    *("keep_checkpoints", "checkpoint_every"),
+)
 
 
 def _check_arguments(study: Study, waiting: Sequence[Run]) -> None:

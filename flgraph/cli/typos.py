@@ -18,7 +18,7 @@ from jsonargparse import ArgumentParser
 
 from flgraph.cli.outline import Outline, exported, outline
 from flgraph.cli.parser import Refusing, UsageError, suggestion
-from flgraph.configs import PACKAGES, Loader, find_config
+from flgraph.configs import PACKAGES, Loader, find_config, is_inline
 from flgraph.errors import InputError, expect
 
 TRAINER = "flgraph.federation.FederatedTrainer"
@@ -88,7 +88,7 @@ def chosen(args: Sequence[str], name: str) -> str | None:
     seen = _Seen(runs=False)
     for option, value in _options(args):
         if option == "config" and value is not None:
-            _check_file(value, seen)
+            _check_file(value if is_inline(value) else str(find_config(value)), seen)
         elif option == name and value is not None:
             _take_class(name, value, seen)
     return seen.classes.get(name)
@@ -267,7 +267,7 @@ def _model_of(file: str) -> str:
 
 # --------------------------------------------------------------------------------------------------------------- files
 def _check_file(value: str, seen: _Seen) -> None:
-    inline = "\n" in value or ":" in value  # YAML itself
+    inline = is_inline(value)
     if not inline and not Path(value).is_file():
         raise InputError("-c", "a file", f"'{value}'{suggestion(value, _packaged())}")
     try:

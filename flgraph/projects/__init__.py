@@ -45,7 +45,7 @@ def create(folder: Path, task: str) -> list[Path]:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    known = {"task": task, "partners": PARTNERS, "folder": folder.name, "root": str(folder.resolve())}
+    known = {"task": task, "partners": PARTNERS, "folder": folder.resolve().name, "root": str(folder.resolve())}
     for template, name in _FILES.items():
         texts[name] = environment.get_template(template).render(known)
     for partner in PARTNERS:

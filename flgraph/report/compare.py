@@ -211,9 +211,7 @@ class Method:
     def parameters(self, which: str) -> float:
         """Parameters of a client's model (``total``, the mean over clients) or those it shares; NaN if not recorded."""
         for run in self.runs:
-            given = mapping(run.results.get("parameters"))  # by client, or by which
-            part = given[which] if which in given else {name: mapping(of).get(which) for name, of in given.items()}
-            counts = [number(value) for value in (part.values() if isinstance(part, dict) else [part])]
+            counts = [number(mapping(of).get(which)) for of in mapping(run.results.get("parameters")).values()]
             if counts and all(math.isfinite(count) for count in counts):
                 return math.fsum(counts) / len(counts)
         return math.nan

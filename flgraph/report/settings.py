@@ -16,7 +16,7 @@ Flat = Mapping[str, Any]
 """Dotted name to value."""
 
 _NOT_THE_METHOD = re.compile(
-    r"(.*[._])?seed(_everything)?|ckpt_path|(trainer\.)?(default_root_dir|name|logger|enable_progress_bar|"
+    r"(.*[._])?seed(_everything)?|ckpt_path|(trainer\.)?(default_root_dir|name|logger(\..*)?|enable_progress_bar|"
     r"enable_checkpointing|checkpoint_every|keep_checkpoints|max_logged_clients|engine(\..*)?)|data\.(root|name)"
 )
 """Settings that say where a run lies, where it computes and what it writes, not what it computes; and its seeds."""

@@ -50,7 +50,7 @@ def papers_studies(paper: str | None = None) -> list[Study]:
     """
     names = list_studies()
     papers = list(dict.fromkeys(name.partition("/")[0] for name in names))
-    expect(paper is None or paper in papers, "--missing", f"one of {', '.join(papers)}", paper)
+    expect(paper is None or paper in papers, "PAPER", f"one of {', '.join(papers)}", paper)
     found = [load_study(name) for name in names if paper is None or name.startswith(f"{paper}/")]
     measured = [study for study in found if not study.metrics[0].startswith(PARTITION)]
     return sorted(measured, key=lambda study: (study.paper_name, "/table" not in study.name))

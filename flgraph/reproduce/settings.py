@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from flgraph.configs import PACKAGES, find_config
+from flgraph.configs import PACKAGES, Loader, find_config
 from flgraph.errors import InputError
 
 _OF_A_CLASS = ("class_path", "init_args")
@@ -71,6 +71,8 @@ def read_yaml(file: Path) -> Any:
     """
     try:
         return _parsed(file.read_text(encoding="utf-8"))
+    except InputError as error:
+        raise error.within(str(file)) from None
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         cause = " ".join(str(error).split())
         raise InputError(str(file), "a YAML file", f"one that cannot be read ({cause})") from error
@@ -78,7 +80,7 @@ def read_yaml(file: Path) -> Any:
 
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> Any:
-    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return yaml.load(text, Loader)
 
 
 def _nested(option: str, value: str) -> dict[str, Any]:

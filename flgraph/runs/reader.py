@@ -234,7 +234,10 @@ def read_run(folder: Path, position: int = 0) -> Run:
     """
     results = read_results(folder / "results.json")
     rounds = sorted(map(_round, read_records(folder / "history.jsonl")), key=lambda record: record.number)
-    config = mapping(results.get("config")) or _read_config(folder / "config.yaml")
+    config = mapping(results.get("config"))
+    goes_on = rounds and not rounds[-1].number <= number(results.get("rounds"))  # by settings of its own
+    if goes_on or not config:
+        config = _read_config(folder / "config.yaml") or config
     seed = number(results.get("seed", config.get("seed_everything", config.get("seed"))))
     if math.isnan(seed):
         found = re.search(r"seed[-_=]?(\d+)", folder.resolve().parent.name)

@@ -24,7 +24,7 @@ class Results(dict[str, Any]):
     """The contents of ``results.json``, with what a notebook wants of them.
 
     Args:
-        content: see README.
+        content: see docs/results.md.
         folder: of the run.
     """
 

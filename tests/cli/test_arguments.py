@@ -145,6 +145,10 @@ def test_packaged_configs(done: Call, small: list[str], tmp_path: Path, monkeypa
     assert (tmp_path / "runs" / "fedstar-alpha-beta" / "version_0" / "results.json").is_file()
     out = done("fit", "--config=configs/method/fedper.yaml", "--config=configs/data/chem.yaml", "--print_config").out
     assert len(yaml.safe_load(out)["data"]["init_args"]["datasets"]) == 7
+    assert done("fit", "-c", "configs/method/fedstar.yaml", "--model.help").out.startswith("FedStar: ")
+    inline = "trainer: {name: a//b, default_root_dir: " + "x" * 300 + "}"
+    out = done("fit", "-c", "configs/method/fedper.yaml", "-c", inline, "--data.datasets=[A]", "--print_config").out
+    assert yaml.safe_load(out)["trainer"]["name"] == "a//b"
     own = tmp_path / "configs" / "method" / "fedper.yaml"
     own.parent.mkdir(parents=True)
     own.write_text((CONFIGS / "method" / "fedper.yaml").read_text().replace("rounds: 200", "rounds: 17"))

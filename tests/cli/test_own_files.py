@@ -72,6 +72,7 @@ def test_new_project(done: Call, task: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     assert "cd first && flgraph fit -c federation.yaml" in done("new", "first", "--task", task).out
     monkeypatch.chdir(tmp_path / "first")
+    assert Path("README.md").read_text().startswith("# first\n")
     checked = done("data", "check", *PARTNERS).out
     assert checked.count("left out   nothing") == 3
     declared = [done("data", "check", f"sites/{own}.yaml").out.splitlines()[-1] for own in PARTNERS]
@@ -199,6 +200,10 @@ def test_mistakes_in_tables(call: Call, project: Path, file: str, old: str, new:
         (["data", "check", "south"], "Expected `PATH` to be a folder or a file but got south, which is not there."),
         (["data", "check", "north", "south", "north"], "files, each given once, but got 'north'."),
         (["data", "check", "north", "--task", "edges"], "`--task` to be nodes, graphs or hetero but got 'edges'."),
+        (
+            ["data", "check", "x.yaml", "--task", "nodes"],
+            "`--task` to be left out where a configuration says what",
+        ),
         (["data", "check", "."], "Expected `.` to be a folder with tables, .csv or .parquet, but got one without."),
         (["new", "north"], "Expected `FOLDER` to be one that does not exist yet, or is empty but got north."),
         (["new", "x", "--task", "edges"], "Expected `--task` to be one of nodes, graphs, hetero but got 'edges'."),

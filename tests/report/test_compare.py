@@ -218,6 +218,9 @@ def test_a_continued_run_is_unfinished_until_it_ends_again(make_run: Any) -> Non
     assert not found.finished
     assert found.done == 3
     assert found.protocol("final")[0] == {"test/accuracy": 0.9}
+    file = run / "config.yaml"
+    file.write_text(file.read_text().replace("rounds: 2", "rounds: 7"))  # as going on writes it
+    assert find_runs([run])[0][0].planned == 7
 
 
 def test_best_validation_round_of_an_unfinished_run(make_run: Any) -> None:
@@ -258,6 +261,7 @@ def test_where_a_run_computed_makes_no_method(make_run: Any, tmp_path: Path) -> 
         file = make_run(f"FedAvg-seed{seed}", [ROUND], seed=seed) / "config.yaml"
         config = yaml.safe_load(file.read_text())
         config["trainer"]["engine"] = engine
+        config["trainer"]["logger"] = {"class_path": "CSVLogger", "init_args": {"save_dir": f"logs/{seed}"}}
         file.write_text(yaml.safe_dump(config))
         results = file.with_name("results.json")
         results.write_text(json.dumps({**json.loads(results.read_text()), "config": config}))
@@ -339,10 +343,10 @@ def test_less_is_better_for_losses(study: Path) -> None:
 @pytest.mark.parametrize(
     ("told", "total", "shared"),
     [
-        ({"total": {"A": 10, "B": 30}, "shared": 5}, 20.0, 5.0),
         ({"A": {"total": 10, "shared": 5}, "B": {"total": 30, "shared": 5}}, 20.0, 5.0),
-        ({"total": 7}, 7.0, math.nan),
-        ({"total": {"A": "many"}, "shared": None}, math.nan, math.nan),
+        ({"A": {"total": 7}}, 7.0, math.nan),
+        ({"shared": {"total": 10, "shared": 4}, "total": {"total": 30, "shared": 4}}, 20.0, 4.0),  # clients' names
+        ({"A": {"total": "many", "shared": None}}, math.nan, math.nan),
         ([1, 2], math.nan, math.nan),
         (None, math.nan, math.nan),
     ],

@@ -146,7 +146,8 @@ def test_records_of_the_server(make_run: Any, report: Any, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("undrawn")
 def test_parameters(make_run: Any, report: Any, tmp_path: Path) -> None:
-    make_run("a", [{"A": 0.5}], parameters={"total": {"A": 1200, "B": 1300}, "shared": 700})
+    counts = {"A": {"total": 1200, "shared": 700}, "B": {"total": 1300, "shared": 700}}
+    make_run("a", [{"A": 0.5}], parameters=counts)
     page = report(tmp_path)
     assert "parameters / client" in page
     assert rows(page)["a"][5:7] == ["1,250", "700"]

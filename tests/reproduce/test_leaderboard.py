@@ -266,7 +266,7 @@ def test_nothing_is_missing(study: Study, out: Path, capsys: pytest.CaptureFixtu
 def test_an_unknown_paper_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["reproduce", "--missing", "nope"])
-    assert "Expected `--missing` to be one of fclg, fedego, fedhgn, fedstar" in capsys.readouterr().err
+    assert "Expected `PAPER` to be one of fclg, fedego, fedhgn, fedstar" in capsys.readouterr().err
 
 
 def test_every_paper_with_methods_is_in_the_picture() -> None:
