@@ -78,7 +78,8 @@ class APFL(FedAvg):
             super().install(client, download)
 
     def _enter(self, client: Client, download: Payload) -> None:
-        """Puts the common model into the client."""
+        """Puts the common model into the client; a part of it would leave the mixture in the rest, and upload that."""
+        client.expect_whole(download)
         client.module.load_state_dict({**client.module.state_dict(), **self._common})
         client.load_shared(download.group())
 
@@ -117,8 +118,6 @@ class APFL(FedAvg):
         expect(trainer.world_size == 1, "trainer.strategy", "one of a single process for APFL", trainer.world_size)
         closures = any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in trainer.optimizers)
         expect(not closures, "model", "one whose optimizer steps once for each gradient, for APFL,", "one with LBFGS")
-        each = trainer.accumulate_grad_batches
-        expect(each == 1, "trainer.accumulate_grad_batches", "1 for APFL, which steps at every batch,", each)
         self._mixture, self._stepped = copy_of(pl_module), False
         self._mixture.trainer = trainer
         for name, buffer in self._mixture.named_buffers():
@@ -152,6 +151,8 @@ class APFL(FedAvg):
         mixture = self._mixture
         if mixture is None:
             return
+        each = trainer.accumulate_grad_batches  # which a GradientAccumulationScheduler changes later than the start
+        expect(each == 1, "trainer.accumulate_grad_batches", "1 for APFL, which steps at every batch,", each)
         common = dict(pl_module.named_parameters())
         with torch.no_grad():
             for name, parameter in mixture.named_parameters():

@@ -56,6 +56,7 @@ class Ditto(FedProx):
         own = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         states = client.swap_training(self._states)
         module.load_state_dict({**own, **self._common})
+        client.expect_whole(client.last_download)  # or else the own model's other tensors would be uploaded
         client.load_shared(client.last_download.group())
         client.fit()
         self._trained = {name: tensor.clone() for name, tensor in client.shared_tensors().items()}

@@ -95,7 +95,7 @@ class RecordNoise(FederatedCallback):
         expect(not self.uncovered(half), "trainer.aggregator", wanted, found)
         scaled = scaler_of(trainer) is not None  # Lightning would divide the noise, too
         expect(not scaled, "trainer.precision", "another than 16-mixed with RecordNoise, such as bf16-mixed,", "that")
-        expect(trainer.accumulate_grad_batches == 1, "trainer.accumulate_grad_batches", "1 with RecordNoise", "more")
+        _expect_each_batch(trainer)
         epochs = (trainer.fit_loop.max_epochs or 0) - trainer.current_epoch
         self._client.door.spend(self.event, epochs * _steps(self.sample_rate))
 
@@ -117,6 +117,7 @@ class RecordNoise(FederatedCallback):
         )
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, idx: int) -> None:
+        _expect_each_batch(trainer)  # again: a GradientAccumulationScheduler changes it later
         self._batch = batch
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -285,3 +286,8 @@ def _opacus() -> Any:
         wanted = "without RecordNoise where `opacus` is not installed (`pip install 'flgraph[privacy]'`)"
         raise InputError("trainer.callbacks", wanted, "one with it") from error
     return opacus
+
+
+def _expect_each_batch(trainer: pl.Trainer) -> None:
+    each = trainer.accumulate_grad_batches
+    expect(each == 1, "trainer.accumulate_grad_batches", "1 with RecordNoise, which is added to every gradient,", each)

@@ -178,6 +178,18 @@ _PER_CLIENT_HOOKS = [
 ]
 
 
+_ROUND_HOOKS = [
+    name
+    for name in dir(FederatedCallback)
+    if name.startswith(("on_federation_", "on_round_", "on_last_round_")) or name in ("results", "client_data")
+]
+
+
+def acts_in_rounds(callback: pl.Callback) -> bool:
+    """Whether a callback overrides any of the hooks that are called beside the clients' Trainers."""
+    return isinstance(callback, FederatedCallback) and overrides(callback, FederatedCallback, _ROUND_HOOKS)
+
+
 def acts_in_clients(callback: pl.Callback) -> bool:
     """Whether a callback overrides any of Lightning's own hooks, and so belongs into the clients' Trainers."""
     return overrides(callback, pl.Callback, _PER_CLIENT_HOOKS)

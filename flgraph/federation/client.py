@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
+from pytorch_lightning.plugins.precision import DoublePrecision
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
@@ -33,7 +35,7 @@ from flgraph.federation.messages import ABOUT_SUMS, Predictions, Request, Turn
 from flgraph.federation.payload import Payload
 from flgraph.federation.policy import Policy
 from flgraph.federation.routes import RouteKind, RoutingTable, matches
-from flgraph.federation.secure.client import MaskedUploads
+from flgraph.federation.secure.client import MaskedUploads, mask_context
 from flgraph.federation.secure.settings import Layout, SecureSums
 from flgraph.federation.seeding import derive_seed, seed_all
 from flgraph.federation.template import callbacks_of, expect_classes
@@ -146,6 +148,8 @@ class Client:
         half: Any = self.aggregator
         epochs = max(half.setup_epochs, rounds * (local_epochs + half.further_epochs))
         self.trainer = persistent_trainer([self._optimizers, half, *own], arguments, epochs)
+        if isinstance(self.trainer.precision_plugin, DoublePrecision):  # or else float32 would round the first download
+            self.trainer.precision_plugin.convert_module(self.module)
         self._unfitted = self.trainer.fit_loop.state_dict()
         if isinstance(data, Movable):
             data.to(self.trainer.strategy.root_device)
@@ -208,7 +212,10 @@ class Client:
             shared, f"upload` of client `{self.name}", "of all shared tensors and no others for secure sums", "others"
         )
         weight = self.aggregator.client_weight(changed)
-        return self.door.masked(turn, answer, masked.mask(turn, changed.tensors, weight, self._origin))
+        # An exchanged copy of the model comes from another download than the one that algorithms go by.
+        last = self.last_download.digest if self._download is not None else ""
+        origin = self._origin if last in ("", self._origin) else mask_context("", [self._origin, last])
+        return self.door.masked(turn, answer, masked.mask(turn, changed.tensors, weight, origin))
 
     def _transformed(self, answer: Payload, turn: Turn) -> Payload:
         def draw(transform: Transform) -> Draw:
@@ -310,6 +317,16 @@ class Client:
             expect(own.shape == tensor.shape, field, f"one with `{name}` of shape {list(own.shape)}", found)
             own.copy_(tensor)
 
+    def expect_whole(self, download: Payload) -> None:
+        """Refuses a download that lacks a tensor which this client shares.
+
+        Raises:
+            InputError: it does.
+        """
+        missing = sorted(set(self.routing.shared) - download.group().keys())
+        field, wanted = f"download` of client `{self.name}", "one with all tensors that it shares"
+        expect(not missing, field, wanted, f"one without {''.join(missing[:1])}")
+
     def _tensor(self, name: str) -> Tensor:
         """A tensor of the model's state, sharing its memory; quicker than a whole ``state_dict``."""
         owner, _, attribute = name.rpartition(".")
@@ -320,8 +337,16 @@ class Client:
         """Trains for ``epochs`` (default: the local epochs) more, with the client's own Trainer."""
         epochs = self.local_epochs if epochs is None else epochs
         self.door.check_epochs(epochs)
+        made = None if self._trained else [*self.module.parameters()]
         self._train_metrics = fit_more(self.trainer, self.module, self._loader("train"), epochs)
         self._trained = self._round
+        if made is not None:
+            same = len(made) == len(now := [*self.module.parameters()]) and all(map(operator.is_, made, now))
+            wanted, found = (
+                "one that makes its layers in `__init__`, as routes are of these,",
+                type(self.module).__name__,
+            )
+            expect(same, "model", wanted, f"{found}, which makes some later")
 
     def swap_optimizers(self, states: Mapping[str, Any]) -> dict[str, Any]:
         """Exchanges the kept states of optimizers and schedulers; with ``{}`` the next training has new ones."""
@@ -491,8 +516,16 @@ class Client:
 
 
 def _seed_own(loader: Any) -> None:
-    if isinstance(generator := getattr(loader, "generator", None), torch.Generator):
-        generator.manual_seed(torch.initial_seed())
+    """Seeds generators of the loader's own, or of its samplers; of each, where it is a collection of loaders."""
+    parts = getattr(loader, "iterables", loader)  # of a CombinedLoader
+    if isinstance(parts, Mapping | list | tuple):
+        for part in parts.values() if isinstance(parts, Mapping) else parts:
+            _seed_own(part)
+        return
+    batches = getattr(loader, "batch_sampler", None)
+    for part in (loader, getattr(loader, "sampler", None), getattr(batches, "sampler", None), batches):
+        if isinstance(generator := getattr(part, "generator", None), torch.Generator):
+            generator.manual_seed(torch.initial_seed())
 
 
 def _same(own: Tensor | None, sent: Tensor) -> bool:

@@ -131,10 +131,14 @@ def fit_more(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, epoch
             call._call_and_handle_interrupt(trainer, fit_again, trainer, module, loader)
         else:
             trainer.fit(module, train_dataloaders=loader)
+    return dict(sorted(_logged(trainer).items()))
+
+
+def _logged(trainer: pl.Trainer) -> dict[str, float]:
     metrics = trainer.callback_metrics
     # What is logged on steps and on epochs is there as NAME, NAME_step and NAME_epoch.
-    names = [n for n in sorted(metrics) if not (n.endswith("_step") and f"{n.removesuffix('_step')}_epoch" in metrics)]
-    return _same_everywhere(trainer, {name: float(metrics[name]) for name in names})
+    again = {f"{name.removesuffix('_epoch')}_step" for name in metrics if name.endswith("_epoch")}
+    return _same_everywhere(trainer, {name: float(value) for name, value in metrics.items() if name not in again})
 
 
 def evaluate(trainer: pl.Trainer, module: pl.LightningModule, loaders: Iterable[tuple[str, Any]]) -> dict[str, float]:
@@ -159,9 +163,8 @@ def evaluate(trainer: pl.Trainer, module: pl.LightningModule, loaders: Iterable[
     for split, loader in loaders:
         run = trainer.validate if split == "val" else trainer.test
         with keeping_modes(module):  # Lightning does not, where one fails
-            results = run(module, dataloaders=loader, verbose=False)
-        for result in results:
-            metrics |= _same_everywhere(trainer, result)
+            run(module, dataloaders=loader, verbose=False)
+        metrics |= _logged(trainer)
     return metrics
 
 

@@ -69,6 +69,8 @@ class RunLog:
                 logger.experiment.file_writer.add_summary(begin)
                 for tag, figure in figures.items():
                     logger.experiment.add_figure(tag, figure, self.after_round)
+            elif not self.after_round:  # some refuse other values later
+                logger.log_hyperparams(_hparams(own))
 
     def add(self, record: RoundRecord) -> None:
         """Logs a round: bytes, seconds, and every metric per client and as the mean over clients."""

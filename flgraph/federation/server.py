@@ -247,7 +247,8 @@ class Server:
         }
 
         found = self._ask(turns, record, self.door.metrics, counted="metric_bytes", missing=len(self.excluded))
-        record.silent = [name for name in turns if name not in found and name not in self.excluded]
+        if splits:
+            record.silent = [name for name in turns if name not in found and name not in self.excluded]
         return found
 
     def request(self, request: Request, clients: Collection[str], record: RoundRecord) -> None:

@@ -12,6 +12,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch.nn.parameter import is_lazy
 
 from flgraph.errors import InputError, brief, expect
+from flgraph.federation.callback import acts_in_rounds
 from flgraph.federation.data import ClientData
 from flgraph.federation.lightning_callbacks import check_callbacks
 from flgraph.federation.seeding import derive_seed, seed_all
@@ -42,6 +43,10 @@ def client_module(model: Model, data: ClientData, seed: int, name: str) -> pl.Li
     unknown = [parameter for parameter, value in module.named_parameters() if is_lazy(value)]
     wanted = f"of sizes that its saved hyper-parameters or the data of client `{name}` (`model_args`) say"
     expect(not unknown, "model", wanted, f"{made} with `{''.join(unknown[:1])}` that waits for its first batch")
+    late = overrides(module, pl.LightningModule, ["configure_model", "configure_sharded_model"])
+    expect(
+        not late, "model", "one that makes its layers in `__init__`, as routes are of these,", f"{made}.configure_model"
+    )
     optimized = overrides(module, pl.LightningModule, ["configure_optimizers"])
     empty = next(module.parameters(), None) is None
     expect(not (optimized and empty), "model", wanted, f"{made} without parameters")
@@ -57,9 +62,14 @@ def callbacks_of(module: pl.LightningModule) -> list[pl.Callback]:
     if not overrides(module, pl.LightningModule, ["configure_callbacks"]):
         return []
     configured = module.configure_callbacks()
-    check_callbacks(configured, f"{type(module).__name__}.configure_callbacks")
+    field = f"{type(module).__name__}.configure_callbacks"
+    check_callbacks(configured, field)
+    listed = list(configured) if isinstance(configured, Sequence) else [configured]
+    for callback in listed:
+        what = type(callback).__name__
+        expect(not acts_in_rounds(callback), field, "without what acts in rounds, as `trainer.callbacks` do,", what)
     module.configure_callbacks = list  # type: ignore[method-assign]  # of none any more
-    return list(configured) if isinstance(configured, Sequence) else [configured]
+    return listed
 
 
 def server_module(model: Model | None, sizes: Mapping[str, Any], seed: int) -> pl.LightningModule:

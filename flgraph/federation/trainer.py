@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.utilities.seed import isolate_rng
 
 from flgraph.console import Console
 from flgraph.errors import InputError, expect, expect_kind
@@ -385,7 +387,9 @@ class FederatedTrainer(TrainedLoop):
 
     @contextmanager
     def _session(self) -> Iterator[None]:
-        with stop_on_signals(), quiet_lightning(), self.engine.session():
+        # What is drawn elsewhere in a program must not follow from the run's seed.
+        drawing = isolate_rng(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+        with drawing, stop_on_signals(), quiet_lightning(), self.engine.session():
             yield
 
 

@@ -19,6 +19,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytorch_lightning as pl
+import torch
 import yaml
 
 from flgraph.errors import InputError, expect
@@ -28,6 +29,9 @@ FIELDS = ("seed_everything", "model", "trainer")
 """Of the configuration of a job, as :func:`~flgraph.cli.flare.configuration` writes it."""
 
 _WANTED = "a mapping with class_path and init_args, as nothing else is imported for a job,"
+_HARMLESS = (torch.nn.Module, pl.Callback)
+"""What may be where an argument has no type."""
+
 _PLAIN = (str, int, float, bool, NoneType, Enum, PurePath)
 _LISTS = (list, tuple, set, frozenset, deque, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection, abc.Set)
 _MAPPINGS = (dict, OrderedDict, abc.Mapping, abc.MutableMapping)
@@ -132,6 +136,10 @@ class _Check:
             for key in given:
                 expect(key in ("class_path", "init_args"), field, "a mapping with class_path and init_args", key)
             kind, args = self.find(given["class_path"]), given.get("init_args", {})
+            # The parser makes anything of an argument that may be anything, such as a file of what opens files.
+            bases = [base for base in kinds if isinstance(base, type) and base is not object]
+            fits = issubclass(kind, tuple(bases) or _HARMLESS) or given["class_path"] in self.allow
+            expect(fits, field, "of a class that belongs there", given["class_path"])
             expect(isinstance(args, dict), f"{field}.init_args", "a mapping", args)
             self.arguments(field, args, kind)
             return

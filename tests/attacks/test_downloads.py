@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from asking import Server, agreement, state_of
 
-from flgraph.callbacks import FedAvg
+from flgraph.callbacks import APFL, Ditto, FedAvg
 from flgraph.federation import Payload, Policy, Request, Turn
 from flgraph.federation.engines.host import Message
 
@@ -43,6 +44,19 @@ def test_a_wrong_download_changes_nothing(
     good = server.ask(Turn(1, Request.EXCHANGE, "train", download=Payload(FIRST).to_bytes()))
     assert isinstance(good, Payload)
     assert sorted(good.tensors) == ["first.bias", "first.weight"]
+
+
+@pytest.mark.parametrize("algorithm", [APFL, Ditto])
+def test_a_download_of_a_part_gets_no_personal_model(site: Callable[..., Server], algorithm: Any) -> None:
+    """Where the download has nothing, the personal model would be trained, and uploaded, as the common one."""
+    server = site(aggregator=algorithm(weighting="uniform"))
+    server.begin()
+    whole = {name: torch.ones_like(tensor) for name, tensor in server.weights().items()}
+    assert isinstance(server.ask(Turn(1, Request.EXCHANGE, "train", download=Payload(whole).to_bytes())), Payload)
+    for part in ({}, {name: whole[name] for name in sorted(whole)[1:]}):
+        server.ask(Turn(1, Request.EVALUATE, download=Payload(part).to_bytes(), splits=("val",)))
+        assert server.ask(Turn(2, Request.EXCHANGE, "train", download=Payload(part).to_bytes())) == "refused"
+    assert isinstance(server.ask(Turn(2, Request.EXCHANGE, "train", download=Payload(whole).to_bytes())), Payload)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch.nn import functional as F
 
@@ -110,3 +111,6 @@ def test_bad_settings(federate: Federate, toy_federation: Callable[..., Any], to
         APFL(alpha=1.5)
     with pytest.raises(InputError, match=r"`trainer\.accumulate_grad_batches` to be 1 for APFL"):
         federate(APFL(), rounds=1, accumulate_grad_batches=2).fit(toy_module(), toy_federation(8, batch_size=2))
+    later = pl.callbacks.GradientAccumulationScheduler({0: 2})
+    with pytest.raises(InputError, match=r"`trainer\.accumulate_grad_batches` to be 1 for APFL"):
+        federate(APFL(), rounds=1, callbacks=[later]).fit(toy_module(), toy_federation(8, batch_size=2))

@@ -285,7 +285,7 @@ class Told(Sequential):
         for name, turn in turns.items():
             if (name, turn.round) == self.failing:
                 answers[name] = ClientError("gone")
-            elif turn.request is Request.EVALUATE and turn.round:
+            elif turn.request is Request.EVALUATE and turn.round and turn.splits:
                 del answers[name]
                 if (told := self.accuracies[turn.round - 1].get(name)) is not None:
                     answers[name] = Payload(scalars={"val/accuracy": told, "val/samples": 4}).to_bytes()
@@ -303,6 +303,20 @@ def test_a_round_in_which_a_client_was_silent_is_passed_over(
     assert results["final"]["round"] == results["best_val"]["round"] == 3
     records = read_records(trainer.run_dir / "history.jsonl")
     assert [record.get("silent") for record in records] == [None, ["B"], None, None]
+
+
+class Installs(FederatedCallback):
+    """Has all clients hold what the server has, in every round."""
+
+    def on_round_end(self, trainer: Any) -> None:
+        trainer.install()
+
+
+def test_who_was_silent_is_told_whoever_installs(federate: Make, toy_module: Any, toy_federation: Make) -> None:
+    engine, tolerance = Told({"A": 0.9, "B": 0.5}, {"A": 0.99}), Tolerance(on_bad_upload="drop")
+    trainer = federate(FedAvg(), engine=engine, rounds=2, callbacks=[Installs()], tolerance=tolerance)
+    trainer.fit(toy_module(), toy_federation(4, 4))
+    assert [line.get("silent") for line in read_records(trainer.run_dir / "history.jsonl")] == [None, ["B"]]
 
 
 def test_bad_input(federate: Make, toy_module: Any, toy_federation: Make) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -167,6 +168,12 @@ def test_what_it_does_not_go_with(run: Any, change: dict[str, Any], sentence: st
         run(RecordNoise(1.0, 1.0), **change)
 
 
+def test_no_gradient_with_noise_is_thrown_away(run: Any) -> None:
+    later = pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 2})
+    with pytest.raises(InputError, match=r"`trainer\.accumulate_grad_batches` to be 1 with RecordNoise"):
+        run(RecordNoise(1.0, 1.0), later, rounds=2)
+
+
 def test_float16_is_refused(run: Any, float16: Any) -> None:
     with pytest.raises(InputError, match=r"`trainer\.precision` to be another than 16-mixed with RecordNoise"):
         run(RecordNoise(1.0, 1.0), float16)
@@ -226,7 +233,8 @@ def test_noise_is_not_lost_in_numbers_too_small_for_it(monkeypatch: Any) -> None
             sgd, noise_multiplier=0.0, max_grad_norm=norm, expected_batch_size=count
         )
         noise._draw = Draw(draw_key(True, norm))
-        noise.on_train_batch_start(Any, Any, SimpleNamespace(drawn_graphs=torch.arange(count)), 0)
+        each: Any = SimpleNamespace(accumulate_grad_batches=1)
+        noise.on_train_batch_start(each, Any, SimpleNamespace(drawn_graphs=torch.arange(count)), 0)
         with flushing_denormals():
             noise.on_after_backward(cast(Any, SimpleNamespace(train_dataloader=loader)), cast(Any, SimpleNamespace()))
         return parameter.grad.double() * count / norm

@@ -14,7 +14,7 @@ from lightning_fabric.utilities import registry
 from pytorch_lightning import callbacks as lightning
 from torch import Tensor
 
-from flgraph.callbacks import FedAvg, FedRep, Local
+from flgraph.callbacks import EarlyStopping, FedAvg, FedRep, Local
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
 from flgraph.federation import lightning as trainers_of
@@ -95,6 +95,13 @@ def test_callbacks_that_a_model_configures(federate: Federate, toy_federation: A
 
     with pytest.raises(InputError, match=r"^Expected `Configuring.configure_callbacks` to be flgraph.callbacks.Ea"):
         federate(FedAvg(), rounds=1).fit(Configuring(), toy_federation(6))
+
+    class Stopping(toy_module):  # type: ignore[misc]
+        def configure_callbacks(self) -> Any:
+            return [EarlyStopping(patience=1)]
+
+    with pytest.raises(InputError, match=r"without what acts in rounds, as `trainer.callbacks` do, but got 'EarlySto"):
+        federate(FedAvg(), rounds=1).fit(Stopping(), toy_federation(6))
 
 
 # ---------------------------------------------------------------------------------------------------------- what works

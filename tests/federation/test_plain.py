@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -48,6 +51,71 @@ class Rows(pl.LightningDataModule):
 
     def predict_dataloader(self) -> Any:
         return DataLoader(self.predicted, self.rows)
+
+
+def test_what_would_be_lost_is_refused(federate: Federate, toy_module: Any) -> None:
+    class Counting(Rows):
+        def state_dict(self) -> dict[str, Any]:
+            return {"epoch": 3}
+
+    class Late(toy_module):  # type: ignore[misc]
+        def configure_model(self) -> None:
+            self.head = torch.nn.Linear(2, 2)
+
+    class AtSetUp(toy_module):  # type: ignore[misc]
+        def setup(self, stage: str) -> None:
+            self.last = torch.nn.Linear(3, 2)
+
+    for module, data, sentence in (
+        (toy_module(), Counting(), r"`datamodule\.state_dict` to be in the model or the data set, as clients do not"),
+        (Late(), Rows(), r"`model` to be one that makes its layers in `__init__`, .* but got 'Late\.configure_model'"),
+        (AtSetUp(), Rows(), r"`model` to be one that makes its layers in `__init__`, .* 'AtSetUp, which makes some la"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            federate(FedAvg(), rounds=1).fit(module, {"A": data})
+
+
+def test_metrics_have_the_names_that_a_plain_trainer_gives(federate: Federate, toy_module: Any, tmp_path: Path) -> None:
+    class Logging(toy_module):  # type: ignore[misc]
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val/both", 0.5, on_step=True, on_epoch=True)
+            self.log("val/quiet", 0.25, logger=False)
+
+    results = federate(FedAvg(), rounds=1).fit(Logging(), {"A": Rows()})
+    own = results["final"]["clients"]["A"]
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    plain = pl.Trainer(max_epochs=1, default_root_dir=tmp_path, accelerator="cpu", enable_checkpointing=False, **quiet)
+    rows = Rows()
+    rows.setup("fit")
+    plain.validate(Logging(in_features=4), rows.val_dataloader(), verbose=False)
+    assert {name: value for name, value in own.items() if name.startswith("val/")} == {
+        name: float(value) for name, value in plain.callback_metrics.items() if not name.endswith("_step")
+    }
+
+
+def test_draws_between_runs_do_not_follow_from_the_seed(federate: Federate, toy_module: Any) -> None:
+    def draws() -> tuple[Any, ...]:
+        return torch.rand(3).tolist(), np.random.rand(), random.random()
+
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    expected = [draws() for _ in range(3)]
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    for own in expected:
+        assert draws() == own
+        federate(FedAvg(), rounds=1).fit(toy_module(), {"A": Rows()})
+
+
+class Noting(pl.loggers.CSVLogger):
+    noted: dict[str, Any]
+
+    def log_hyperparams(self, params: Any = None) -> None:
+        self.noted = dict(params)
+
+
+def test_loggers_are_told_the_settings(federate: Federate, toy_module: Any, tmp_path: Path) -> None:
+    logger = Noting(str(tmp_path))
+    federate(FedAvg(), rounds=1, logger=logger).fit(toy_module(), {"A": Rows()})
+    assert logger.noted["aggregator"] == "FedAvg"
 
 
 def test_equals_a_federated_datamodule(

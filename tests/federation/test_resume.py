@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from flgraph.callbacks import (
@@ -416,25 +417,45 @@ def test_weights_of_any_precision_resume(
     precision: str, toy_federation: Callable[..., Any], run: Run, assert_same_run: Same, toy_module: Any
 ) -> None:
     settings: dict[str, Any] = {"precision": precision}
-    whole = run("whole", FedAvg(), toy_module(), toy_federation(6, 8), rounds=4, **settings)
-    run("cut", FedAvg(), toy_module(), toy_federation(6, 8), rounds=2, **settings)
-    assert_same_run(run("cut", FedAvg(), toy_module(), toy_federation(6, 8), "last", rounds=4, **settings), whole)
+    for rows, others in (((6, 8), {}), ((6, 8, 5, 7), {"client_fraction": 0.25, "evaluate_every": 10})):
+        data, name = toy_federation(*rows), str(len(rows))
+        whole = run(f"whole{name}", FedAvg(), toy_module(), data, rounds=4, **settings, **others)
+        run(f"cut{name}", FedAvg(), toy_module(), data, rounds=2, **settings, **others)
+        resumed = run(f"cut{name}", FedAvg(), toy_module(), data, "last", rounds=4, **settings, **others)
+        if not others:
+            assert_same_run(resumed, whole)
+        for client, own in whole.engine.clients.items():  # type: ignore[attr-defined]
+            theirs = resumed.engine.clients[client].module  # type: ignore[attr-defined]
+            assert all(map(torch.equal, own.module.parameters(), theirs.parameters()))
 
 
+@pytest.mark.parametrize("whose", ["loader", "sampler", "batch sampler", "one of a list", "one of several"])
 def test_loaders_with_a_generator_resume(
-    toy_federation: Callable[..., Any], toy_module: Any, toy_data: Any, run: Run, assert_same_run: Same
+    whose: str, toy_federation: Callable[..., Any], toy_module: Any, toy_data: Any, run: Run, assert_same_run: Same
 ) -> None:
     """It is seeded with each turn, as the others are."""
 
+    class First(toy_module):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            first = batch["a"] if isinstance(batch, dict) else batch if len(batch) == 2 else batch[0]
+            return super().training_step(first, batch_idx)
+
     class Own(type(toy_data())):  # type: ignore[misc]
         def train_dataloader(self) -> Any:
-            rows = torch.utils.data.TensorDataset(self.x, self.y)
-            return DataLoader(rows, 2, shuffle=True, generator=torch.Generator().manual_seed(3))
+            rows, own = torch.utils.data.TensorDataset(self.x, self.y), torch.Generator().manual_seed(3)
+            drawn = torch.utils.data.RandomSampler(rows, generator=own)
+            if whose == "sampler":
+                return DataLoader(rows, 2, sampler=drawn)
+            if whose == "batch sampler":
+                return DataLoader(rows, batch_sampler=torch.utils.data.BatchSampler(drawn, 2, False))
+            loader = DataLoader(rows, 2, shuffle=True, generator=own)
+            several = {"one of a list": [loader], "one of several": CombinedLoader({"a": loader})}
+            return several.get(whose, loader)
 
     def data() -> Any:
         given = toy_data(6)
         return toy_federation(A=Own(given.x, given.y), B=toy_data(4))
 
-    whole = run("whole", FedAvg(), toy_module(), data(), rounds=4)
-    run("cut", FedAvg(), toy_module(), data(), rounds=2)
-    assert_same_run(run("cut", FedAvg(), toy_module(), data(), "last", rounds=4), whole)
+    whole = run("whole", FedAvg(), First(), data(), rounds=4)
+    run("cut", FedAvg(), First(), data(), rounds=2)
+    assert_same_run(run("cut", FedAvg(), First(), data(), "last", rounds=4), whole)

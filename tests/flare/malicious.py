@@ -1,6 +1,7 @@
 """A site that does not keep to anything: what Python imports first in its processes (``sitecustomize``).
 
-In each round its client sends something else that is bad; see ``WAYS``.
+In each round its client sends something else that is bad; see ``WAYS``. Once it asks another site as if it were the
+server.
 """
 
 import sys
@@ -21,6 +22,34 @@ WAYS = (
     "metrics of text",
 )
 """What it does in round 1, 2 and so on."""
+
+
+def ask_another(module):
+    """Has the site ask another one for an upload and metrics, in round 2, and note what comes."""
+    from pathlib import Path
+
+    from nvflare.apis.shareable import Shareable
+
+    from flgraph.federation.engines.host import Message, run_request
+    from flgraph.federation.messages import Request, Turn
+
+    honest = module.SiteExecutor._answer
+
+    def answer(self, topic, request, fl_ctx):
+        turn = Message.from_bytes(request[module.BODY]).header.get("turns", {}).get(CLIENT, {})
+        if turn.get("round") == 2 and turn.get("request") == "exchange":
+            engine = fl_ctx.get_engine()
+            file = Path(engine.get_workspace().get_root_dir()) / "stolen.txt"
+            for asked in (Turn(2, Request.EXCHANGE, "train"), Turn(2, Request.EVALUATE, splits=("val",))):
+                message = run_request({"trees": asked}, keep_going=True, bases={"trees": 5}, numbers={"trees": 10**6})
+                theirs = Shareable()
+                theirs[module.BODY] = bytes(message.to_bytes())
+                reply = engine.send_aux_request(["north"], topic, theirs, 10.0, fl_ctx).get("north")
+                with open(file, "a") as stream:
+                    stream.write(f"{reply.get_return_code()}, {'more' if module.BODY in reply else 'no more'}\n")
+        return honest(self, topic, request, fl_ctx)
+
+    module.SiteExecutor._answer = answer
 
 
 def spoil(module):
@@ -85,25 +114,26 @@ class Nonsense:
 class Spoiled(Loader):
     """Loads a module and changes it."""
 
-    def __init__(self, loader):
-        self._loader = loader
+    def __init__(self, loader, change):
+        self._loader, self._change = loader, change
 
     def create_module(self, spec):
         return self._loader.create_module(spec)
 
     def exec_module(self, module):
         self._loader.exec_module(module)
-        spoil(module)
+        self._change(module)
 
 
 class Finder(MetaPathFinder):
-    """Finds the one module that is to be changed."""
+    """Finds the modules that are to be changed."""
 
     def find_spec(self, name, path=None, target=None):
-        if name != "flgraph.flare.run":
+        change = {"flgraph.flare.run": spoil, "flgraph.flare.executor": ask_another}.get(name)
+        if change is None:
             return None
         spec = PathFinder.find_spec(name, path, target)
-        spec.loader = Spoiled(spec.loader)
+        spec.loader = Spoiled(spec.loader, change)
         return spec
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -350,22 +351,34 @@ def context(engine: Engine) -> Any:
 
 def test_messages_go_through_flare_and_back(tmp_path: Path) -> None:
     from nvflare.apis.fl_constant import ReturnCode
+    from nvflare.apis.fl_context import FLContext
     from nvflare.apis.shareable import make_reply
+    from nvflare.fuel.f3.cellnet.core_cell import MessageHeaderKey
+    from nvflare.private.defs import new_cell_message
 
     from flgraph.flare.controller import AuxTransport
     from flgraph.flare.executor import SiteExecutor
 
     site, over = SiteExecutor(), SimpleNamespace(triggered=False)
     listening: dict[str, Callable[..., Any]] = {}
-    engine = Engine(tmp_path)
-    engine.register_aux_message_handler = listening.__setitem__  # type: ignore[attr-defined]
+    registered: dict[str, Any] = {}
+    engine: Any = Engine(tmp_path)
+    engine.register_aux_message_handler = listening.__setitem__
+    engine.get_cell = lambda: SimpleNamespace(register_request_cb=registered.update)
+    engine.new_context = lambda: nullcontext(FLContext())
+    engine.dispatch = lambda topic, request, fl_ctx: listening[topic](topic, request, fl_ctx)
     site.handle_event("_start_run", context(engine))
-    (topic, handler), *_ = listening.items()
+    assert (registered["channel"], registered["topic"]) == ("aux_communication", *listening)
 
     def transport(answer: Callable[[Any], Any]) -> AuxTransport:
         return AuxTransport(context(Engine(tmp_path, answer)), over)
 
-    answers = transport(lambda request: handler(topic, request, None))
+    def carried(request: Any, origin: str = "server.job") -> Any:
+        return registered["cb"](new_cell_message({MessageHeaderKey.ORIGIN: origin}, request)).payload
+
+    for other in ("west.job", "", "servers.job"):
+        assert transport(lambda request, other=other: carried(request, other)).send("north", Message(), 1.0) is None
+    answers = transport(carried)
     answer = answers.send("north", Message({"do": "open", "config": "model: {}", "run": "first"}), 1.0)
     assert isinstance(answer, Message)
     assert answer.header == {"error": "refused", "version": __version__}

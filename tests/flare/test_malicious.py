@@ -43,6 +43,10 @@ def test_the_others_finish(attacked: Any, monkeypatch: pytest.MonkeyPatch) -> No
         assert line["clients"] == ["trees", "rings"], way
         assert list(line["dropped"]) == ["ladders"], way
         assert SAID[way] in line["dropped"]["ladders"], way
+    stolen = (attacked.kits / "west" / "stolen.txt").read_text().splitlines()
+    assert len(stolen) == 2
+    assert all("OK" not in line and "no more" in line for line in stolen), stolen
+    assert "only the server may ask" in (attacked.kits / "north" / "flgraph.log").read_text()
 
     content = yaml.safe_load((EXAMPLE / "north.yaml").read_text())["data"]
     content["init_args"]["domains"] = ["trees", "rings"]

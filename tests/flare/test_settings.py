@@ -46,10 +46,30 @@ def test_classes_that_a_site_has_not_allowed_are_refused(tmp_path: Path) -> None
         InputError, match=r"`class_path` to be among those that this site allows, .* but got 'subprocess"
     ):
         host(yaml.safe_dump(job), settings("north", tmp_path), "first")
-    refuse_foreign_classes(job, ("flgraph.*", "subprocess.*"))
+    with pytest.raises(InputError, match=r"`trainer\.callbacks` to be of a class that belongs there but got"):
+        refuse_foreign_classes(job, ("flgraph.*", "subprocess.*"))
+    refuse_foreign_classes(job, ("flgraph.*", "subprocess.Popen"))  # named in full by the site
     refuse_foreign_names(job, ("flgraph.*", "subprocess.*"))
     with pytest.raises(InputError, match=r"but got 'os\.Thing'"):
         refuse_foreign_names({"a": [{"b": {"class_path": "os.Thing"}}]}, ("flgraph.*",))
+
+
+def test_a_job_makes_nothing_where_it_does_not_belong(tmp_path: Path) -> None:
+    """The parser makes anything of an argument without a type: a ledger would take a file, here the site's secret."""
+    own = settings("north", tmp_path)
+    host(config(), own, "first")
+    secret = (tmp_path / "secret").read_text()
+    ledger = {"class_path": "flgraph.runs.ledger.Ledger", "init_args": {"file": str(tmp_path / "secret")}}
+    for model, argument in (("FedSSP", "pool"), ("FedSSP", "lr"), ("GNN", "unknown")):
+        job = yaml.safe_load(config())
+        job["model"] = {"class_path": f"flgraph.models.{model}", "init_args": {argument: ledger}}
+        with pytest.raises(InputError, match=rf"`model\.{argument}` to be of a class that belongs there but got"):
+            host(yaml.safe_dump(job), own, "first")
+    job = yaml.safe_load(config())
+    job["trainer"]["profiler"] = ledger
+    with pytest.raises(InputError, match=r"`trainer\.profiler` to be of a class that belongs there but got"):
+        host(yaml.safe_dump(job), own, "first")
+    assert (tmp_path / "secret").read_text() == secret
 
 
 @pytest.fixture
@@ -176,7 +196,7 @@ def test_a_dotted_name_of_a_whole_configuration_is_refused(foreign: Path) -> Non
     with pytest.raises(InputError, match=r"with fields among .* but got 'trainer\.callbacks'"):
         host(yaml.safe_dump({**job, "trainer.callbacks": "foreign.Evil"}), settings("north", foreign), "first")
     endless: dict[str, Any] = {"class_path": "flgraph.models.FedStar"}
-    endless["init_args"] = {"lr": endless}
+    endless["init_args"] = {"further": endless}
     for broken, sentence in [
         ([], "`configuration` to be a YAML mapping but got 'list'"),
         ({"model": job["model"]}, "`trainer` to be a mapping but got None"),

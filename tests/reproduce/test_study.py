@@ -174,7 +174,7 @@ def test_studies_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"broken\.yaml` to be a YAML file but got one that cannot be read"):
         load_study(str(tmp_path / "broken.yaml"))
     (tmp_path / "twice.yaml").write_text("title: t\nmethods:\n  A: --model.lr=0.1\n  A: --model.lr=0.2\n")
-    with pytest.raises(InputError, match="key that was not given before .* in .*twice.yaml"):
+    with pytest.raises(InputError, match=r"key that was not given before .* in .*twice.yaml"):
         load_study(str(tmp_path / "twice.yaml"))
     for one, other in (("a", "b"), ("b", "a")):
         (tmp_path / f"{one}.yaml").write_text(f"extends: {other}")

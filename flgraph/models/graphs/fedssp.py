@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from flgraph.errors import expect
 from flgraph.models.graphs import inputs
 from flgraph.models.graphs.classifier import GraphClassifier
-from flgraph.nn import Adjacency, BatchNorm, ConcatLinear, at_least_float32
+from flgraph.nn import Adjacency, BatchNorm, ConcatLinear, PoolName, at_least_float32
 from flgraph.nn.spectral import EigenvalueEncoder, SpectralConv, laplacian_spectra, softmax_by_row
 
 
@@ -54,7 +54,7 @@ class FedSSP(GraphClassifier):
         hidden_channels: int = 128,
         heads: int = 4,
         dropout: float = 0.1,
-        pool: Any = "mean",
+        pool: PoolName = "mean",
         **kwargs: Any,
     ) -> None:
         super().__init__(in_channels, num_classes, hidden_channels, dropout=dropout, pool=pool, **kwargs)
