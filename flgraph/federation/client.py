@@ -6,6 +6,7 @@ import copy
 import operator
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import pytorch_lightning as pl
@@ -337,16 +338,14 @@ class Client:
         """Trains for ``epochs`` (default: the local epochs) more, with the client's own Trainer."""
         epochs = self.local_epochs if epochs is None else epochs
         self.door.check_epochs(epochs)
-        made = None if self._trained else [*self.module.parameters()]
+        made = None if self._trained else _parts(self.module)
         self._train_metrics = fit_more(self.trainer, self.module, self._loader("train"), epochs)
         self._trained = self._round
         if made is not None:
-            same = len(made) == len(now := [*self.module.parameters()]) and all(map(operator.is_, made, now))
-            wanted, found = (
-                "one that makes its layers in `__init__`, as routes are of these,",
-                type(self.module).__name__,
-            )
-            expect(same, "model", wanted, f"{found}, which makes some later")
+            found = _parts(self.module)
+            same = len(made) == len(found) and all(map(operator.is_, made, found))
+            wanted = "one that makes its layers in `__init__`, as routes are of these,"
+            expect(same, "model", wanted, f"{type(self.module).__name__}, which makes some later")
 
     def swap_optimizers(self, states: Mapping[str, Any]) -> dict[str, Any]:
         """Exchanges the kept states of optimizers and schedulers; with ``{}`` the next training has new ones."""
@@ -513,6 +512,12 @@ class Client:
             sent = {name: known[name] for name in download["names"]}
             self._download = Payload(sent, download["scalars"]).to_bytes()
         self.routing.agree(state["client"]["shared"])
+
+
+def _parts(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Those that have tensors of their own."""
+    own = ((part, next(chain(part.parameters(False), part.buffers(False)), None)) for part in module.modules())
+    return [part for part, first in own if first is not None]
 
 
 def _seed_own(loader: Any) -> None:

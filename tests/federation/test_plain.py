@@ -75,6 +75,14 @@ def test_what_would_be_lost_is_refused(federate: Federate, toy_module: Any) -> N
             federate(FedAvg(), rounds=1).fit(module, {"A": data})
 
 
+def test_parts_without_weights_may_be_made_late(federate: Federate, toy_module: Any) -> None:
+    class Late(toy_module):  # type: ignore[misc]
+        def setup(self, stage: str) -> None:
+            self.criterion = torch.nn.CrossEntropyLoss()
+
+    federate(FedAvg(), rounds=2).fit(Late(), {"A": Rows()})
+
+
 def test_metrics_have_the_names_that_a_plain_trainer_gives(federate: Federate, toy_module: Any, tmp_path: Path) -> None:
     class Logging(toy_module):  # type: ignore[misc]
         def validation_step(self, batch: Any, batch_idx: int) -> None:
