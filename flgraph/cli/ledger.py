@@ -13,7 +13,7 @@ from rich.text import Text
 from flgraph.cli.parser import CommandParser
 from flgraph.console import Console
 from flgraph.errors import InputError
-from flgraph.runs.ledger import ASKED, LEDGER, NOTHING, SUM
+from flgraph.runs.ledger import ASKED, DONE, LEDGER, NOTHING, SUM
 from flgraph.runs.ledger_reader import Comparison, Line, Total, compare, printable, read_ledger, totals
 
 _DIFFERS, _SHOWN = 1, 20
@@ -53,7 +53,7 @@ def main(args: Sequence[str]) -> None:
     if sums := [line.bytes for line in lines if line.event == SUM]:
         console.print(f"{len(sums)} sums of {sum(sums):,} bytes came in place of the uploads in them")
     for line in lines:
-        if line.event and line.event not in (ASKED, SUM):
+        if line.event and line.event not in (ASKED, DONE, SUM):
             further = [f"{name} {value}" for name, value in line.further.items()]
             place = [f"round {line.round}"] * bool(line.round) + [f"run {line.run}"] * bool(line.run)
             console.print(printable(f"{line.time}: {', '.join([line.event, *place, *further])}"))
