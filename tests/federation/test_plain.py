@@ -80,7 +80,7 @@ def test_parts_without_weights_may_be_made_late(federate: Federate, toy_module: 
         def setup(self, stage: str) -> None:
             self.criterion = torch.nn.CrossEntropyLoss()
 
-    federate(FedAvg(), rounds=2).fit(Late(), {"A": Rows()})
+    assert federate(FedAvg(), rounds=2).fit(Late(), {"A": Rows()})["rounds"] == 2
 
 
 def test_metrics_have_the_names_that_a_plain_trainer_gives(federate: Federate, toy_module: Any, tmp_path: Path) -> None:
