@@ -97,7 +97,7 @@ def shown(value: Any) -> Any:
 
 
 def brief(value: object) -> str:
-    """The same without quotes, also of what another side wrote."""
+    """The same without quotes, for names that stand in backticks and for what another side wrote."""
     text = str(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 

@@ -16,8 +16,10 @@ from flgraph.federation.template import Model
 from flgraph.hooks import overrides
 from flgraph.runs.compatibility import plain_values
 
-_TRANSFERS = ("transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer")
-_STATES = ("state_dict", "load_state_dict")
+_UNCALLED = (
+    *("transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer"),
+    *("state_dict", "load_state_dict"),
+)
 _PARTS = ("name", "clients", "client", "prepare_data", "setup")
 """What :class:`FederatedData` has."""
 
@@ -73,7 +75,7 @@ class PlainClient(pl.LightningDataModule):
     def __init__(self, name: str, module: pl.LightningDataModule) -> None:
         super().__init__()
         self.client_name, self.module = name, module
-        for hook in (*_TRANSFERS, *_STATES):
+        for hook in _UNCALLED:
             own = overrides(module, pl.LightningDataModule, [hook])
             expect(not own, f"datamodule.{hook}", "in the model or the data set, as clients do not call it here,", name)
         self.settings = plain_values(dict(module.hparams))

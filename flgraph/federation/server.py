@@ -201,9 +201,8 @@ class Server:
         record.clients = [name for name in self.participants(number) if name not in self.skipped]
         self.skipped = set()
         drawn = self._drawn(number)
-        missing = len(drawn & self.excluded)
-        if drawn - self.excluded and not record.clients:  # all the others sit it out: nobody is asked
-            missing = 0
+        sit_out = drawn - self.excluded and not record.clients  # all the others: nobody is asked
+        missing = 0 if sit_out else len(drawn & self.excluded)
         for exchange in self.aggregator.exchanges(number):
             try:
                 record.clients = self._exchange(number, exchange, record.clients, record, missing)
