@@ -38,8 +38,7 @@ tests: .venv/.installed
 lint: .venv/.installed ## Check style and types
 	@.venv/bin/ruff check --quiet
 	@.venv/bin/ruff format --check --quiet
-	@.venv/bin/mypy --no-error-summary -p flgraph
-	@.venv/bin/mypy --no-error-summary benchmarks
+	@.venv/bin/mypy --no-error-summary flgraph benchmarks
 
 format: .venv/.installed ## Format, and mend what ruff can mend
 	@.venv/bin/ruff check --quiet --fix-only
@@ -53,10 +52,12 @@ clean: ## Remove .venv, the site and caches; runs/ stays
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The pinned versions come first: a range would let pip take a newer torch with gigabytes of CUDA libraries. Two processes
-# unpack them, which takes the time; then pip checks them against pyproject.toml. Modules are compiled when imported.
+# unpack them; then pip checks them against pyproject.toml. The pip that comes with Python 3.11 takes twice as long as its
+# own successor. Modules are compiled when imported.
 .venv/.installed: pyproject.toml constraints.txt
 	@echo "Installing flgraph and its tools into .venv (a few minutes the first time)"
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	@$(PIP) install --constraint constraints.txt --upgrade pip
 	@grep == constraints.txt | xargs -P 2 -n 28 $(PIP) install --no-compile --no-deps
 	@$(PIP) install --no-compile --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
