@@ -24,30 +24,18 @@ Federate = Callable[..., FederatedTrainer]
 NODES = 30
 
 
-class Parts:
-    """A federation of disjoint thirds of a random graph; every node is used for everything."""
-
-    name = "parts"
-
-    def __init__(self, count: int = 3, sparse: bool = True) -> None:
-        random = torch.Generator().manual_seed(0)
-        x = torch.rand(NODES, 7, generator=random) * (torch.rand(NODES, 7, generator=random) < 0.4)
-        edges = torch.randint(0, NODES, (2, 160), generator=random)
-        whole = NodeGraph.from_pyg(Data(x=x, edge_index=edges, y=torch.arange(NODES) % 3))
-        whole = whole if sparse else NodeGraph(x, whole.edge_index, whole.y, 3)
-        self.given = {}
-        for number, nodes in enumerate(torch.arange(NODES).chunk(count)):
-            every = torch.arange(nodes.numel())
-            self.given[chr(65 + number)] = WholeGraphDataModule(whole.subgraph(nodes), every, every, every)
-
-    clients = property(lambda self: list(self.given))
-
-    def client(self, name: str) -> WholeGraphDataModule:
-        return self.given[name]
-
-    def prepare_data(self) -> None: ...
-
-    def setup(self, stage: str) -> None: ...
+def parts(count: int = 3, sparse: bool = True) -> dict[str, WholeGraphDataModule]:
+    """Clients with disjoint thirds of a random graph; every node is used for everything."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.rand(NODES, 7, generator=random) * (torch.rand(NODES, 7, generator=random) < 0.4)
+    edges = torch.randint(0, NODES, (2, 160), generator=random)
+    whole = NodeGraph.from_pyg(Data(x=x, edge_index=edges, y=torch.arange(NODES) % 3))
+    whole = whole if sparse else NodeGraph(x, whole.edge_index, whole.y, 3)
+    given = {}
+    for number, nodes in enumerate(torch.arange(NODES).chunk(count)):
+        every = torch.arange(nodes.numel())
+        given[chr(65 + number)] = WholeGraphDataModule(whole.subgraph(nodes), every, every, every)
+    return given
 
 
 def net(**kwargs: Any) -> NeighGenSAGE:
@@ -57,7 +45,7 @@ def net(**kwargs: Any) -> NeighGenSAGE:
 
 def test_what_crosses(federate: Federate, recorder: Any) -> None:
     trainer: Any = federate(FedSagePlus(pretrain_epochs=2, generator_rounds=2), rounds=2, engine=recorder)
-    trainer.fit(net(), Parts())
+    trainer.fit(net(), parts())
     sizes = {}
     for name, upload in recorder.uploads("generate"):
         assert set(upload.tensors) == {"generated/features"}
@@ -83,13 +71,13 @@ def test_gradients_from_others_equal_a_loop(federate: Federate) -> None:
 
     def modules(**kwargs: Any) -> dict[str, Any]:
         trainer: Any = federate(FedSagePlus(pretrain_epochs=1, **kwargs), **settings)
-        trainer.fit(net(optimizer="sgd", generator_lr=0.1, feature_weight=2.0), Parts())
+        trainer.fit(net(optimizer="sgd", generator_lr=0.1, feature_weight=2.0), parts())
         return {name: client.module for name, client in trainer.engine.clients.items()}
 
     before = modules(generator_rounds=0)  # and so as they are when they are compared
     alone, together = (modules(generator_rounds=1, alpha=alpha) for alpha in (0.0, 0.5))
-    batches = {name: part.graph.batch(torch.arange(10)) for name, part in Parts().given.items()}
-    data = {name: part.graph.x.to_dense().double() for name, part in Parts().given.items()}
+    batches = {name: part.graph.batch(torch.arange(10)) for name, part in parts().items()}
+    data = {name: part.graph.x.to_dense().double() for name, part in parts().items()}
     for name, module in before.items():
         graph, generator = module.impaired(batches[name]), module.generator
         noise = torch.randn(len(graph.visible), 4, generator=torch.Generator().manual_seed(module.draw_seed))
@@ -112,7 +100,7 @@ def test_gradients_from_others_equal_a_loop(federate: Federate) -> None:
 def test_neighbours_without_number_cost_no_work(federate: Federate) -> None:
     """A client that says to have generated any number costs the others nothing: those beyond get no gradient."""
     trainer: Any = federate(FedSagePlus(pretrain_epochs=1, generator_rounds=1), rounds=1)
-    trainer.fit(net(), Parts())
+    trainer.fit(net(), parts())
     client = trainer.engine.clients["A"]
     most = 2 * (10_000 + 100 * 10)
     rows = torch.rand(most + 50, 7)
@@ -144,17 +132,17 @@ def test_schedulers_count_epochs_before_the_first_round(federate: Federate) -> N
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": made, "interval": "step"}}
 
     trainer: Any = federate(FedSagePlus(pretrain_epochs=3, generator_rounds=3), rounds=2)
-    trainer.fit(Cycle(hidden_channels=4, fgen_channels=(5,), max_neighbours=2), Parts())
+    trainer.fit(Cycle(hidden_channels=4, fgen_channels=(5,), max_neighbours=2), parts())
     assert trainer.current_round == 2
 
 
 def test_the_classifier_starts_from_the_first_weights(federate: Federate, recorder: Any) -> None:
     """What the generator's training did to it is forgotten, its optimizer's moments included; then it is FedAvg."""
     trainer: Any = federate(FedSagePlus(pretrain_epochs=3, generator_rounds=1), rounds=1, engine=recorder)
-    trainer.fit(net(), Parts())
+    trainer.fit(net(), parts())
     first = [payload for _, turn, payload in recorder.downloads() if (turn.round, turn.name) == (0, "evaluate")]
     plain: Any = federate(FedAvg(), rounds=1, engine=type(recorder)())
-    plain.fit(net(), Parts())
+    plain.fit(net(), parts())
     start = next(payload for _, turn, payload in plain.engine.downloads())
     assert len(first) == 3
     for payload in first:
@@ -171,12 +159,12 @@ def test_without_other_clients(federate: Federate) -> None:
     """No rounds of the generators, or nobody else: each learns from its own graph."""
     for count, rounds in ((3, 0), (1, 2)):
         trainer: Any = federate(FedSagePlus(pretrain_epochs=1, generator_rounds=rounds), rounds=2)
-        results = trainer.fit(net(), Parts(count))
+        results = trainer.fit(net(), parts(count))
         assert len(results["final"]["clients"]) == count
 
 
 def test_it_learns(federate: Federate) -> None:
-    results = federate(FedSagePlus(pretrain_epochs=5, generator_rounds=3), rounds=40).fit(net(lr=0.05), Parts())
+    results = federate(FedSagePlus(pretrain_epochs=5, generator_rounds=3), rounds=40).fit(net(lr=0.05), parts())
     assert results["final"]["mean"]["train/loss"] < 0.8
     assert results["final"]["mean"]["test/accuracy"] > 0.6
 
@@ -188,7 +176,7 @@ def test_resumed_equals_uninterrupted(federate: Federate, tmp_path: Any, assert_
     def run(folder: str, rounds: int, ckpt: str | None = None) -> Any:
         settings = {"default_root_dir": str(tmp_path / folder), "client_fraction": 0.4, "local_epochs": 2}
         trainer = federate(FedSagePlus(pretrain_epochs=2, generator_rounds=1), rounds=rounds, **settings)
-        return trainer, trainer.fit(net(dropout=0.5), Parts(), ckpt_path=ckpt)["final"]
+        return trainer, trainer.fit(net(dropout=0.5), parts(), ckpt_path=ckpt)["final"]
 
     (whole, final), _, (resumed, again) = run("whole", 4), run("cut", cut), run("cut", 4, "last")
     assert again == final
@@ -201,14 +189,14 @@ def test_resumed_equals_uninterrupted(federate: Federate, tmp_path: Any, assert_
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true", "bf16-mixed"])
 def test_dense_features_in_any_precision(federate: Federate, precision: str) -> None:
     method = FedSagePlus(pretrain_epochs=1, generator_rounds=1)
-    results = federate(method, rounds=1, precision=precision).fit(net(), Parts(sparse=False))
+    results = federate(method, rounds=1, precision=precision).fit(net(), parts(sparse=False))
     assert len(results["final"]["clients"]) == 3
 
 
 def test_the_noise_is_drawn_once(federate: Federate, recorder: Any) -> None:
     """Else the mean over many uploads would be without it. A learning rate of zero leaves the generator as it is."""
     trainer: Any = federate(FedSagePlus(pretrain_epochs=1, generator_rounds=2), rounds=1, engine=recorder)
-    trainer.fit(net(lr=0.0, generator_lr=0.0), Parts())
+    trainer.fit(net(lr=0.0, generator_lr=0.0), parts())
     first, second = (dict(recorder.uploads(exchange)) for exchange in ("generate", "refine 1"))
     for name, upload in first.items():
         assert torch.equal(upload.tensors["generated/features"], second[name].tensors["generated/features"])
@@ -216,20 +204,20 @@ def test_the_noise_is_drawn_once(federate: Federate, recorder: Any) -> None:
 
 def test_noise_and_hidden_nodes_follow_from_the_site_s_seed(federate: Federate) -> None:
     """Not from the run's, which those know who get the noisy representations."""
-    data, drawn = Parts(), set()
+    data, drawn = parts(), set()
     for seed in (1, 2):
         clients = federate(FedSagePlus(pretrain_epochs=1), rounds=1).host(net(), data, seed=seed)
         for client in clients.values():
             client.turn(Turn(0, Request.EXCHANGE, "generate"))
             module: Any = client.module
             drawn.add(module.draw_seed)
-    assert len(drawn) == 2 * len(data.given)
+    assert len(drawn) == 2 * len(data)
 
 
 def test_going_back_over_the_turn_that_settles(federate: Federate, assert_same: Any) -> None:
     """A site that is asked again for the first turn of training computes the same."""
     trainer: Any = federate(FedSagePlus(pretrain_epochs=2, generator_rounds=1), rounds=1, client_fraction=0.4)
-    trainer.fit(net(), Parts())
+    trainer.fit(net(), parts())
     name, client = next((n, c) for n, c in trainer.engine.clients.items() if not c.module.generator_frozen)
     before = state_bytes(client.state())
     turn = Turn(2, Request.EXCHANGE, "train", trainer.server.aggregator.download(name, 2, "train").to_bytes())
@@ -247,13 +235,13 @@ def test_refusals(federate: Federate, graph_federation: Callable[..., Any]) -> N
         with pytest.raises(InputError, match=rf"`aggregator\.{name}` to be .* but got {re.escape(str(value))}"):
             FedSagePlus(**{name: value})
     with pytest.raises(InputError, match=r"generator\.\*"):
-        federate(FedSagePlus(), rounds=1).fit(NodeSAGE(), Parts())
+        federate(FedSagePlus(), rounds=1).fit(NodeSAGE(), parts())
     with pytest.raises(InputError, match=r"generator\.\*"):
         federate(FedSagePlus(), rounds=1).fit(GNN(hidden_channels=4, num_layers=1), graph_federation())
-    other = Parts()
-    graph = other.given["B"].graph
+    other = parts()
+    graph = other["B"].graph
     wide = NodeGraph(torch.rand(graph.num_nodes, 8), graph.edge_index, graph.y, 3)
-    other.given["B"] = WholeGraphDataModule(wide, *[torch.arange(graph.num_nodes)] * 3)
+    other["B"] = WholeGraphDataModule(wide, *[torch.arange(graph.num_nodes)] * 3)
     with pytest.raises(InputError, match=r"`num_features` of client `B` to be 7, as of most clients, but got 8"):
         federate(FedSagePlus(generator_rounds=1), rounds=1).fit(net(), other)
 
@@ -269,7 +257,7 @@ def test_before_round_1(
     monkeypatch.setattr(NeighGenSAGE, "training_step", training_step)
     trainer = federate(FedSagePlus(pretrain_epochs=1, generator_rounds=3), rounds=1, enable_progress_bar=True)
     with pytest.raises(ClientError, match=r"Client `A` failed in round 0 \(generate\): RuntimeError: out of luck"):
-        trainer.fit(net(), Parts())
+        trainer.fit(net(), parts())
     printed = capsys.readouterr().out
     assert 0 <= printed.index("What may leave a client") < printed.index("before round 1: generate (1/7)")
     (error,) = tmp_path.glob("runs/*/version_0/error.txt")

@@ -243,24 +243,8 @@ class MetaData:
         return sets[0], sets[1]
 
 
-class MetaFederation:
-    name = "meta"
-
-    def __init__(self, clients: int = 3) -> None:
-        self.given = {chr(65 + number): MetaData(*egos(number, 12 + 2 * number)) for number in range(clients)}
-
-    clients = property(lambda self: list(self.given))
-
-    def client(self, name: str) -> MetaData:
-        return self.given[name]
-
-    def prepare_data(self) -> None: ...
-
-    def setup(self, stage: str) -> None: ...
-
-
-def test_two_exchanges_and_what_crosses(federate: Federate, recorder: Any) -> None:
-    data = MetaFederation()
+def test_two_exchanges_and_what_crosses(federate: Federate, toy_federation: Callable[..., Any], recorder: Any) -> None:
+    data = toy_federation(**{chr(65 + n): MetaData(*egos(n, 12 + 2 * n)) for n in range(3)})
     trainer: Any = federate(GraphFL(num_nodes=7), rounds=2, engine=recorder)
     trainer.fit(FedEgoNet(hidden_channels=4), data)
     assert [name for name, _ in recorder.uploads("meta")] == ["A", "B", "C"] * 2

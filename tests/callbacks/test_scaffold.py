@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -49,15 +50,9 @@ def test_equals_the_paper_s_box(
         seed=3,
     )
     results = []
-    start = toy_module(in_features=4, lr=lr).double().state_dict()
-
-    def make(given: Any) -> Any:
-        module = toy_module(in_features=4, lr=lr).double()
-        module.load_state_dict(start)
-        return module
-
-    trainer.fit(make, data)
-    module = make(None)
+    module = toy_module(in_features=4, lr=lr).double()
+    start = deepcopy(module.state_dict())
+    trainer.fit(lambda _: deepcopy(module), data)
     zero = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
     x, c, own = start, zero, dict.fromkeys("ABC", zero)
     sizes = {"A": 6.0, "B": 10.0, "C": 4.0} if weighting == "samples" else dict.fromkeys("ABC", 1.0)

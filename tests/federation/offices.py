@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from flgraph.federation import FederatedTrainer
 from flgraph.federation.engines.host import Message, SiteHost, turns_of
+from flgraph.runs.history import read_records
 
 PERSONAL = {"base": ["first.*"]}
 
@@ -49,6 +49,7 @@ def weights(office: Office) -> dict[str, dict[str, Any]]:
 
 
 def history(trainer: FederatedTrainer) -> list[dict[str, Any]]:
+    """The lines of history.jsonl but for the seconds."""
     assert trainer.run_dir is not None
-    lines = [json.loads(line) for line in (trainer.run_dir / "history.jsonl").read_text().splitlines()]
+    lines = read_records(trainer.run_dir / "history.jsonl")
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from offices import history
 from pytorch_lightning.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
@@ -23,13 +24,6 @@ from flgraph.callbacks import (
 from flgraph.errors import InputError
 from flgraph.federation import Aggregator, ClientError, FederatedCallback, FederatedTrainer
 from flgraph.models import GNN
-
-
-def history(trainer: FederatedTrainer) -> list[dict[str, Any]]:
-    """The lines of history.jsonl but for the seconds."""
-    assert trainer.run_dir is not None
-    lines = [json.loads(line) for line in (trainer.run_dir / "history.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
 def results(trainer: FederatedTrainer) -> dict[str, Any]:

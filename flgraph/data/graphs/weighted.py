@@ -60,10 +60,3 @@ class WeightedEdges:
         shift = torch.repeat_interleave(node_ptr[:-1], own.entry_ptr.diff(), output_size=own.col.numel())
         rowptr = offsets(own.row_length)
         return WeightedAdjacency(rowptr, own.col.long() + shift, own.weight, own.transposed_weight)
-
-    def dense(self, graph: int, num_nodes: int, first_node: int) -> Tensor:
-        """The matrix of one graph ``[n, n]``: row ``i`` holds the weights of what node ``i`` receives."""
-        entries = slice(int(self.entry_ptr[graph]), int(self.entry_ptr[graph + 1]))
-        row = torch.repeat_interleave(self.row_length[first_node : first_node + num_nodes].long())
-        matrix = self.weight.new_zeros(num_nodes, num_nodes)
-        return matrix.index_put_((row, self.col[entries].long()), self.weight[entries], accumulate=True)

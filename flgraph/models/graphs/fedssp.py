@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch_geometric.data import Data
+from torch_geometric.utils import softmax
 
 from flgraph.errors import expect
 from flgraph.models.graphs import inputs
 from flgraph.models.graphs.classifier import GraphClassifier
 from flgraph.nn import Adjacency, BatchNorm, ConcatLinear, PoolName, at_least_float32
-from flgraph.nn.spectral import EigenvalueEncoder, SpectralConv, laplacian_spectra, softmax_by_row
+from flgraph.nn.spectral import EigenvalueEncoder, SpectralConv, laplacian_spectra
 
 
 class FedSSP(GraphClassifier):
@@ -110,4 +111,4 @@ class FedSSP(GraphClassifier):
         filtered = torch.cat([product.to(own) @ own[: product.size(1)] for product, own in graphs])
         looped = (adj.row == adj.col).unsqueeze(1).to(filtered)
         weights = self.dropout(self.filters(torch.cat([looped, filtered], dim=1).to(self.decode.weight)))
-        return softmax_by_row(at_least_float32(weights), adj)
+        return softmax(at_least_float32(weights), ptr=adj.rowptr)

@@ -54,9 +54,7 @@ def test_mvgrl(graph_list: Callable[..., list[Data]]) -> None:
     torch.manual_seed(0)
     given = graph_list(5)
     graphs, plain = flat(given), Batch.from_data_list(given)
-    dense = torch.block_diag(
-        *(graphs.views["diffused"].dense(i, g.num_nodes or 0, int(graphs.node_ptr[i])) for i, g in enumerate(given))
-    )
+    dense = graphs.batch().diffused.matrix(torch.float32).to_dense()
     net = MVGRL(4, 2, hidden_channels=6, num_layers=2)
     one, other, x, y = [], [], plain.x, plain.x
     for number in range(2):
