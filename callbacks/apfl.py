@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from flgraph.callbacks.fedavg import FedAvg
-from flgraph.callbacks.gradients import loss_of, silent
+from flgraph.callbacks.gradients import loss_of, scaler_of, silent
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.lightning import copy_of
@@ -158,13 +158,18 @@ class APFL(FedAvg):
             for name, parameter in mixture.named_parameters():
                 parameter.copy_(torch.lerp(common[name], self._parameters[name], self.alpha))
                 parameter.grad = None
+        scaler = scaler_of(trainer)
+        scale = 1.0 if scaler is None else scaler.get_scale()
         with trainer.precision_plugin.train_step_context(), silent(mixture):
-            loss_of(mixture, batch).backward()
-        gradients = {name: p.grad for name, p in mixture.named_parameters() if p.grad is not None}
+            (loss_of(mixture, batch) * scale).backward()
+        gradients = {name: p.grad / scale for name, p in mixture.named_parameters() if p.grad is not None}
+        if scaler is not None and not all(bool(gradient.isfinite().all()) for gradient in gradients.values()):
+            return  # as Lightning leaves out a step of the common model
         learned = self._learned(common, gradients, trainer) if self.adaptive and not self._stepped else self.alpha
         for own, optimizer in zip(self._optimizers, trainer.optimizers, strict=True):
             for mine, group in zip(own.param_groups, optimizer.param_groups, strict=True):
-                mine["lr"] = group["lr"]  # which a scheduler may have changed
+                # Schedulers change rates, and some of them momenta.
+                mine.update({name: value for name, value in group.items() if name != "params"})
             for name, parameter in self._parameters.items():
                 parameter.grad = self.alpha * gradients[name] if name in gradients else None
             how = trainer.gradient_clip_algorithm or "norm"

@@ -58,7 +58,7 @@ class FedNova(ServerStep):
     def aggregate(self, uploads: Mapping[str, Payload], round: int, exchange: str) -> Mapping[str, Tensor]:
         weights = self.client_weights(uploads)
         steps = {client: float(upload.scalars["steps"]) for client, upload in uploads.items()}
-        total = fsum(weights.values())
+        total = fsum(weights[client] for client in uploads if steps[client])
         effective = fsum(weights[client] * steps[client] for client in uploads) / total if total else 0.0
         moved = {}
         for client, upload in uploads.items():

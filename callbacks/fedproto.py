@@ -21,7 +21,7 @@ from flgraph.federation.values import LARGEST_INTEGER
 from flgraph.models.classifier import Classifier, labels_of
 
 _NEVER = -1e6
-"""The logit of a class without a prototype; not infinite, as losses are made of it."""
+"""The logit of a class without a prototype, if not lower; not infinite, as losses are made of it."""
 
 
 class FedProto(SendsPrototypes, AddsLoss):
@@ -164,7 +164,10 @@ class FedProto(SendsPrototypes, AddsLoss):
         """Squared distances from prototypes, negated."""
         means, found = self._received["mean"], self._received["found"]
         self.check_columns(means, rows)
-        return torch.where(found, -torch.cdist(rows, means.to(rows.dtype)).square(), _NEVER)
+        exact = "donot_use_mm_for_euclid_dist"  # a product loses the difference of long rows that are alike
+        distance = torch.cdist(rows, means.to(rows.dtype), compute_mode=exact).square()
+        farthest = distance.where(found, 0).amax(dim=1, keepdim=True)
+        return torch.where(found, -distance, (-2 * farthest).clamp(max=_NEVER))
 
 
 def class_sums(client: Client) -> tuple[Tensor, Tensor]:

@@ -53,8 +53,8 @@ class FedProxAdaptive(FedProx):
         super().__init__(mu, **kwargs)
         self.values, self.rule, self.patience = [float(value) for value in values], rule, patience
         ascending = all(a < b for a, b in pairwise(self.values))
-        valid = len(self.values) > 0 and ascending and self.values[0] >= 0
-        expect(valid, "aggregator.values", "numbers of 0 or more in ascending order", list(values))
+        valid = len(self.values) > 0 and ascending and self.values[0] >= 0 and self.values[-1] < float("inf")
+        expect(valid, "aggregator.values", "finite numbers of 0 or more in ascending order", list(values))
         expect(mu in self.values, "aggregator.mu", f"one of {self.values}", mu)
         expect(rule in get_args(Rule), "aggregator.rule", f"one of {', '.join(get_args(Rule))}", rule)
         expect(patience >= 1, "aggregator.patience", "1 or more", patience)

@@ -61,7 +61,10 @@ class FedRep(FedAvg):
         def still(name: str) -> bool:
             return matches(name, self.head) != self._trains_head
 
-        self._frozen = [name for name, tensor in pl_module.named_parameters() if tensor.requires_grad and still(name)]
+        trainable = [name for name, tensor in pl_module.named_parameters() if tensor.requires_grad]
+        self._frozen = [name for name in trainable if still(name)]
+        wanted = "patterns of some of the model's trainable parameters, and not of all,"
+        expect(len(self._frozen) < len(trainable), "aggregator.head", wanted, self.head)
         state = pl_module.state_dict()  # without what is only a cache
         buffers = dict(pl_module.named_buffers())
         self._buffers = {name: buffer.clone() for name, buffer in buffers.items() if name in state and still(name)}

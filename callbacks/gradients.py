@@ -23,7 +23,8 @@ def scaler_of(trainer: pl.Trainer) -> torch.amp.GradScaler | None:
 def stepped(module: pl.LightningModule, optimizer: torch.optim.Optimizer) -> dict[str, Parameter]:
     """The parameters that an optimizer is about to step, by name; with several optimizers each has its own.
 
-    None where a gradient in float16 is not finite: Lightning then leaves the step out, and lowers its scale.
+    None where no step is made: the model gave no loss for the batch, or a gradient in float16 is not finite, in which
+    case Lightning lowers its scale.
 
     Args:
         module: the model.
@@ -31,11 +32,10 @@ def stepped(module: pl.LightningModule, optimizer: torch.optim.Optimizer) -> dic
     """
     stepping = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     found = {name: p for name, p in module.named_parameters() if id(p) in stepping and p.requires_grad}
-    if scaler_of(module.trainer) is not None:
-        gradients = [p.grad for p in found.values() if p.grad is not None]
-        if not all(bool(gradient.isfinite().all()) for gradient in gradients):
-            return {}
-    return found
+    gradients = [p.grad for p in found.values() if p.grad is not None]
+    scaled = scaler_of(module.trainer) is not None
+    lost = scaled and not all(bool(gradient.isfinite().all()) for gradient in gradients)
+    return {} if lost or not gradients else found
 
 
 def add_gradient(parameter: Parameter, gradient: Tensor, factor: float = 1.0) -> None:

@@ -84,5 +84,6 @@ def evaluating_client(client: Client) -> Iterator[Callable[[Any], Any]]:
     """
     module, precision = client.module, client.trainer.precision_plugin
     expect(isinstance(module, Classifier), "model", "a classifier", type(module).__name__)
+    precision.convert_module(module.to(client.trainer.strategy.root_device))  # as Lightning does when it first trains
     with evaluating(module), precision.forward_context():
         yield lambda given: module.transfer_batch_to_device(precision.convert_input(given), module.device, 0)

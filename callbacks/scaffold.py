@@ -36,8 +36,8 @@ class SCAFFOLD(ServerStep):
     mean.
 
     The paper sends the change of :math:`c_i` and adds it to :math:`c`. The server here keeps the last :math:`c_i` of
-    every client: one that is refused, or changed by a transform, is made good by the next, and those of clients that
-    are left out go with them. ``combine`` makes :math:`c` of them, as it makes the weights.
+    every client: one that is refused is made good by the next, and those of clients that are left out go with them.
+    ``combine`` makes :math:`c` of them, as it makes the weights.
 
     Where clients count by their samples, :math:`c` is the mean with the same weights (the paper has none); a client
     that has not been heard of counts with a zero variate and a mean weight, as in the paper. Tensors that are not

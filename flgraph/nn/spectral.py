@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from flgraph.errors import expect
 from flgraph.nn.batch_norm import BatchNorm
-from flgraph.nn.sparse.adjacency import Adjacency
+from flgraph.nn.sparse.adjacency import Adjacency, lasting
 
 _KEPT = 8192
 """Graphs whose eigenvectors are kept."""
@@ -94,15 +94,6 @@ def sum_by_row(values: Tensor, adj: Adjacency) -> Tensor:
     return torch.segment_reduce(values, "sum", offsets=adj.rowptr, axis=0, initial=0)  # in a fixed order
 
 
-def softmax_by_row(values: Tensor, adj: Adjacency) -> Tensor:
-    """The softmax of values of edges ``[E, C]`` among those that a node receives."""
-    row = adj.row
-    top = values.detach().new_zeros(adj.num_nodes, values.size(1))
-    top = top.scatter_reduce(0, row.unsqueeze(1).expand_as(values), values.detach(), "amax", include_self=False)
-    share = (values - top.index_select(0, row)).exp()
-    return share / sum_by_row(share, adj).index_select(0, row)
-
-
 def laplacian_spectra(adj: Adjacency, ptr: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     r"""Eigenvalues of :math:`L = D - A` of every graph, and eigenvectors' products :math:`u_{ik} u_{jk}` at its edges.
 
@@ -134,8 +125,9 @@ def laplacian_spectra(adj: Adjacency, ptr: Tensor) -> tuple[list[Tensor], list[T
 def _spectrum(n: int, edges: bytes) -> tuple[Tensor, Tensor]:
     read = torch.frombuffer(bytearray(edges), dtype=torch.int32) if edges else torch.empty(0)
     pairs = read.view(2, -1).long()
-    dense = torch.zeros(n, n, dtype=torch.float64)
-    dense[pairs[0], pairs[1]] = 1.0
-    dense = torch.maximum(dense, dense.t()).fill_diagonal_(0.0)
-    values, vectors = torch.linalg.eigh(dense.sum(dim=1).diag() - dense)
-    return values.float(), (vectors[pairs[0]] * vectors[pairs[1]]).float()
+    with lasting():
+        dense = torch.zeros(n, n, dtype=torch.float64)
+        dense[pairs[0], pairs[1]] = 1.0
+        dense = torch.maximum(dense, dense.t()).fill_diagonal_(0.0)
+        values, vectors = torch.linalg.eigh(dense.sum(dim=1).diag() - dense)
+        return values.float(), (vectors[pairs[0]] * vectors[pairs[1]]).float()

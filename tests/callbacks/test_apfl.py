@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -29,17 +30,11 @@ def test_alpha_of_one_is_local(
     optimizer: str, federate: Federate, toy_federation: Callable[..., Any], toy_module: type[Any]
 ) -> None:
     """From the same first weights, Adam's state kept over rounds; others learn from it all the same."""
-    start = toy_module(in_features=4).state_dict()
-
-    def make(given: Any) -> Any:
-        module = toy_module(in_features=4, optimizer=optimizer)
-        module.load_state_dict(start)
-        return module
-
+    module = toy_module(in_features=4, optimizer=optimizer)
     found = []
     for half in (Local(), APFL(alpha=1.0, adaptive=False)):
         trainer: Any = federate(half, rounds=3, local_epochs=2)
-        trainer.fit(make, toy_federation(6, 10, batch_size=4))
+        trainer.fit(lambda _: deepcopy(module), toy_federation(6, 10, batch_size=4))
         found.append({name: client.module.state_dict() for name, client in trainer.engine.clients.items()})
     for name, state in found[0].items():
         for key, tensor in state.items():
@@ -57,17 +52,12 @@ def test_equals_the_paper_s_box(
 ) -> None:
     """Gradients of the mixture by autograd, through the mixing."""
     data, lr, alpha = toy_federation(6, 10), 0.3, 0.4
-    start = toy_module(in_features=4).state_dict()
-
-    def make(given: Any) -> Any:
-        module = toy_module(in_features=4, lr=lr)
-        module.load_state_dict(start)
-        return module
-
+    module = toy_module(in_features=4, lr=lr)
+    start = module.state_dict()
     trainer: Any = federate(
         APFL(alpha, adaptive, weighting="uniform"), rounds=3, local_epochs=2, gradient_clip_val=clip
     )
-    results = trainer.fit(make, data)
+    results = trainer.fit(lambda _: deepcopy(module), data)
     common = dict(start)
     own = {client: {n: t.clone() for n, t in start.items()} for client in "AB"}
     alphas = dict.fromkeys("AB", alpha)
@@ -81,10 +71,10 @@ def test_equals_the_paper_s_box(
                 a = torch.tensor(alphas[client], requires_grad=True)
                 fixed = {n: t.detach() for n, t in w.items()}
                 mixed = {n: a * v[n] + (1 - a) * fixed[n] for n in v}
-                loss = F.cross_entropy(torch.func.functional_call(make(None), mixed, (x,)), y)
+                loss = F.cross_entropy(torch.func.functional_call(module, mixed, (x,)), y)
                 *gradients, along = torch.autograd.grad(loss, [*v.values(), a])
                 plain = torch.autograd.grad(
-                    F.cross_entropy(torch.func.functional_call(make(None), w, (x,)), y), list(w.values())
+                    F.cross_entropy(torch.func.functional_call(module, w, (x,)), y), list(w.values())
                 )
                 for tensors in (gradients, list(plain)):
                     length = torch.stack([g.norm() for g in tensors]).norm()
@@ -114,3 +104,40 @@ def test_bad_settings(federate: Federate, toy_federation: Callable[..., Any], to
     later = pl.callbacks.GradientAccumulationScheduler({0: 2})
     with pytest.raises(InputError, match=r"`trainer\.accumulate_grad_batches` to be 1 for APFL"):
         federate(APFL(), rounds=1, callbacks=[later]).fit(toy_module(), toy_federation(8, batch_size=2))
+
+
+def test_schedules_of_momenta_are_the_own_model_s_too(
+    federate: Federate, toy_federation: Callable[..., Any], toy_module: type[Any], assert_same: Callable[..., None]
+) -> None:
+    class Cycle(toy_module):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            made = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+            steps = int(self.trainer.estimated_stepping_batches)
+            cycle = torch.optim.lr_scheduler.OneCycleLR(made, max_lr=0.1, total_steps=steps)
+            return [made], [{"scheduler": cycle, "interval": "step"}]
+
+    module, found = Cycle(in_features=4), []
+    for half in (Local(), APFL(alpha=1.0, adaptive=False)):
+        trainer: Any = federate(half, rounds=3, local_epochs=2)
+        trainer.fit(lambda _: deepcopy(module), toy_federation(12, 8, batch_size=4))
+        found.append({name: dict(client.module.state_dict()) for name, client in trainer.engine.clients.items()})
+    assert_same(*found)
+
+
+def test_gradients_in_float16_do_not_vanish(
+    federate: Federate, toy_federation: Callable[..., Any], toy_module: type[Any], float16: Any
+) -> None:
+    """Losses of a millionth move the own model as far as in float32."""
+
+    class Small(toy_module):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return 1e-6 * super().training_step(batch, batch_idx)
+
+    module, moved = Small(in_features=4, lr=1e5), []
+    for callbacks in ([], [float16]):
+        trainer: Any = federate(APFL(alpha=1.0, adaptive=False), rounds=1, local_epochs=2, callbacks=callbacks)
+        trainer.fit(lambda _: deepcopy(module), toy_federation(500, 400))
+        own = trainer.engine.clients["A"].aggregator._own
+        moved.append({name: own[name] - tensor for name, tensor in module.state_dict().items()})
+    assert all(bool(tensor.any()) for tensor in moved[0].values())
+    torch.testing.assert_close(moved[1], moved[0], rtol=0.05, atol=1e-3)

@@ -29,28 +29,16 @@ def graph(sparse: bool = True, seed: int = 0) -> NodeGraph:
     return made if sparse else NodeGraph(x, made.edge_index, made.y, 3)
 
 
-class Parts:
-    """A federation whose clients hold given nodes of a graph, each of which is used for everything."""
-
-    name = "parts"
-
-    def __init__(self, whole: NodeGraph, parts: list[list[int]], cross_edges: bool) -> None:
-        held = torch.tensor(sorted({node for part in parts for node in part}))
-        self.given = {}
-        for number, part in enumerate(parts):
-            nodes, every = torch.tensor(part), torch.arange(len(part))
-            own = whole.subgraph(nodes)
-            cross = edges_between(whole, nodes, held) if cross_edges else None
-            self.given[chr(65 + number)] = WholeGraphDataModule(own, every, every, every, cross_edges=cross)
-
-    clients = property(lambda self: list(self.given))
-
-    def client(self, name: str) -> WholeGraphDataModule:
-        return self.given[name]
-
-    def prepare_data(self) -> None: ...
-
-    def setup(self, stage: str) -> None: ...
+def federation(whole: NodeGraph, parts: list[list[int]], cross_edges: bool) -> dict[str, WholeGraphDataModule]:
+    """Clients that hold given nodes of a graph, each of which is used for everything."""
+    held = torch.tensor(sorted({node for part in parts for node in part}))
+    given = {}
+    for number, part in enumerate(parts):
+        nodes, every = torch.tensor(part), torch.arange(len(part))
+        own = whole.subgraph(nodes)
+        cross = edges_between(whole, nodes, held) if cross_edges else None
+        given[chr(65 + number)] = WholeGraphDataModule(own, every, every, every, cross_edges=cross)
+    return given
 
 
 DISJOINT = [list(range(0, 8)), list(range(8, 15)), list(range(15, 24))]
@@ -84,7 +72,7 @@ def test_the_first_layer_sums_over_the_union_graph(
     """No edge counts twice, however many clients know it; with edges across, the whole graph's sums come out."""
     whole = graph(sparse)
     trainer: Any = federate(FedGCN(), rounds=1, enable_checkpointing=False)
-    trainer.fit(net(), Parts(whole, parts, cross_edges))
+    trainer.fit(net(), federation(whole, parts, cross_edges))
     expected = (union(whole, parts, cross_edges) @ (whole.x.to_dense() if sparse else whole.x).double()).float()
     for client in trainer.engine.clients.values():
         known = client.module.sums
@@ -96,7 +84,9 @@ def test_the_first_layer_sums_over_the_union_graph(
 def test_two_hops_are_the_gcn_of_the_union_graph(parts: list[list[int]], federate: Federate) -> None:
     whole = graph()
     trainer: Any = federate(FedGCN(num_hops=2), rounds=2, enable_checkpointing=False)
-    trainer.fit(net(), Parts(whole, parts, cross_edges=True))
+    trainer.fit(net(), federation(whole, parts, cross_edges=True))
+    copied = trainer.client_model("A")
+    assert torch.equal(copied.sums.first.to_dense(), trainer.engine.clients["A"].module.sums.first.to_dense())
     matrix, x = union(whole, parts, True).float(), whole.x.to_dense()
     for client in trainer.engine.clients.values():
         first, second = client.module.convs
@@ -125,7 +115,7 @@ def test_one_client_is_the_plain_gcn(num_hops: int, federate: Federate) -> None:
     states = []
     for aggregator in (Local(), FedGCN(num_hops=num_hops)):
         trainer: Any = federate(aggregator, rounds=3, local_epochs=2, enable_checkpointing=False)
-        trainer.fit(net(), Parts(graph(), [list(range(NODES))], cross_edges=True))
+        trainer.fit(net(), federation(graph(), [list(range(NODES))], cross_edges=True))
         states.append(trainer.engine.clients["A"].module.state_dict())
     torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
 
@@ -134,7 +124,7 @@ def test_what_crosses(federate: Federate, recorder: Any) -> None:
     """Sparse rows and node numbers before the first round; weights after that. All bytes are counted."""
     whole = graph()
     trainer: Any = federate(FedGCN(), rounds=2, engine=recorder)
-    results = trainer.fit(net(), Parts(whole, OVERLAPPING, cross_edges=True))
+    results = trainer.fit(net(), federation(whole, OVERLAPPING, cross_edges=True))
     weights = set(trainer.engine.clients["A"].module.state_dict())
     for _, upload in recorder.uploads():
         assert set(upload.tensors) == weights
@@ -161,13 +151,13 @@ def test_what_crosses(federate: Federate, recorder: Any) -> None:
 @pytest.mark.parametrize("num_hops", [1, 2])
 def test_a_client_s_model_needs_no_federation(federate: Federate, num_hops: int) -> None:
     """What it knows of its surroundings is in its checkpoint."""
-    data = Parts(graph(), OVERLAPPING, cross_edges=True)
+    data = federation(graph(), OVERLAPPING, cross_edges=True)
     trainer: Any = federate(FedGCN(num_hops=num_hops), rounds=2)
     trainer.fit(net(), data)
     for name, client in trainer.engine.clients.items():
         file = trainer.run_dir / "checkpoints" / "last" / "clients" / f"{name}.ckpt"
         alone = NodeGCN.load_from_checkpoint(file, map_location="cpu").eval()
-        (batch,) = data.client(name).val_dataloader()
+        (batch,) = data[name].val_dataloader()
         with torch.no_grad():
             assert torch.equal(alone(batch), client.module.eval()(batch))
             alone.use_sums(None)
@@ -188,9 +178,9 @@ def test_refusals(federate: Federate, graph_federation: Callable[..., Any]) -> N
     with pytest.raises(InputError, match=r"`aggregator\.num_hops` to be 1 or 2 but got 3"):
         FedGCN(num_hops=3)
     with pytest.raises(InputError, match=r"to be 1 where clients do not know their edges .* but got 2"):
-        federate(FedGCN(num_hops=2), rounds=1).fit(net(), Parts(graph(), DISJOINT, cross_edges=False))
-    mixed = Parts(graph(), DISJOINT, cross_edges=True)
-    mixed.given["B"].cross_edges = None
+        federate(FedGCN(num_hops=2), rounds=1).fit(net(), federation(graph(), DISJOINT, cross_edges=False))
+    mixed = federation(graph(), DISJOINT, cross_edges=True)
+    mixed["B"].cross_edges = None
     with pytest.raises(InputError, match=r"`cross_edges` of client `B` to be True, as of most clients, but got False"):
         federate(FedGCN(), rounds=1).fit(net(), mixed)
     with pytest.raises(InputError, match=r"`model` to be flgraph\.models\.NodeGCN for FedGCN but got 'GNN'"):

@@ -87,3 +87,29 @@ def test_other_optimizers_are_counted_each(
         lambda data: Other(in_features=4), toy_federation(4, 6)
     )
     assert {upload.scalars["steps"] for _, upload in recorder.uploads()} == {3.0}
+
+
+def test_batches_without_a_loss_are_no_steps(
+    federate: Federate, toy_federation: Callable[..., Any], toy_module: type[Any], recorder: Any
+) -> None:
+    class Skips(toy_module):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return None if batch_idx % 2 else loss
+
+    federate(FedNova(), rounds=1, engine=recorder).fit(
+        lambda data: Skips(in_features=4), toy_federation(8, 4, batch_size=2)
+    )
+    assert [upload.scalars["steps"] for _, upload in recorder.uploads()] == [2.0, 1.0]
+
+
+def test_who_made_no_step_takes_part_with_where_it_is() -> None:
+    """A goes 1 in two steps, B makes none: as the mean has it, and not once more less."""
+    half = FedNova(weighting="uniform")
+    half.owners = {"A": ["w"], "B": ["w"]}
+    half.start({"w": torch.tensor([10.0])}, ["A", "B"])
+    uploads = {
+        client: Payload({"w": torch.tensor([weight])}, {"num_samples": 3, "steps": steps})
+        for client, weight, steps in (("A", 11.0, 2.0), ("B", 10.0, 0.0))
+    }
+    assert half.aggregate(uploads, 1, "train")["w"].item() == pytest.approx(10.5)

@@ -139,3 +139,21 @@ def test_bad_settings() -> None:
     ):
         with pytest.raises(InputError, match=sentence):
             FedProto(**settings)  # type: ignore[arg-type]
+
+
+def test_the_nearest_of_the_prototypes_that_there_are() -> None:
+    """However long representations are, and however many are asked of at once."""
+    half = FedProto(inference="prototypes")
+    half._received = {
+        "mean": torch.tensor([[0.0, 0.0], [500.0, 0.0], [0.0, 0.0]]),
+        "found": torch.tensor([True, True, False]),
+    }
+    votes = half.votes(net(), torch.tensor([[2000.0, 0.0], [1.0, 0.0]]))
+    assert votes.argmax(dim=1).tolist() == [1, 0]
+    assert bool(votes.isfinite().all())
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(3, 16, generator=generator) * 0.05 + 300
+    rows = means[torch.arange(60) % 3] + torch.randn(60, 16, generator=generator) * 0.05
+    half._received = {"mean": means, "found": torch.ones(3, dtype=torch.bool)}
+    exact = -(rows.double()[:, None] - means.double()).square().sum(dim=2)
+    torch.testing.assert_close(half.votes(net(), rows).double(), exact, rtol=1e-5, atol=1e-6)

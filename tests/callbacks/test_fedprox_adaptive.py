@@ -168,8 +168,9 @@ def test_every_client_has_its_own(toy_federation: Callable[..., Any], toy_module
     ("settings", "sentence"),
     [
         ({"mu": 0.5}, r"`aggregator.mu` to be one of \[0.001, 0.01, 0.1, 1.0\] but got 0.5"),
-        ({"mu": 1, "values": [1, 1]}, "`aggregator.values` to be numbers of 0 or more in ascending order but got"),
-        ({"mu": 1, "values": []}, "`aggregator.values` to be numbers"),
+        ({"mu": 1, "values": [1, 1]}, "`aggregator.values` to be finite numbers of 0 or more in ascending order"),
+        ({"mu": 1, "values": [1, float("inf")]}, r"`aggregator.values` to be finite .* but got \[1, inf\]"),
+        ({"mu": 1, "values": []}, "`aggregator.values` to be finite numbers"),
         ({"rule": "both"}, "`aggregator.rule` to be one of loss, ratio but got 'both'"),
         ({"patience": 0}, "`aggregator.patience` to be 1 or more but got 0"),
     ],

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -74,16 +75,10 @@ def test_steps_by_autograd(
 ) -> None:
     """A round of Algorithm 1: two steps of the head, one of all else."""
     lr, data = 0.3, toy_federation(6, 10)
-    start = toy_module(in_features=4).state_dict()
-
-    def make(given: Any) -> Any:
-        module = toy_module(in_features=4, lr=lr)
-        module.load_state_dict(start)
-        return module
-
-    federate(FedRep(head=["last.*"], head_epochs=2), rounds=1, engine=recorder).fit(make, data)
+    start = toy_module(in_features=4, lr=lr)
+    federate(FedRep(head=["last.*"], head_epochs=2), rounds=1, engine=recorder).fit(lambda _: deepcopy(start), data)
     for client, upload in recorder.uploads():
-        module = make(None)
+        module = deepcopy(start)
         for names in ("last", "last", "first"):
             module.zero_grad()
             F.cross_entropy(module(data.given[client].x), data.given[client].y).backward()
@@ -117,3 +112,5 @@ def test_bad_settings(federate: Federate, toy_federation: Callable[..., Any], to
         FedRep(head_epochs=0)
     with pytest.raises(InputError, match=r"`model` to be GNN, FedStar or NodeGNN, the network of this algorithm, but"):
         federate(FedRep(), rounds=1).fit(toy_module(), toy_federation(4))
+    with pytest.raises(InputError, match=r"`aggregator\.head` to be patterns of some of .*, and not of all, but got"):
+        federate(FedRep(head=["*"]), rounds=1).fit(toy_module(), toy_federation(4))

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from flgraph import models
-from flgraph.callbacks import FGGP, FedAvg
+from flgraph.callbacks import FGGP, FedAvg, FedThin
 from flgraph.data import NodeGraph, SyntheticFederation, WholeGraphFederation
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer, Payload
@@ -199,6 +199,16 @@ def test_the_head_may_classify(federate: Federate) -> None:
         trainer: Any = federate(FGGP(inference=inference), rounds=2, name=inference)  # type: ignore[arg-type]
         accuracies.append(trainer.fit(net(), clients())["final"]["clients"])
     assert accuracies[0] != accuracies[1]
+
+
+@pytest.mark.parametrize(("method", "model"), [(FGGP(k=4), net()), (FedThin(), models.NodeGCN(hidden_channels=4))])
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_a_model_is_asked_before_its_first_training(
+    method: Any, model: Any, precision: Any, federate: Federate
+) -> None:
+    """By then it is made in float32, and its client's graph has the run's precision."""
+    results = federate(method, rounds=2, precision=precision).fit(model, clients())
+    assert 0 < results["final"]["mean"]["train/loss"] < 5
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,15 @@ def test_a_bound_that_follows_the_lengths() -> None:
             client.encode(updates["1"], Payload({"w": torch.zeros(2)}, {"transforms/norm": bad}), False, draw)
 
 
+@pytest.mark.parametrize(("length", "quantile"), [(0.0, 0.1), (1e30, 0.9)])
+def test_a_bound_that_follows_stays_a_number(length: float, quantile: float) -> None:
+    clip = Clip(1.0, quantile=quantile, step=10.0)
+    for _ in range(40):
+        clip.read(clip.download_scalars())
+        clip.receive({"w": torch.full((1,), length, dtype=torch.float64)}, draw(clip), 1)
+        clip.end_exchange()
+
+
 def test_a_bound_that_follows_is_told_and_kept(federate: Any, toy_federation: Any, toy_module: Any) -> None:
     def run(rounds: int, name: str, **kwargs: Any) -> Any:
         trainer = federate(FedAvg(), rounds=rounds, name=name, transforms=[Clip(2.0, quantile=0.5)])
@@ -344,6 +353,7 @@ def test_a_client_that_clips_nothing_loses_nothing_but_its_weight(
         (lambda: Clip(0.0, quantile=0.5), "Expected `Clip.norm` to be above 0 with a quantile"),
         (lambda: Clip(1.0, "tensor", quantile=0.5), "Expected `Clip.per` to be client with a quantile"),
         (lambda: Clip(1.0, quantile=0.5, step=0.0), "Clip.step"),
+        (lambda: Clip(1.0, quantile=0.5, step=11.0), "Expected `Clip.step` to be above 0 and at most 10 but got 11.0"),
         (lambda: Pipeline([Clip(1.0, quantile=0.5), GaussianNoise(1.0, 1.0)], Weights()), "with GaussianNoise"),
         (lambda: Pipeline([Clip(1.0, quantile=0.5), Quantise()], Weights()), "`Clip.quantile` to be null with what"),
         (lambda: TopK(0.0), "Expected `TopK.share` to be above 0 and at most 1 but got 0.0"),

@@ -41,7 +41,7 @@ class Clip(Transform):
         per: ``"client"`` takes the length of all that a client shares, ``"tensor"`` of each tensor.
         quantile: the share of updates that are to be shorter than the bound, above 0 and below 1; the bound stays as it
             is when ``None``.
-        step: :math:`\eta`, how fast the bound follows.
+        step: :math:`\eta`, how fast the bound follows; at most 10.
         kwargs: see :class:`Transform`.
 
     Raises:
@@ -64,7 +64,7 @@ class Clip(Transform):
         expect(quantile is None or 0 < quantile < 1, "Clip.quantile", "above 0 and below 1, or null", quantile)
         expect(quantile is None or norm > 0, "Clip.norm", "above 0 with a quantile", norm)
         expect(quantile is None or per == "client", "Clip.per", "client with a quantile", per)
-        expect(0 < step < math.inf, "Clip.step", "a finite number above 0", step)
+        expect(0 < step <= 10, "Clip.step", "above 0 and at most 10", step)
         self.norm, self.per, self.quantile, self.step = norm, per, quantile, step
         self._next = self._bound = norm  # of the next downloads; of the update that is worked on
         self._shorter: list[bool] = []
@@ -90,7 +90,7 @@ class Clip(Transform):
     def end_exchange(self) -> None:
         if self.quantile is not None and self._shorter:
             share = sum(self._shorter) / len(self._shorter)
-            self._next *= math.exp(-self.step * (share - self.quantile))
+            self._next = min(max(self._next * math.exp(-self.step * (share - self.quantile)), 1e-30), 1e30)
         self._shorter = []
 
     def state_dict(self) -> dict[str, Any]:

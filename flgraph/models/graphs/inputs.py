@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 
 from flgraph.errors import InputError, expect
 from flgraph.nn import Adjacency, OneHot
@@ -48,6 +48,8 @@ def neighbours(batch: Data) -> Adjacency:
     """The adjacency that the batch brings along, or a new one of its edges."""
     expect_graphs(batch)
     adj = batch.get("adj")
+    if adj is None and batch.edge_index is None:
+        raise InputError("batch.edge_index", "of shape [2, edges]", "none")
     return Adjacency.from_edges(batch.edge_index, batch.num_nodes) if adj is None else adj
 
 
@@ -55,7 +57,8 @@ def graph_of_nodes(batch: Data, device: torch.device) -> tuple[Tensor, int]:
     """The graph of each node ``[N]``, and how many graphs there are; data without a batch vector counts as one."""
     if batch.batch is None:
         return torch.zeros(batch.num_nodes, dtype=torch.long, device=device), 1
-    return batch.batch, batch.num_graphs
+    count = batch.num_graphs if isinstance(batch, Batch) else int(batch.batch.max()) + 1
+    return batch.batch, count
 
 
 def expect_graphs(batch: object) -> None:

@@ -29,6 +29,10 @@ class NeighbourSums(TensorBatch):
     first: Tensor
     second: Tensor | None = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> NeighbourSums:
+        """Itself: nothing changes it, and torch copies no sparse CSR."""
+        return self
+
 
 class NodeGCN(NodeClassifier[WholeGraph]):
     r"""Two graph convolutions with ReLU and dropout between them, on a whole graph at once.
@@ -78,7 +82,11 @@ class NodeGCN(NodeClassifier[WholeGraph]):
         """What the second convolution gets: a row per node; after :meth:`use_sums` of ``second`` per column of it."""
         self.check_batch(batch, WholeGraph)
         sums = self._sums_of(batch.nodes)
-        hidden = self.convs[0](batch.x, gcn_matrix(batch.adj)) if sums is None else self.convs[0](sums.first, None)
+        conv: Any = self.convs[0]
+        if sums is None:
+            hidden = conv(batch.x, gcn_matrix(batch.adj))
+        else:
+            hidden = conv(sums.first if sums.first.is_sparse_csr else sums.first.to(conv.weight.dtype), None)
         return self.dropout(hidden, rectify=True)
 
     def head(self, encoded: Tensor, batch: WholeGraph) -> Tensor:

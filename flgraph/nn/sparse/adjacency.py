@@ -51,6 +51,7 @@ class Adjacency:
     @classmethod
     def from_edges(cls, edge_index: Tensor, num_nodes: int) -> Adjacency:
         """From any ``edge_index [2, E]``."""
+        edge_index = edge_index.long()  # keys of large graphs are beyond int32
         order = (edge_index[0] * max(num_nodes, 1) + edge_index[1]).argsort()
         return cls.from_sorted(edge_index[:, order], num_nodes, symmetric=False)
 

@@ -384,3 +384,14 @@ def test_bad_batches() -> None:
 def test_base_class_has_no_encoder() -> None:
     with pytest.raises(TypeError, match="abstract"):
         GraphClassifier(4, 2)  # type: ignore[abstract]
+
+
+def test_graphs_in_other_forms() -> None:
+    """A batch vector of one's own is as good as PyG's; without edges there is one sentence."""
+    net = GNN(in_channels=4, num_classes=2, hidden_channels=4, num_layers=1).eval()
+    graphs = [Data(x=torch.rand(n, 4), edge_index=torch.tensor([[0], [1]]), y=torch.tensor([0])) for n in (2, 3)]
+    batch = Batch.from_data_list(graphs)
+    own = Data(x=batch.x, edge_index=batch.edge_index, y=batch.y, batch=batch.batch)
+    assert torch.equal(net(own), net(batch))
+    with pytest.raises(InputError, match=r"`batch\.edge_index` to be of shape \[2, edges\] but got none"):
+        net(Data(x=torch.rand(3, 4), y=torch.tensor([0])))

@@ -72,3 +72,13 @@ def test_half_precision_and_templates() -> None:
     for name, value in (("hidden_channels", 0), ("dropout", 1.0)):
         with pytest.raises(InputError, match=f"`model.{name}`"):
             NodeGCN(6, 3, **{name: value})
+
+
+@pytest.mark.parametrize("precision", [torch.float64, torch.bfloat16])
+def test_dense_sums_in_other_precisions(precision: torch.dtype) -> None:
+    net = NodeGCN(6, 3, hidden_channels=4).eval()
+    batch = graph(sparse=False).batch(torch.arange(12))
+    net.use_sums(NeighbourSums(torch.arange(12), torch.rand(12, 6)))
+    expected = net(batch)
+    batch.x = batch.x.to(precision)
+    assert torch.allclose(net.to(precision)(batch).float(), expected, atol=0.05)

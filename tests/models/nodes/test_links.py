@@ -160,3 +160,10 @@ def test_what_is_refused(federate: Callable[..., FederatedTrainer]) -> None:
         federate(FedAvg(), monitor="val/auroc").fit(NodeLinks(hidden_channels=4), data)
     with pytest.raises(InputError, match=r"`data` to be one whose batches are whole graphs"):
         federate(FedAvg()).fit(NodeSAGE(num_classes=2, hidden_channels=4), federation())
+
+
+def test_sources_that_are_joined_to_all_are_told_of() -> None:
+    whole = Data(x=torch.rand(12, 4), edge_index=torch.ones(12, 12).nonzero().t(), y=torch.arange(12) % 2)
+    nodes = torch.arange(12)
+    with pytest.warns(UserWarning, match=r"of \d+ negatives of held-out links are links, or the source itself: their"):
+        LinkDataModule(NodeGraph.from_pyg(whole), nodes, nodes[:0], nodes[:0], num_negatives=5)

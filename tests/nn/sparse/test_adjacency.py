@@ -95,3 +95,14 @@ def test_what_an_evaluation_made_is_of_use_in_training() -> None:
     (gradient,) = torch.autograd.grad(sage(x, graph.adj).square().sum(), x, create_graph=True)
     gradient.square().sum().backward()
     assert sage.lin_l.weight.grad is not None
+
+
+def test_gradients_of_large_graphs_with_edges_in_int32() -> None:
+    n = 70_000
+    edges = torch.randint(n, (2, 4 * n), generator=torch.Generator().manual_seed(0))
+    found = []
+    for kind in (torch.int32, torch.int64):
+        x = torch.arange(float(n)).view(-1, 1).requires_grad_()
+        (Adjacency.from_edges(edges.to(kind), n).sum(x) * torch.arange(float(n)).view(-1, 1)).sum().backward()
+        found.append(x.grad)
+    assert torch.equal(*found)
