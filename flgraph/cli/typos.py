@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import ArgumentParser
 
 from flgraph.cli.outline import Outline, exported, outline
-from flgraph.cli.parser import CommandParser, UsageError, suggestion
+from flgraph.cli.parser import Refusing, UsageError, suggestion
 from flgraph.configs import PACKAGES, Loader, find_config, is_inline
 from flgraph.errors import InputError, expect
 
@@ -207,11 +208,15 @@ def _known(name: str, seen: _Seen) -> Outline | None:
     return None if path is None else outline(path)
 
 
+class _ValueParser(Refusing, ArgumentParser):
+    """For one value."""
+
+
 def _check_value(name: str, kind: Any, value: Any) -> None:
     """Whether a field of one of Python's types can take a value; classes are left to the parser."""
     if kind is Any or value is None:
         return
-    parser = CommandParser()
+    parser = _ValueParser()
     parser.add_argument(f"--{name}", type=kind)
     parser.parse_args([f"--{name}={value}" if isinstance(value, str) else f"--{name}={yaml.safe_dump(value).strip()}"])
 
