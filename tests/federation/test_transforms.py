@@ -115,6 +115,7 @@ def test_a_bound_that_follows_stays_a_number(length: float, quantile: float) -> 
         clip.read(clip.download_scalars())
         clip.receive({"w": torch.full((1,), length, dtype=torch.float64)}, draw(clip), 1)
         clip.end_exchange()
+    assert 0 < clip.download_scalars()["transforms/norm"] <= 1e30
 
 
 def test_a_bound_that_follows_is_told_and_kept(federate: Any, toy_federation: Any, toy_module: Any) -> None:
