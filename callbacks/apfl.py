@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from flgraph.callbacks.fedavg import FedAvg
-from flgraph.callbacks.gradients import loss_of, scaler_of, silent
+from flgraph.callbacks.gradients import loss_of, overflowed, scaler_of, silent
 from flgraph.errors import expect
 from flgraph.federation.client import Client
 from flgraph.federation.lightning import copy_of
@@ -163,8 +163,8 @@ class APFL(FedAvg):
         with trainer.precision_plugin.train_step_context(), silent(mixture):
             (loss_of(mixture, batch) * scale).backward()
         gradients = {name: p.grad / scale for name, p in mixture.named_parameters() if p.grad is not None}
-        if scaler is not None and not all(bool(gradient.isfinite().all()) for gradient in gradients.values()):
-            return  # as Lightning leaves out a step of the common model
+        if overflowed(trainer, gradients.values()):
+            return
         learned = self._learned(common, gradients, trainer) if self.adaptive and not self._stepped else self.alpha
         for own, optimizer in zip(self._optimizers, trainer.optimizers, strict=True):
             for mine, group in zip(own.param_groups, optimizer.param_groups, strict=True):

@@ -32,7 +32,8 @@ class FedNova(ServerStep):
     this is FedAvg. Local SGD with momentum :math:`\rho` counts as :math:`\lVert a_i \rVert_1 = \sum_k (1 - \rho^k) / (1
     - \rho)` steps, which is exact if its momentum begins with zero in every round (``optimizer_state="reset"``);
     dampening and Nesterov's momentum count likewise. For other optimizers, of which the paper says nothing, steps are
-    counted. The steps of several optimizers are added up.
+    counted. The steps of several optimizers are added up. Of clients that took no step, :math:`\tau_\mathrm{eff}` knows
+    nothing: it is the mean over all others.
 
     Args:
         kwargs: see :class:`~flgraph.callbacks.server_step.ServerStep`.

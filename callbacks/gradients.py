@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,11 +20,15 @@ def scaler_of(trainer: pl.Trainer) -> torch.amp.GradScaler | None:
     return getattr(trainer.precision_plugin, "scaler", None)
 
 
+def overflowed(trainer: pl.Trainer, gradients: Iterable[Tensor]) -> bool:
+    """Whether a gradient in float16 is not finite: Lightning then leaves the step out, and lowers its scale."""
+    return scaler_of(trainer) is not None and not all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+
 def stepped(module: pl.LightningModule, optimizer: torch.optim.Optimizer) -> dict[str, Parameter]:
     """The parameters that an optimizer is about to step, by name; with several optimizers each has its own.
 
-    None where no step is made: the model gave no loss for the batch, or a gradient in float16 is not finite, in which
-    case Lightning lowers its scale.
+    None where no step is made: the model gave no loss for the batch, or its gradients have :func:`overflowed`.
 
     Args:
         module: the model.
@@ -33,9 +37,7 @@ def stepped(module: pl.LightningModule, optimizer: torch.optim.Optimizer) -> dic
     stepping = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     found = {name: p for name, p in module.named_parameters() if id(p) in stepping and p.requires_grad}
     gradients = [p.grad for p in found.values() if p.grad is not None]
-    scaled = scaler_of(module.trainer) is not None
-    lost = scaled and not all(bool(gradient.isfinite().all()) for gradient in gradients)
-    return {} if lost or not gradients else found
+    return found if gradients and not overflowed(module.trainer, gradients) else {}
 
 
 def add_gradient(parameter: Parameter, gradient: Tensor, factor: float = 1.0) -> None:
