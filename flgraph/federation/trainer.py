@@ -14,6 +14,7 @@ import torch
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.utilities.seed import isolate_rng
+from torch import Tensor
 
 from flgraph.console import Console
 from flgraph.errors import InputError, expect, expect_kind
@@ -24,18 +25,19 @@ from flgraph.federation.data import FederatedData, is_file_name
 from flgraph.federation.display import ExchangeLines, MetricsTable, RoundProgress, quiet_lightning
 from flgraph.federation.engines import Engine, ProcessGroup, Sequential
 from flgraph.federation.engines.distributed.environment import ProcessEnvironment
-from flgraph.federation.lightning import refused_by_lightning
+from flgraph.federation.lightning import copy_of, refused_by_lightning
 from flgraph.federation.lightning_callbacks import check_callbacks
+from flgraph.federation.loop import FederatedLoop
 from flgraph.federation.plain import check_model, federated, what_is
 from flgraph.federation.policy import Policy
 from flgraph.federation.privacy import Privacy, check_noise
+from flgraph.federation.routes import RouteKind
 from flgraph.federation.secure.server import check_method
 from flgraph.federation.secure.settings import SecureSums
 from flgraph.federation.server import Server
 from flgraph.federation.signals import stop_on_signals
 from flgraph.federation.template import Model
 from flgraph.federation.tolerance import Tolerance
-from flgraph.federation.trained import TrainedLoop
 from flgraph.federation.transforms import Transform, check_order
 from flgraph.runs.files import write_text
 from flgraph.runs.history import Metrics, RoundRecord
@@ -45,7 +47,7 @@ AnyData = FederatedData | Mapping[str, pl.LightningDataModule]
 """A federated datamodule, or a plain LightningDataModule for each client by its name."""
 
 
-class FederatedTrainer(TrainedLoop):
+class FederatedTrainer(FederatedLoop):
     """Trains one model per client, round by round.
 
     Lightning's own fields (``accelerator``, ``devices``, ``precision``, gradient clipping, ...) mean what they always
@@ -224,11 +226,6 @@ class FederatedTrainer(TrainedLoop):
             except (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError) as error:
                 raise refused_by_lightning(lightning, error) from error
 
-    @property
-    def federated_data(self) -> FederatedData | None:
-        """The data of the run; ``None`` before the first."""
-        return None if self._fitted is None else self._fitted[1]
-
     # ------------------------------------------------------------------------------------------------- entry points
     def fit(  # type: ignore[override]
         self, model: Model, datamodule: AnyData, ckpt_path: str | None = None
@@ -341,6 +338,47 @@ class FederatedTrainer(TrainedLoop):
             self._make_clients(model, datamodule, clients or names, "fit", seed, simulated=False)
         return engine.clients
 
+    # ------------------------------------------------------------------------------------------------------ after a run
+    @property
+    def federated_data(self) -> FederatedData | None:
+        """The data of the run; ``None`` before the first."""
+        return None if self._fitted is None else self._fitted[1]
+
+    def client_model(self, name: str) -> pl.LightningModule:
+        """A client's model as it is now: a copy on the CPU, in evaluation mode, with no federation in sight.
+
+        A plain Trainer keeps the mode that it finds: call ``train()`` first where it is to train the model further.
+
+        Args:
+            name: of the client.
+
+        Raises:
+            InputError: no client of this name is in this process.
+        """
+        clients = getattr(self.engine, "clients", {})
+        here = f"one of those in this process, {', '.join(clients) or 'which has none'},"
+        expect(name in clients, "client", here, name)
+        module: pl.LightningModule = clients[name].module
+        return copy_of(module).cpu().eval()
+
+    @property
+    def model(self) -> Any:
+        """The model that all clients have in common, a copy; ``None`` before a run, and where each has its own.
+
+        :meth:`client_model` gives those.
+        """
+        clients = getattr(self.engine, "clients", {})
+        kinds = {kind for client in clients.values() for _, _, kind in client.routing.lines}
+        one = bool(clients) and (len(clients) == 1 or RouteKind.PERSONAL not in kinds)
+        return self.client_model(next(iter(clients))) if one else None
+
+    @property
+    def callback_metrics(self) -> dict[str, Tensor]:
+        """Means over clients of the metrics of the run's final evaluation, or of the newest; empty before."""
+        evaluated = self.history.final or self.history.last
+        return {name: torch.tensor(value) for name, value in evaluated.get("mean", {}).items()}
+
+    # ----------------------------------------------------------------------------------------------------------- inside
     def _evaluate_only(
         self, split: str, model: Model | None, datamodule: AnyData | None, ckpt_path: str | None
     ) -> Metrics:
