@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,25 @@ def test_graphs_without_a_label_are_predicted_only(tmp_path: Path) -> None:
     assert rows["split"].count("") == 2
     assert sum(len(batch.y) for batch in own.predict_dataloader()) == len(named)
     assert data.class_names == whole.class_names
+
+
+def test_a_partition_file_takes_labels_and_ids_along(tmp_path: Path) -> None:
+    """What has no label is never of a class; what is predicted is called as its owner calls it."""
+    paths(tmp_path)
+    named = pd.read_csv(tmp_path / "graphs.csv", dtype=str)
+    named.loc[14:, "label"] = ""
+    named.to_csv(tmp_path / "graphs.csv", index=False)
+    file = tmp_path / "some.json"
+    parts = {"graphs_0": [*range(4, 20)], "train_0": [*range(4, 12), 14, 15], "val_0": [12, 16], "test_0": [13, 17]}
+    file.write_text(json.dumps({"names": ["north"], **parts}))
+    data = GraphClients({"north": tmp_path}, structure="none", partition=str(file))
+    with pytest.warns(UserWarning, match="6 graphs without a label"):
+        data.setup()
+    own = data.client("north")
+    rows = pd.DataFrame(own.prediction_rows)
+    assert rows["graph"].tolist() == [*range(4, 20)]
+    assert rows["id"].tolist() == named["id"].tolist()[4:]
+    assert (rows["split"] == "").tolist() == [number >= 14 for number in range(4, 20)]
 
 
 @pytest.mark.parametrize("kind", ["graphs", "nodes"])

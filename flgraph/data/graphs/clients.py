@@ -74,6 +74,7 @@ class GraphClients(GraphFederation):
         self.own, self.root, self.undirected = dict(graphs), root, undirected
         self.declared = Declared(classes, columns, missing, self.task, edge_columns)
         self._splits: dict[str, Splits] = {}
+        self._labelled: dict[str, Tensor] = {}
         self._ids: dict[str, Sequence[str]] = {}
 
     def load(self) -> Iterable[tuple[str, FlatGraphs, int]]:
@@ -87,8 +88,9 @@ class GraphClients(GraphFederation):
     def _flat(self, name: str, source: Source, coding: Coding) -> FlatGraphs:
         assert source.graph_of is not None
         y = labels_of(source, coding)
+        known = self._labelled[name] = has_label(y)
         unused = left_out(source, self.undirected, coding.columns, self.declared.edge_columns)
-        if bare := int((~has_label(y)).sum()):
+        if bare := int((~known).sum()):
             unused = [*unused, f"{bare} graphs without a label, but for predictions"]
         warn_of_unused(unused, name)
         nodes = torch.bincount(source.graph_of, minlength=len(y))
@@ -107,8 +109,13 @@ class GraphClients(GraphFederation):
 
     def _make(self, name: str, graphs: FlatGraphs, num_classes: int) -> GraphDataModule:
         made = super()._make(name, graphs, num_classes)
-        made.ids = self._ids[name]
+        if ids := self._ids[name]:
+            made.ids = [ids[number] for number in self._parts[name]["graphs"].tolist()]
         return made
+
+    def labelled(self, name: str, graphs: FlatGraphs) -> Tensor:
+        """Those whose files say one."""
+        return self._labelled[name]
 
     def splits(self, name: str, graphs: FlatGraphs) -> tuple[Tensor, Tensor, Tensor]:
         """Those that the client's files say, else drawn."""

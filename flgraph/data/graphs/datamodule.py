@@ -45,6 +45,9 @@ class GraphDataModule(ClientDataModule):
     ids: Sequence[str] = ()
     """Names of the graphs, where their owner's files have some; predictions are of these."""
 
+    numbers: Tensor | None = None
+    """Numbers of the graphs in the data that they were taken from ``[G]``; 0 and so on when ``None``."""
+
     def __init__(
         self,
         graphs: Graphs,
@@ -131,7 +134,8 @@ class GraphDataModule(ClientDataModule):
         """All graphs by their numbers in the data, their ids, and the split that each is in."""
         count, ids = len(self.graphs), {"id": list(self.ids)} if self.ids else {}
         splits = split_of(count, train=self.train, val=self.val, test=self.test)
-        return {"graph": list(range(count)), **ids, "split": splits}
+        numbers = list(range(count)) if self.numbers is None else self.numbers.tolist()
+        return {"graph": numbers, **ids, "split": splits}
 
 
 class ViewDataModule(GraphDataModule):

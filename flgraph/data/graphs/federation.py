@@ -173,7 +173,9 @@ class GraphFederation(Federation[GraphDataModule]):
     def _make(self, name: str, graphs: FlatGraphs, num_classes: int) -> GraphDataModule:
         graphs, splits = self._split(name, graphs)
         given = (graphs, splits, num_classes, self.batch_size, self.eval_batch_size, self.settings)
-        return GraphDataModule(*given, self.wl_scores) if self.diffusion is None else ViewDataModule(*given)
+        made = GraphDataModule(*given, self.wl_scores) if self.diffusion is None else ViewDataModule(*given)
+        made.numbers = self._parts[name]["graphs"]
+        return made
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -200,6 +202,7 @@ class GraphFederation(Federation[GraphDataModule]):
 
     def _split(self, name: str, graphs: FlatGraphs) -> tuple[FlatGraphs, tuple[Tensor, Tensor, Tensor]]:
         """The client's graphs, all of those given or what the file says, and its splits, in numbers of them."""
+        known = self.labelled(name, graphs)  # nobody asks for a label where there is none
         if self._saved is not None:
             expect(name in self._saved.names, "data.partition", f"a file with the client `{name}`", self._saved.names)
             taken = self._saved.of(name)["graphs"]
@@ -207,15 +210,18 @@ class GraphFederation(Federation[GraphDataModule]):
             expect(inside, "data.partition", f"graphs 0 to {len(graphs) - 1} for client `{name}`", int(taken[-1]))
             own = self._saved.split_of(name, graphs.y, self.fractions, self.split_seed)
             train, val, test = (torch.searchsorted(taken, own[use]) for use in ("train", "val", "test"))
-            graphs = graphs.select(taken)
+            graphs, known = graphs.select(taken), known[taken]
         else:
             train, val, test = self.splits(name, graphs)
             taken = self._taken.pop(name, torch.arange(len(graphs)))
-        known = has_label(graphs.y)  # nobody asks for a label where there is none
         train, val, test = (index[known[index]] for index in (train, val, test))
         named = {"train": train, "val": val, "test": test}
         self._parts[name] = {"graphs": taken, **{use: taken[index] for use, index in named.items()}}
         return graphs, (train, val, test)
+
+    def labelled(self, name: str, graphs: FlatGraphs) -> Tensor:
+        """Which of a client's graphs have a label ``[G]``, bool."""
+        return has_label(graphs.y)
 
     def splits(self, name: str, graphs: FlatGraphs) -> tuple[Tensor, Tensor, Tensor]:
         """Numbers of a client's training, validation and test graphs; subclasses may divide them otherwise."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,10 +25,9 @@ from flgraph.nn.sparse.adjacency import offsets
 class HeteroLinkDataModule(LinkLoaders, ClientDataModule):
     """One client's heterogeneous graph for link prediction; goes with any Trainer, federated or not.
 
-    A random part of the edges of each predicted relation is held out for validation, another for the test; their
-    reverses are taken out with them, and so is the same edge where it is there twice, in both directions between nodes
-    of one type, or in another relation that has all of this one's edges and no others. Messages go along all other
-    edges, and these are what is trained on. A held-out link competes with ``num_negatives`` random nodes of its
+    A random part of the edges of each predicted relation is held out for validation, another for the test; all edges
+    that join the same two nodes are taken out with them, whatever their direction and relation. Messages go along all
+    other edges, and these are what is trained on. A held-out link competes with ``num_negatives`` random nodes of its
     target's type that it does not join in this relation, always the same ones.
 
     Args:
@@ -146,61 +146,23 @@ def _wanted(graph: HeteroGraph, predicted: Sequence[str | EdgeType] | None) -> T
 
 
 def _split(graph: HeteroGraph, wanted: Tensor, val: float, test: float, generator: torch.Generator) -> Tensor:
-    """0 for edges to train on, 1 for validation, 2 for the test ``[E]``; the same shares in each relation."""
-    part, ptr = torch.zeros(graph.num_edges, dtype=torch.long), graph.edge_ptr.tolist()
-    done: set[int] = set()
-    for number in wanted.nonzero()[:, 0].tolist():
-        if number in done:
+    """0 for edges to train on, 1 for validation, 2 for the test ``[E]``; of each relation the same shares of pairs.
+
+    Relations of AIFB tell of each other, and so all edges between two nodes are in one part: that of the first
+    relation which has such an edge.
+    """
+    pair = edge_keys(graph.edge_index.sort(dim=0).values, graph.num_nodes).unique(return_inverse=True)[1]
+    part = torch.full((graph.num_edges,), -1)  # of each pair
+    for own, chosen in zip(pair.split(graph.edge_ptr.diff().tolist()), wanted.tolist(), strict=True):
+        if not chosen:
             continue
-        source, _, target = graph.edge_types[number]
-        alike = _same_edges(graph, number)
-        done |= set(alike)
-        columns = [torch.arange(ptr[other], ptr[other + 1]) for other in alike]
-        ends = [graph.edge_index[:, own] for own in columns]
-        turned = [own.flip(0) if turn else own for own, turn in zip(ends, alike.values(), strict=True)]
-        group = _together(torch.cat(turned, dim=1), source == target)
-        count = int(group.max()) + 1 if group.numel() else 0
-        order = torch.randperm(count, generator=generator)
-        held = round(val * count)
-        of_group = torch.zeros(count, dtype=torch.long)
-        of_group[order[:held]] = 1
-        of_group[order[held : held + round(test * count)]] = 2
-        part[torch.cat(columns)] = of_group[group]
-    return part
-
-
-def _together(edges: Tensor, either_way: bool) -> Tensor:
-    """Numbers of groups ``[e]``, in the order of their first edges: edges between the same nodes are in one.
-
-    Args:
-        edges: ``[2, e]``.
-        either_way: whether the direction does not matter.
-    """
-    ends = edges.sort(dim=0).values if either_way else edges
-    _, inverse = ends.unique(dim=1, return_inverse=True)
-    first = torch.full((edges.size(1),), edges.size(1)).scatter_reduce_(
-        0, inverse, torch.arange(edges.size(1)), reduce="amin"
-    )
-    rank = torch.empty_like(first)
-    rank[first.argsort()] = torch.arange(first.numel())
-    return rank[inverse]
-
-
-def _same_edges(graph: HeteroGraph, number: int) -> dict[int, bool]:
-    """Relations that have the edges of one, itself first, and whether they have them turned round.
-
-    AIFB has such pairs: one relation would tell what is held out of the other.
-    """
-    ptr, (source, _, target) = graph.edge_ptr.tolist(), graph.edge_types[number]
-    own = graph.edge_index[:, ptr[number] : ptr[number + 1]].unique(dim=1)
-    found = {number: False}
-    for other, kind in enumerate(graph.edge_types):
-        theirs = graph.edge_index[:, ptr[other] : ptr[other + 1]]
-        for turn in (False, True):
-            fits = ((kind[2], kind[0]) if turn else (kind[0], kind[2])) == (source, target)
-            if fits and own.numel() and torch.equal((theirs.flip(0) if turn else theirs).unique(dim=1), own):
-                found.setdefault(other, turn)
-    return found
+        left = own[part[own] < 0]
+        new = left[np.sort(np.unique(left.numpy(), return_index=True)[1])]  # in the order of their first edges
+        order, held = new[torch.randperm(new.numel(), generator=generator)], round(val * new.numel())
+        part[new] = 0
+        part[order[:held]] = 1
+        part[order[held : held + round(test * new.numel())]] = 2
+    return part.clamp(min=0)[pair]
 
 
 def _subgraph(graph: HeteroGraph, kept: Tensor) -> HeteroGraph:

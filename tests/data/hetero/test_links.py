@@ -271,6 +271,26 @@ def test_a_relation_of_the_same_edges_tells_nothing(turned: bool, predicted: lis
     assert len(val.target) == (share if predicted else 2 * share + round(0.2 * 30))
 
 
+@pytest.mark.parametrize("predicted", [None, ["likes"]])
+def test_no_message_joins_the_nodes_of_a_held_out_link(predicted: list[str] | None) -> None:
+    """As where a partition gives a client some edges of a relation, and others of its reverse."""
+    data = hetero_data()
+    likes = data["user", "likes", "film"].edge_index
+    data["film", "liked by", "user"].edge_index = likes.flip(0)[:, ::3]
+    data["user", "watched", "film"].edge_index = torch.cat([likes[:, ::2], likes[:, 1::5].flip(0) % 30], dim=1)
+    whole = HeteroGraph.from_pyg(data, None)
+    module = HeteroLinkDataModule(whole, predicted, val_fraction=0.2, test_fraction=0.2)
+    (train,), (val,), (test,) = module.train_dataloader(), module.val_dataloader(), module.test_dataloader()
+    ends = [train.relations.source, train.relations.target], [train.source, train.target]
+    sent, learned = ({frozenset(pair) for pair in zip(*map(Tensor.tolist, own), strict=True)} for own in ends)
+    held = [{frozenset(link[1:]) for link in pairs(batch)} for batch in (val, test)]
+    assert all(held)
+    assert not (sent | learned) & (held[0] | held[1])
+    assert not held[0] & held[1]
+    all_pairs = {frozenset(pair) for pair in zip(*module.graph.edge_index.tolist(), strict=True)} | held[0] | held[1]
+    assert {frozenset(pair) for pair in whole.edge_index.t().tolist()} == all_pairs
+
+
 def test_the_order_of_types_means_nothing_without_labels() -> None:
     """Which type is listed first would be the target."""
     whole = graph(noise=True)
