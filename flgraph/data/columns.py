@@ -6,6 +6,7 @@ No message repeats a value: values are data. Messages name the file, the column 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -103,6 +104,14 @@ class Column:
         infinite = np.abs(values) > np.finfo(np.float32).max
         require(not infinite.any(), where, "finite in float32", f"infinity in row {first_row(infinite)}")
         return cls(values, NUMBER, where, written)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Column], where: str) -> Column:
+        """Columns of several graphs as one: what is no number in one of them is as it is written in all."""
+        written = lambda: [text for part in parts for text in part.texts()]  # noqa: E731
+        if all(part.kind == NUMBER for part in parts):
+            return cls.of_numbers(np.concatenate([part.values for part in parts]), where, written)
+        return cls.of(written(), where)
 
     @property
     def missing(self) -> np.ndarray:
@@ -364,9 +373,10 @@ def derived_classes(
         got = f"NA, null or the like in row {row}; if that is a name, declare all names in `{field}`"
         require(not row, where, "names, and empty where there is none,", got)
         found |= {label for label in own if label is not None}
-    alike = len(found) - len({str(int(own)) if _INTEGER.fullmatch(own) else own.casefold() for own in found})
+    plain = {own: unicodedata.normalize("NFKC", own).casefold() for own in found}
+    alike = len(found) - len({str(int(own)) if _INTEGER.fullmatch(own) else plain[own] for own in found})
     if alike:
-        how = "in capital letters only, or as 01 does from 1"
+        how = "in capital letters only, in how accents are coded, or as 01 does from 1"
         text = f"`{field}`: {alike} of {len(found)} names differ from another {how}"
         rank_zero_warn(f"{text}; they count apart. Write them alike, or declare them.", category=Doubt)
     whole = all(map(_INTEGER.fullmatch, found))

@@ -17,7 +17,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
-from flgraph.data.checks import Doubt, edges_of, expect_finite, expect_joined, features_of_edges, require
+from flgraph.data.checks import MOST_CLASSES, Doubt, edges_of, expect_finite, expect_joined, features_of_edges, require
 from flgraph.data.columns import RESERVED, TARGET, Column, class_names, first_row
 from flgraph.data.tables import find_table
 from flgraph.errors import InputError, expect
@@ -26,6 +26,8 @@ from flgraph.nn.tasks import Task
 SPLITS = ("train", "val", "test")
 _PYG = [Data, HeteroData, DataEdgeAttr, DataTensorAttr, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
 """Classes that a ``.pt`` file may hold beside tensors; nothing else in it is loaded."""
+_OF_NETWORKX = ("name", "node_default", "edge_default")
+"""What networkx itself notes of a graph."""
 _KNOWN = {"x", "edge_index", "y", "num_nodes", "num_classes", "name", *(f"{split}_mask" for split in SPLITS)}
 
 
@@ -132,24 +134,37 @@ def _load(path: Path, name: str, many: bool, task: Task) -> Any:
     if path.suffix == ".pt":
         return load_pt(path)
     expect(path.suffix == ".npz", f"data.graphs.{name}", kinds, path)
+    tensors = load_npz(path)
+    return _of_arrays(tensors, path, task) if many else _of_pyg(Data(**tensors), str(path), many, task)
+
+
+def load_npz(path: Path) -> dict[str, Any]:
+    """The arrays of an ``.npz`` file as tensors, texts as lists. Nothing in it is executed.
+
+    Raises:
+        InputError: it cannot be read, or holds anything else.
+    """
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except Exception:  # as above
         raise InputError(str(path), "a file that numpy.savez wrote", "one that cannot be read") from None
-    for key, value in arrays.items():
-        wanted = "an array of numbers or, as NumPy has them in Unicode, texts" if key == "y" else "an array of numbers"
-        kinds = "biufU" if key == "y" else "biuf"
-        expect(value.dtype.kind in kinds, f"{key} in {path}", wanted, value.dtype)
-    return (
-        _of_arrays(arrays, path, task)
-        if many
-        else _of_pyg(Data(**{k: _tensor(v) for k, v in arrays.items()}), str(path), many, task)
-    )
+    return {key: _tensor(array, key, f"{key} in {path}") for key, array in arrays.items()}
 
 
-def _tensor(array: np.ndarray) -> Any:
-    return array.tolist() if array.dtype.kind == "U" else torch.from_numpy(array)
+def _tensor(array: np.ndarray, key: str, where: str) -> Any:
+    numeric = key in _KNOWN - {"y", "name"} or key in ("node_ptr", "edge_ptr", "edge_attr")
+    wanted = "an array of numbers" if numeric else "an array of numbers or, as NumPy has them in Unicode, texts"
+    expect(array.dtype.kind in ("biuf" if numeric else "biufU"), where, wanted, array.dtype)
+    if array.dtype.kind == "U":
+        return array.tolist()
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # PyTorch cannot compare these
+        require(not array.size or int(array.max()) < 2**63, where, "numbers below 2^63", "a larger one")
+        return torch.from_numpy(array.astype(np.int64))
+    try:
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    except TypeError:
+        raise InputError(where, "an array of numbers of 64 bits or fewer", array.dtype) from None
 
 
 def _graphml(path: Path) -> nx.Graph:
@@ -245,11 +260,6 @@ def _of_pyg(data: Data, name: str, many: bool, task: Task) -> Source:
     featured = isinstance(attr, Tensor)
     known = (_KNOWN - ignored) | ({"edge_attr"} if featured else set())
     unused = [f"{key} of {name}" for key in data.to_dict() if key not in known]
-    least = data.get("num_classes")
-    try:
-        least_classes = 0 if least is None else int(least)
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"num_classes of {name}", "a whole number", type(least).__name__) from None
     return Source(
         name,
         int(count),
@@ -258,7 +268,7 @@ def _of_pyg(data: Data, name: str, many: bool, task: Task) -> Source:
         _features(x, name),
         split=split,
         unused=unused,
-        least_classes=least_classes,
+        least_classes=least_classes(data.get("num_classes"), f"num_classes of {name}") or 0,
         targets=targets_of_tensor(y, rows, f"y of {name}") if task != "multiclass" else {},
         edges=_edge_columns(attr, edge_index.size(1), f"edge_attr of {name}") if featured else {},
     )
@@ -272,6 +282,20 @@ def _features(x: Tensor | None, name: str) -> Tensor | None:
     whole = "finite (`data.missing` is for tables)"
     require(bool(torch.isfinite(values).all()), f"x of {name}", whole, "NaN or infinity")
     return x.unsqueeze(1) if x.dim() == 1 else x
+
+
+def least_classes(given: Any, where: str) -> int | None:
+    """How many classes there are at least, as the data says; ``None`` if it does not.
+
+    Raises:
+        InputError: it is no whole number, or one above :data:`~flgraph.data.checks.MOST_CLASSES`.
+    """
+    if given is None:
+        return None
+    value = np.asarray(given)
+    fits = value.size == 1 and value.dtype.kind in "iuf" and 0 <= value.item() <= MOST_CLASSES
+    require(fits and value.item() % 1 == 0, where, f"a whole number from 0 to {MOST_CLASSES}", "something else")
+    return int(value.item())
 
 
 def labels_of_tensor(y: Any, count: int, where: str) -> list[str | None]:
@@ -346,11 +370,10 @@ def _masks(data: Data | Mapping[str, Any], count: int, name: str) -> list[str | 
     return split
 
 
-def _of_arrays(arrays: Mapping[str, np.ndarray], path: Path, task: Task) -> Source:
+def _of_arrays(tensors: Mapping[str, Any], path: Path, task: Task) -> Source:
     """Several graphs as flat arrays, as :class:`~flgraph.data.FlatGraphs` has them."""
     for key in ("x", "edge_index", "y", "node_ptr", "edge_ptr"):
-        require(key in arrays, str(path), "arrays x, edge_index, y, node_ptr and edge_ptr", f"none of the name {key}")
-    tensors = {key: _tensor(array) for key, array in arrays.items()}
+        require(key in tensors, str(path), "arrays x, edge_index, y, node_ptr and edge_ptr", f"none of the name {key}")
     x, edges, y = (tensors[key] for key in ("x", "edge_index", "y"))
     node_ptr, edge_ptr = (tensors[key].long() for key in ("node_ptr", "edge_ptr"))
     for key, ptr, total in (("node_ptr", node_ptr, x.size(0)), ("edge_ptr", edge_ptr, edges.size(-1))):
@@ -372,7 +395,7 @@ def _of_arrays(arrays: Mapping[str, np.ndarray], path: Path, task: Task) -> Sour
     )
     owner = torch.repeat_interleave(torch.arange(count), edge_ptr.diff())
     expect_joined(edges, node_ptr.diff()[owner], f"edge_index in {path}")
-    unused = [f"{key} in {path}" for key in arrays if key not in (*_KNOWN, "node_ptr", "edge_ptr", "edge_attr")]
+    unused = [f"{key} in {path}" for key in tensors if key not in (*_KNOWN, "node_ptr", "edge_ptr", "edge_attr")]
     attr = tensors.get("edge_attr")
     return Source(
         str(path),
@@ -383,7 +406,7 @@ def _of_arrays(arrays: Mapping[str, np.ndarray], path: Path, task: Task) -> Sour
         split=_masks(tensors, count, str(path)),
         graph_of=torch.repeat_interleave(torch.arange(count), node_ptr.diff()),
         unused=unused,
-        least_classes=int(arrays.get("num_classes", 0)),
+        least_classes=least_classes(tensors.get("num_classes"), f"num_classes in {path}") or 0,
         targets=targets_of_tensor(y, count, f"y in {path}") if task != "multiclass" else {},
         edges={} if attr is None else _edge_columns(attr, edges.size(1), f"edge_attr in {path}"),
     )
@@ -394,8 +417,8 @@ def _of_networkx(graph: nx.Graph, name: str, many: bool, task: Task) -> Source:
     graph = graph if graph.is_directed() else graph.to_directed(as_view=True)  # each edge both ways
     number = {node: position for position, node in enumerate(graph)}
     names = list(dict.fromkeys(key for _, own in graph.nodes(data=True) for key in own))
-    values = {key: [own.get(key) for _, own in graph.nodes(data=True)] for key in names}
-    holder = graph.graph if many else values
+    values: dict[str, list[Any]] = {key: [own.get(key) for _, own in graph.nodes(data=True)] for key in names}
+    holder = {key: [value] for key, value in graph.graph.items()} if many else values
     targets = _target_names(holder, task)
     told = ("label", "split", *targets) if not many else ()
     ends = [(number[source], number[target]) for source, target in graph.edges()]
@@ -405,8 +428,9 @@ def _of_networkx(graph: nx.Graph, name: str, many: bool, task: Task) -> Source:
     if not many:
         labels = Column.of(values.get("label", [None] * len(number)), f"label of {name}").texts()
     split = None
-    if "split" in values and not many:
-        split = checked_split(Column.of(values["split"], f"split of {name}").texts(), f"split of {name}")
+    if "split" in holder:
+        split = checked_split(Column.of(holder["split"], f"split of {name}").texts(), f"split of {name}")
+    used = ("label", "split", *targets) if many else ()
     return Source(
         name,
         len(number),
@@ -415,10 +439,8 @@ def _of_networkx(graph: nx.Graph, name: str, many: bool, task: Task) -> Source:
         columns={key: Column.of(values[key], f"{key} of {name}") for key in names if key not in (*told, "id", "graph")},
         split=split,
         edges={str(k): Column.of([own.get(k) for own in joined], f"{k} of edges of {name}") for k in of_edges},
-        targets={
-            own: Column.of([graph.graph[key]] if many else values[key], f"{key} of {name}")
-            for key, own in targets.items()
-        },
+        targets={own: Column.of(holder[key], f"{key} of {name}") for key, own in targets.items()},
+        unused=[f"{key} of {name}" for key in graph.graph if key not in (*used, *_OF_NETWORKX)],
     )
 
 
@@ -435,15 +457,13 @@ def _joined(parts: Sequence[Source], name: str) -> Source:
     fits = len(widths) <= 1 and (all(x is None for x in xs) or all(x is not None for x in xs))
     expect(fits, f"x of {name}", "of equally many features in all graphs", widths)
     columns = {
-        key: Column.of([value for part in filled for value in _plain(part.columns[key])], f"{key} of {name}")
-        for key in filled[0].columns
+        key: Column.joined([part.columns[key] for part in filled], f"{key} of {name}") for key in filled[0].columns
     }
     unused = dict.fromkeys(entry.split(" of ")[0] for part in parts for entry in part.unused)
     same = all(part.targets.keys() == parts[0].targets.keys() for part in parts)
     require(same, f"label of {name}", "of the same names in all graphs", "others")
     targets = {
-        key: Column.of([value for part in parts for value in _plain(part.targets[key])], f"{key} of {name}")
-        for key in parts[0].targets
+        key: Column.joined([part.targets[key] for part in parts], f"{key} of {name}") for key in parts[0].targets
     }
     return Source(
         name,
@@ -452,6 +472,9 @@ def _joined(parts: Sequence[Source], name: str) -> Source:
         Column.of([label for part in parts for label in part.labels], f"label of {name}").texts(),
         torch.cat([x for x in xs if x is not None]) if widths else None,
         columns,
+        split=None
+        if all(part.split is None for part in parts)
+        else [s for part in parts for s in part.split or [None]],
         graph_of=torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(counts)),
         unused=[f"{entry} of {name}" for entry in unused],
         least_classes=max(part.least_classes for part in parts),
@@ -465,10 +488,7 @@ def _joined_edges(parts: Sequence[Source], name: str) -> dict[str, Column]:
     keys = dict.fromkeys(key for part in parts for key in part.edges)
     found = {}
     for key in keys:
-        own = [_plain(part.edges[key]) if key in part.edges else [None] * part.edge_index.size(1) for part in parts]
-        found[key] = Column.of([value for values in own for value in values], f"{key} of edges of {name}")
+        where = f"{key} of edges of {name}"
+        gaps = (Column.of_numbers(np.full(part.edge_index.size(1), np.nan), where) for part in parts)
+        found[key] = Column.joined([part.edges.get(key, gap) for part, gap in zip(parts, gaps, strict=True)], where)
     return found
-
-
-def _plain(column: Column) -> list[Any]:
-    return [None if gone else value for value, gone in zip(column.values.tolist(), column.missing, strict=True)]

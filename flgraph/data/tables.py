@@ -188,6 +188,7 @@ def read_table(file: Path) -> Table:
     import pandas as pd
 
     try:
+        bare = False
         if file.suffix == ".parquet":
             frame = pd.read_parquet(file)
             header = frame.columns
@@ -200,13 +201,15 @@ def read_table(file: Path) -> Table:
                 }
                 frame = pd.read_csv(file, **as_written)
                 # In the frame pandas has numbered those of one name.
-                header = pd.Index(pd.read_csv(file, header=None, nrows=1, **as_written).iloc[0].dropna()).str.strip()
+                header = pd.Index(pd.read_csv(file, header=None, nrows=1, **as_written).iloc[0].fillna("")).str.strip()
+                bare = "" in header
                 frame.columns = frame.columns.str.strip()
     except Exception as error:  # what pandas says of a file repeats parts of it
         kind = "text in UTF-8" if isinstance(error, UnicodeDecodeError) else f"a table in {file.suffix[1:].upper()}"
         raise InputError(str(file), kind, _reason(file, error)) from None
     semicolons = len(frame.columns) == 1 and ";" in str(frame.columns[0])
     require(not semicolons, str(file), "a table with commas between its columns", "one with semicolons")
+    require(not bare, str(file), "a name for each column (pandas: `to_csv(index=False)`)", "one without")
     require(not header.has_duplicates, str(file), "a table with different names of columns", "two of one name")
     if file.suffix == ".csv" and frame.iloc[:, -1].isna().any():
         _warn_of_short_rows(file)

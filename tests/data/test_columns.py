@@ -131,8 +131,10 @@ def test_derived_classes() -> None:
     assert derived_classes([("n", ["b", None]), ("e", ["a"])]) == ("a", "b")
     assert derived_classes([("n", ["10", "2"]), ("e", ["-1"])]) == ("-1", "2", "10")
     assert derived_classes([("n", ["0"])], least=3) == ("0", "1", "2")
-    with pytest.warns(Doubt, match="1 of 3 names differ from another in capital letters only, or as 01 does from 1"):
+    with pytest.warns(Doubt, match="1 of 3 names differ from another in capital letters only, in how accents are"):
         assert derived_classes([("n", ["1", "2"]), ("e", ["01"])]) == ("01", "1", "2")
+    with pytest.warns(Doubt, match="1 of 2 names differ from another"):
+        assert len(derived_classes([("n", ["caf\u00e9"]), ("e", ["cafe\u0301"])])) == 2
 
 
 def test_names_of_classes() -> None:

@@ -400,7 +400,9 @@ def row(*values: Any) -> list[tuple[Any, ...]]:
         ({"edges": [("source", "target"), ("000", "001"), ("000", MARKER)]}, {}, "target in .* to be names of nodes"),
         ({"edges": [("from", "to"), (MARKER, MARKER)]}, {}, "a table with a column `source` but"),
         ({"nodes": [(MARKER, "x"), ("000", MARKER)]}, {}, "nodes.csv` to be a table with a column `id` but got one"),
-        ({"nodes": [("id", "label", "", "age", "age", ""), ("000", "a", "", 1, 2, "")]}, {}, "but got two of one name"),
+        ({"nodes": [("id", "label", "age", "age"), ("000", "a", 1, 2)]}, {}, "but got two of one name"),
+        ({"nodes": [("", "id", "label"), (0, "000", "a")]}, {}, "a name for each column .* but got one without"),
+        ({"nodes": [("id", "label", " "), ("000", "a", 1)]}, {}, "a name for each column .* but got one without"),
         ({"nodes": [("id\tlabel",), ("000\ta",)]}, {}, r"columns are separated by '.t' and not by commas"),
         ({"nodes": [SPLIT, ("000", "a", MARKER), ("001", "", "")]}, {}, "split in .* to be train, val"),
         ({"nodes": [SPLIT, ("000", "", "train"), ("001", "a", ""), ("002", "b", "")]}, {}, "for `train`"),
@@ -473,7 +475,7 @@ def test_graphml_neither_grows_nor_reads_other_files(kind: str, tmp_path: Path) 
     ("change", "said"),
     [
         (lambda data: vars(data).pop("_store"), "a PyG graph but got"),
-        (lambda data: data.update({"num_classes": "many"}), "`num_classes of .*` to be a whole number but got"),
+        (lambda data: data.update({"num_classes": "many"}), "`num_classes of .*` to be a whole number from 0"),
     ],
 )
 def test_damaged_graphs_in_files(change: Any, said: str, tmp_path: Path) -> None:

@@ -181,6 +181,34 @@ def test_graphs_without_a_label_are_predicted_only(tmp_path: Path) -> None:
     assert data.class_names == whole.class_names
 
 
+def test_graphs_of_networkx_bring_their_splits(tmp_path: Path) -> None:
+    nets = [nx.path_graph(3 + number % 2) for number in range(20)]
+    split = [("train", "test", "val", "train", None)[number % 5] for number in range(20)]
+    for number, net in enumerate(nets):
+        net.graph |= {"label": number % 2, "city": "Bern"} | ({"split": split[number]} if split[number] else {})
+        nx.write_graphml(net, tmp_path / f"{number:02d}.graphml")
+    for given in (nets, tmp_path):
+        data = GraphClients({"north": given}, structure="none")
+        with pytest.warns(UserWarning, match="^Not used of the data of `north`: city of north.$"):
+            data.setup()
+        assert data.client("north").prediction_rows["split"] == [own or "" for own in split]
+    nets[3].graph["split"] = "tets"
+    with pytest.raises(InputError, match="split of north, graph 3` to be train, val, test or empty"):
+        GraphClients({"north": nets}).setup()
+
+
+def test_a_value_is_the_same_feature_in_all_graphs() -> None:
+    """Though where it stands alone it might be taken for another kind."""
+    nets = [nx.path_graph(3) for _ in range(20)]
+    for number, net in enumerate(nets):
+        net.graph["label"] = number % 2
+        for node in net:
+            net.nodes[node]["aromatic"] = ("true", "false", "unknown" if number % 2 else "true")[node]
+    graphs = made(GraphClients({"north": nets}, structure="none")).client("north").graphs
+    assert graphs[0].x.tolist() == [[0, 1, 0], [1, 0, 0], [0, 1, 0]]
+    assert graphs[1].x.tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1]]
+
+
 def test_a_partition_file_takes_labels_and_ids_along(tmp_path: Path) -> None:
     """What has no label is never of a class; what is predicted is called as its owner calls it."""
     paths(tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from own_files import library, made
@@ -118,3 +119,34 @@ def test_types_apart_must_be_declared(tmp_path: Path) -> None:
     data.declared.apart = True
     data.setup()
     assert isinstance(data.client("north").graph, HeteroGraph)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"edge_ptr": [0, 15, 20]}, r"edge_ptr in .*own.npz` to be rising from 0 to 30 but got \[0, 20\]"),
+        ({"edge_types": [["a", "r", "b"]] * 2}, "edge_types in .*` to be different names but got one of them twice"),
+        ({"node_types": ["a", "a"]}, "node_types in .*` to be different names but got one of them twice"),
+        ({"edge_index": np.full((2, 30), 0.5)}, "edge_index in .*` to be node numbers of an integer type"),
+        ({"labels": np.arange(10) / 4}, "labels in .*` to be whole numbers, one class each"),
+        ({"num_classes": 10**9}, "num_classes in .*` to be a whole number from 0 to 100000"),
+    ],
+)
+def test_arrays_of_typed_graphs(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
+    numbers = np.arange(10)
+    arrays: dict[str, Any] = {
+        **{"node_types": ["a", "b"], "num_nodes": [10, 10], "target_node_type": "a", "num_classes": 2, "name": "g"},
+        **{"edge_types": [["a", "r", "b"], ["b", "s", "a"]], "edge_ptr": [0, 15, 30]},
+        **{"edge_index": np.arange(60).reshape(2, 30) % 10, "labels": numbers % 2},
+        **{"train_mask": numbers < 6, "val_mask": numbers > 7, "test_mask": (numbers > 5) & (numbers < 8)},
+    }
+    np.savez(tmp_path / "own.npz", **arrays)
+    made(HeteroClients({"north": tmp_path / "own.npz"}))
+    with pytest.raises(InputError, match=r"`data\.target` to be a, as the graph of north has it, or null, but got 'b'"):
+        HeteroClients({"north": tmp_path / "own.npz"}, target="b").setup()
+    np.savez(tmp_path / "own.npz", **arrays, x_a=np.ones((10, 3)))
+    with pytest.warns(UserWarning, match="Not used of the data of `north`: x_a"):
+        HeteroClients({"north": tmp_path / "own.npz"}).setup()
+    np.savez(tmp_path / "own.npz", **{**arrays, **changed})
+    with pytest.raises(InputError, match=said):
+        HeteroClients({"north": tmp_path / "own.npz"}).setup()

@@ -166,7 +166,10 @@ class HeteroGraph:
         expect(target in types, "target", f"one of {', '.join(map(str, types))}", target)
         store, counts = data[target], {kind: int(data[kind].num_nodes or 0) for kind in types}
         edges = {kind: tensor_of(data[kind], "edge_index", f"{name}[{kind[1]}]") for kind in kinds}
-        x = {kind: data[kind].x.float() for kind in types if data[kind].get("x") is not None}
+        x = {kind: tensor_of(data[kind], "x", f"{name}[{kind}]") for kind in types if data[kind].get("x") is not None}
+        for kind, own in x.items():
+            expect(not own.is_complex(), f"{name}[{kind}].x", "of real numbers", own.dtype)
+            x[kind] = own.to_dense().float()
         if unlabelled:
             return cls.from_edges(counts, edges, target, torch.full((counts[target],), -1), x=x, name=name)
         if "y" not in store and "train_y" in store:
@@ -175,7 +178,13 @@ class HeteroGraph:
                 there = f"{part}_idx" in store and f"{part}_y" in store
                 wanted = f"a store with `{part}_idx` and `{part}_y`, as `y` is missing,"
                 require(there, f"{name}[{target}]", wanted, "one without")
-                y[store[f"{part}_idx"]] = store[f"{part}_y"]
+                index = tensor_of(store, f"{part}_idx", f"{name}[{target}]")
+                own = tensor_of(store, f"{part}_y", f"{name}[{target}]")
+                inside = index.dim() == 1 and index.shape == own.shape and not index.is_floating_point()
+                inside = inside and (not index.numel() or 0 <= int(index.min()) <= int(index.max()) < len(y))
+                wanted = f"numbers of nodes below {len(y)}, as many as `{part}_y` has classes,"
+                require(inside, f"{name}[{target}].{part}_idx", wanted, "others")
+                y[index.long()] = classes_of(own, f"{name}[{target}].{part}_y")
         else:
             y = tensor_of(store, "y", f"{name}[{target}]")
         expect(y.dim() == 1, f"{name}.y", "of shape [N], one class per node,", list(y.shape))

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import torch
 from torch_geometric.datasets import OGB_MAG
 
 from flgraph.data.cache import ROOT, cache_folder, content_key, data_folders
+from flgraph.data.checks import classes_of, edges_of, expect_offsets, require, warn_of_unused
 from flgraph.data.hetero.container import HeteroGraph
 from flgraph.data.hetero.schema import with_reverse
+from flgraph.data.sources import least_classes, load_npz
 from flgraph.errors import InputError, expect, first_line
 
 HETERO_DATASETS = ("AIFB", "MUTAG", "BGS")
 """Names of RDF data sets."""
 
 MAG = "ogbn-mag"
+
+_ARRAYS = frozenset(
+    (
+        *("node_types", "num_nodes", "edge_types", "edge_ptr", "edge_index", "target_node_type", "labels"),
+        *("train_mask", "val_mask", "test_mask", "num_classes", "name"),
+        *("node_id", "node_ptr", "edge_id"),  # the authors' own numbers
+    )
+)
 
 
 def read_hetero(name: str, root: str | Path | None = None) -> HeteroGraph:
@@ -91,23 +99,28 @@ def read_npz(path: str | Path, client: int | None = None, name: str | None = Non
     """
     prefix = "" if client is None else f"client{client}/"
     try:
-        with np.load(path, allow_pickle=False) as file:
-            stored = {key.removeprefix(prefix): file[key] for key in file.files if key.startswith(prefix)}
-            stored |= {"num_classes": file["num_classes"], "name": file["name"]}
-        types, kinds = stored["node_types"].tolist(), [tuple(kind) for kind in stored["edge_types"].tolist()]
-        edges, ptr = torch.from_numpy(stored["edge_index"].astype(np.int64)), stored["edge_ptr"].tolist()
+        arrays = load_npz(Path(path))
+        stored = {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
+        stored |= {key: arrays[key] for key in ("num_classes", "name")}
+        types, kinds = stored["node_types"], [tuple(kind) for kind in stored["edge_types"]]
+        for what, given in (("node_types", types), ("edge_types", kinds)):
+            require(len(set(given)) == len(given), f"{what} in {path}", "different names", "one of them twice")
+        edges, ptr = edges_of(stored["edge_index"], f"edge_index in {path}"), stored["edge_ptr"].long()
+        expect_offsets(ptr, f"edge_ptr in {path}", len(kinds), edges.size(1))
+        parts = edges.split(ptr.diff().tolist(), dim=1)
+        warn_of_unused((key for key in stored if key not in _ARRAYS), name or str(path))
         return HeteroGraph.from_edges(
             dict(zip(types, stored["num_nodes"].tolist(), strict=True)),
-            {kind: edges[:, ptr[r] : ptr[r + 1]] for r, kind in enumerate(kinds)},
-            str(stored["target_node_type"]),
-            torch.from_numpy(stored["labels"]),
-            train=torch.from_numpy(stored["train_mask"]),
-            val=torch.from_numpy(stored["val_mask"]),
-            test=torch.from_numpy(stored["test_mask"]),
-            num_classes=int(stored["num_classes"]),
-            name=name or str(stored["name"]) + ("" if client is None else f", client-{client + 1}"),
+            dict(zip(kinds, parts, strict=True)),
+            stored["target_node_type"],
+            classes_of(stored["labels"], f"labels in {path}"),
+            train=stored["train_mask"],
+            val=stored["val_mask"],
+            test=stored["test_mask"],
+            num_classes=least_classes(stored["num_classes"], f"num_classes in {path}"),
+            name=name or stored["name"] + ("" if client is None else f", client-{client + 1}"),
             # In the file of a whole graph the numbers are those of yet another graph, without types.
-            nodes=None if client is None else torch.from_numpy(stored["node_id"].astype(np.int64)),
+            nodes=None if client is None else stored["node_id"].long(),
         )
     except InputError:
         raise

@@ -130,7 +130,10 @@ def read_hetero_source(
     if isinstance(given, HeteroData):
         known = [kind for kind in given.node_types if "y" in given[kind] or "train_y" in given[kind]]
         return HeteroGraph.from_pyg(given, _target(known, target, name) if labelled else None, name)
-    return expect_kind(given, HeteroGraph, f"data.graphs.{name}", "a path, a HeteroGraph or a PyG HeteroData")
+    graph = expect_kind(given, HeteroGraph, f"data.graphs.{name}", "a path, a HeteroGraph or a PyG HeteroData")
+    fits = not labelled or target in (None, graph.target)
+    expect(fits, "data.target", f"{graph.target}, as the graph of {name} has it, or null,", target)
+    return graph
 
 
 def _of_folder(path: Path) -> HeteroTables:

@@ -6,17 +6,14 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any
 
-import numpy as np
-import torch
 import torch_geometric.datasets
 from torch_geometric.data import Data, Dataset
 
 from flgraph.data.cache import content_key, data_folders
 from flgraph.data.checks import require
 from flgraph.data.nodes.container import NodeGraph
+from flgraph.data.sources import least_classes, load_npz, load_pt
 from flgraph.errors import InputError, expect, first_line
 from flgraph.nn.tasks import Task
 
@@ -33,8 +30,8 @@ def read_node_file(path: str | Path, key: str | None = None, task: Task = "multi
     in a file is executed.
 
     Args:
-        path: an ``.npz`` of arrays, as :func:`numpy.savez` writes it, or a ``.pt`` of a dictionary of tensors, as
-            ``torch.save(data.to_dict(), path)`` does. The graph is called like the file.
+        path: an ``.npz`` of arrays, as :func:`numpy.savez` writes it, or a ``.pt`` of a PyG graph or a dictionary
+            of tensors, as ``torch.save(data, path)`` does. The graph is called like the file.
         key: see :meth:`NodeGraph.from_pyg`.
         task: what ``y`` is, see :meth:`NodeGraph.from_pyg`.
 
@@ -42,26 +39,13 @@ def read_node_file(path: str | Path, key: str | None = None, task: Task = "multi
         InputError: the file cannot be read, or holds no such graph.
     """
     path = Path(path).expanduser()
-    try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                content: Any = {name: _tensor(file[name]) for name in file.files}
-        else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # an archive may be damaged in as many ways as there are
-        reason = "more than tensors" if isinstance(error, UnpicklingError) else getattr(error, "strerror", None)
-        reason = reason or type(error).__name__  # texts of others may repeat what is in the file
-        raise InputError("data.dataset", _WANTED, f"{str(path)!r}, which cannot be read ({reason})") from None
-    named = isinstance(content, dict) and all(isinstance(key, str) for key in content)
-    require(named, "data.dataset", _WANTED, f"{path} of a {type(content).__name__}")
-    classes = content.get("num_classes")
-    least = None if classes is None else int(classes)
-    return NodeGraph.from_pyg(Data(**content), path.stem, least, key=key, task=task)
-
-
-def _tensor(array: np.ndarray) -> Any:
-    """As a tensor; texts stay an array."""
-    return array if array.dtype.kind == "U" else torch.from_numpy(array)
+    require(path.is_file(), "data.dataset", _WANTED, f"{path}, which is not there")
+    content = load_npz(path) if path.suffix == ".npz" else load_pt(path)
+    if isinstance(content, dict) and all(isinstance(field, str) for field in content):
+        content = Data(**content)
+    require(isinstance(content, Data), "data.dataset", _WANTED, f"{path} of a {type(content).__name__}")
+    least = least_classes(content.get("num_classes"), f"num_classes in {path}")
+    return NodeGraph.from_pyg(content, path.stem, least, key=key, task=task)
 
 
 def names_pyg(name: str) -> bool:

@@ -254,13 +254,41 @@ def test_rdf_graphs(data_root: Path, name: str, counts: tuple[int, ...], labels:
     assert len(reverses(graph)) == len(graph.edge_types) // 2
 
 
+@pytest.mark.parametrize(
+    ("kind", "field", "value", "said"),
+    [
+        ("b", "x", torch.ones(4, 2, dtype=torch.cfloat), r"\[b\]\.x` to be of real numbers"),
+        ("b", "x", [[1.0]] * 4, r"\[b\]\.x` to be a tensor but got 'list'"),
+        (
+            "a",
+            "train_idx",
+            torch.tensor([3, 9]),
+            r"train_idx` to be numbers of nodes below 5, as many as `train_y` has",
+        ),
+        ("a", "train_idx", torch.tensor([3.0, 1.0]), "train_idx` to be numbers of nodes"),
+        ("a", "train_y", torch.tensor([1, 0, 0]), "train_idx` to be numbers of nodes"),
+        ("a", "test_y", torch.tensor([0.5, 1.0]), "test_y` to be whole numbers"),
+    ],
+)
+def test_refused_fields_of_pyg(kind: str, field: str, value: Any, said: str) -> None:
+    data = HeteroData()
+    data["a"].num_nodes, data["b"].x = 5, torch.eye(4).to_sparse()
+    data["a", "r", "b"].edge_index = torch.tensor([[0, 4], [3, 0]])
+    for part, index in (("train", [3, 1]), ("test", [0, 4])):
+        data["a"][f"{part}_idx"], data["a"][f"{part}_y"] = torch.tensor(index), torch.tensor([1, 0])
+    assert torch.equal(HeteroGraph.from_pyg(data, "a").x["b"], torch.eye(4))
+    data[kind][field] = value
+    with pytest.raises(InputError, match=said):
+        HeteroGraph.from_pyg(data, "a")
+
+
 def test_missing_and_damaged_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="one of AIFB, MUTAG, BGS, ogbn-mag but got 'AM'"):
         read_hetero("AM")
     with pytest.raises(InputError, match=r"folder with bgs\.npz for BGS"):
         read_hetero("BGS", tmp_path)
     (tmp_path / "bgs.npz").write_bytes(b"nothing")
-    with pytest.raises(InputError, match="to be an archive of a heterogeneous graph"):
+    with pytest.raises(InputError, match=r"bgs\.npz` to be a file that numpy.savez wrote"):
         read_hetero("BGS", tmp_path)
     np.savez(tmp_path / "bgs.npz", name="bgs", num_classes=2)
     with pytest.raises(InputError, match="node_types"):

@@ -13,7 +13,7 @@ import torch
 import torch_geometric.datasets
 from torch_geometric.data import Data, InMemoryDataset
 
-from flgraph.data import NodeFederation, read_nodes
+from flgraph.data import NodeClients, NodeFederation, read_nodes
 from flgraph.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -32,6 +32,28 @@ def written(path: Path, form: str, **more: Any) -> str:
     return str(path / "accounts.pt")
 
 
+@pytest.mark.parametrize("count", [-1, 2.5, 10**9, [1, 2], float("nan")])
+@pytest.mark.parametrize("form", ["npz", "pt"])
+def test_refuses_numbers_of_classes(form: str, count: Any, tmp_path: Path) -> None:
+    """A name for each of 10^9 classes would take all memory."""
+    file = written(tmp_path, form, num_classes=torch.tensor(count))
+    for read in (read_nodes, lambda file: NodeClients({"north": file}).setup()):
+        with pytest.raises(InputError, match=r"num_classes .* a whole number from 0 to 100000 but got"):
+            read(file)
+
+
+@pytest.mark.parametrize("kind", ["uint16", "uint32", "uint64", ">i4", ">f4", "float16"])
+def test_reads_arrays_of_any_type(kind: str, tmp_path: Path) -> None:
+    whole = np.arange(3).astype(kind)
+    edges = whole[[[0, 1], [1, 2]]] if np.dtype(kind).kind != "f" else np.array([[0, 1], [1, 2]])
+    np.savez(tmp_path / "own.npz", x=whole[:, None], edge_index=edges, y=whole)
+    data = NodeClients({"north": tmp_path / "own.npz"}, fractions=(1, 0, 0))
+    data.setup()
+    for own in (data.client("north").graph, read_nodes(str(tmp_path / "own.npz"))):
+        assert own.x.flatten().tolist() == own.y.tolist() == [0, 1, 2]
+        assert own.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
+
+
 @pytest.mark.parametrize("form", ["npz", "pt"])
 def test_reads_files(form: str, tmp_path: Path) -> None:
     graph = read_nodes(written(tmp_path, form))
@@ -45,10 +67,10 @@ def test_reads_files(form: str, tmp_path: Path) -> None:
 
 
 def test_refuses_files(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"but got '.*none\.npz', which cannot be read \(.*No such file"):
+    with pytest.raises(InputError, match=r"a file of `x`, `edge_index` and `y` but got .*none\.npz, which is not"):
         read_nodes(str(tmp_path / "none.npz"))
     (tmp_path / "torn.pt").write_bytes(b"PK")
-    with pytest.raises(InputError, match=r"Expected `data.dataset` to be a file of `x`, `edge_index` and `y` but got"):
+    with pytest.raises(InputError, match=r"torn.pt` to be a file that torch.save wrote but got one that cannot"):
         read_nodes(str(tmp_path / "torn.pt"))
     torch.save([X], tmp_path / "list.pt")
     with pytest.raises(InputError, match=r"list\.pt of a list"):
