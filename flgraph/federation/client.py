@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning.plugins.precision import DoublePrecision
+from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
@@ -154,6 +155,9 @@ class Client:
         self._unfitted = self.trainer.fit_loop.state_dict()
         if isinstance(data, Movable):
             data.to(self.trainer.strategy.root_device)
+        if lost := sorted(set(module.hparams) - readable(module.hparams).keys()):
+            what = f"{', '.join(lost)} of {type(module).__name__}, which are no plain values"
+            rank_zero_warn(f"Checkpoints of clients are without {what}: give them to `load_from_checkpoint` again.")
 
     # --------------------------------------------------------------------------------------- the server's requests
     def turn(self, turn: Turn) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import Logger
+from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
@@ -387,6 +388,9 @@ class FederatedTrainer(FederatedLoop):
             if server is None:
                 return {}
             metrics = server.evaluate(self.current_round, (split,), RoundRecord(self.current_round))
+        if not any(metrics.values()):
+            needs = f"a {'validation' if split == 'val' else 'test'}_step that logs, and data with such a loader"
+            rank_zero_warn(f"No client has anything to tell of {split}, which takes a model with {needs}.")
         self.console.print(MetricsTable(metrics, f"{split}, round {self.current_round}"))
         return metrics
 

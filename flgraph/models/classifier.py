@@ -29,7 +29,8 @@ class Classifier(SizedModule, ABC, Generic[BatchT]):
     """A class, labels or numbers of each graph or node: a base for modules that represent a batch (:meth:`encode`).
 
     :meth:`head` makes logits of representations, :meth:`forward` does one after the other. An algorithm may add a loss
-    on representations (:attr:`further_loss`).
+    on representations (:attr:`further_loss`). They are called without a Trainer, too: what a subclass logs, it logs in
+    steps.
 
     Sizes of -1 are given by the data, see :class:`~flgraph.models.base.SizedModule`.
 

@@ -47,9 +47,11 @@ def seeds(run: Run, prefix: str = "") -> tuple[tuple[str, str], ...]:
 def of_data(flat: Flat) -> dict[str, Any]:
     """The settings that say which data it is."""
     names = [name for name in flat if name == "data" or name.startswith("data.")]
-    return {
-        name: flat[name] for name in names if not (_NOT_THE_METHOD.fullmatch(name) or _NOT_THE_DATA.fullmatch(name))
-    }
+    # Of own files, and of classes that are not the package's, these may say which data it is.
+    own = not str(flat.get("data")).startswith("flgraph.") or any(name.startswith("data.graphs") for name in names)
+    telling = ("data.root", "data.name") if own else ()
+    left_out = {name for name in names if _NOT_THE_METHOD.fullmatch(name) or _NOT_THE_DATA.fullmatch(name)}
+    return {name: flat[name] for name in names if name in telling or name not in left_out}
 
 
 def data_key(run: Run) -> str:

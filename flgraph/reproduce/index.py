@@ -42,12 +42,14 @@ def read_index(file: Path) -> RunIndex:
         InputError: a line is no record of a run; names it.
     """
     index: RunIndex = {}
-    for number, line in enumerate(file.read_text().splitlines() if file.is_file() else (), start=1):
+    for number, line in enumerate(file.read_bytes().splitlines() if file.is_file() else (), start=1):
         try:
             record = json.loads(line)
+            float(record["seconds_per_round"])  # which tables need
             index.setdefault((record["digest"], record["seed"]), {})[record["rounds"]] = record
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"line {number} of {file}", "the record of a run", repr(line[:60])) from error
+            got = repr(line[:60].decode(errors="replace"))
+            raise InputError(f"line {number} of {file}", "the record of a run", got) from error
     return index
 
 

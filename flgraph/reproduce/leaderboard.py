@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from flgraph.errors import InputError
 from flgraph.reproduce.index import alone_in
 from flgraph.reproduce.records import Record, Records, papers_studies, read_records, run_of
 from flgraph.reproduce.study import Study, digits_of, in_words
@@ -53,6 +54,8 @@ def write_leaderboard(out: Path) -> list[Path]:
     with alone_in(out):
         found = recorded_studies(out)
         pictured = [(study, records) for study, records in found if study.leaderboard]
+        if not pictured:
+            raise InputError("--leaderboard", f"given where {out} has records of papers' tables", "none")
         figure = number_grids(
             {study.title: means_by_method(study, records) for study, records in pictured},
             [study.title for study, _ in pictured if lower_is_better(study.metrics[0])],

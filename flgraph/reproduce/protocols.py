@@ -118,6 +118,8 @@ def rounds_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
         records = _read(file, file.stat().st_mtime_ns)
     except (OSError, ValueError) as error:
         raise InputError(str(file), "the rounds of a run", getattr(error, "strerror", None) or error) from error
+    last = max((record["round"] for record in records), default=0)
+    expect(last >= results["rounds"], str(file), f"of {results['rounds']} rounds, as its results are,", last)
     return [record for record in records if record["round"] <= results["rounds"]]
 
 

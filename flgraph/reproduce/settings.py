@@ -18,11 +18,14 @@ from flgraph.errors import InputError
 _OF_A_CLASS = ("class_path", "init_args")
 
 _WITHOUT_EFFECT = re.compile(
-    r"seed_everything|ckpt_path|data\.init_args\.(root|name)|trainer\.(rounds|name|default_root_dir|logger.*|"
+    r"seed_everything|ckpt_path|trainer\.(rounds|name|default_root_dir|logger.*|"
     r"max_logged_clients|enable_checkpointing|checkpoint_every|keep_checkpoints|enable_progress_bar)"
 )
 """Settings that say where a run lies and what it writes, not what it computes; and its seed and rounds, which a study
 sets."""
+
+_OF_KNOWN_DATA = re.compile(r"data\.init_args\.(root|name)")
+"""The same of data sets that the package knows; of others, and of own files, these may say which data it is."""
 
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
@@ -53,7 +56,12 @@ def digest(settings: Mapping[str, Any]) -> str:
     Neither the order of keys counts nor how a number is written, nor what has no effect on results. Of classes in
     modules of the current folder the source counts, too.
     """
-    kept = sorted((key, value) for key, value in _flat(settings) if not _WITHOUT_EFFECT.fullmatch(key))
+    flat = dict(_flat(settings))
+    known = str(flat.get("data.class_path", "")).startswith("flgraph.") and not any(
+        key.startswith("data.init_args.graphs") for key in flat
+    )
+    idle = {key for key in flat if _WITHOUT_EFFECT.fullmatch(key) or (known and _OF_KNOWN_DATA.fullmatch(key))}
+    kept = sorted((key, value) for key, value in flat.items() if key not in idle)
     for key, value in list(kept):
         *parts, _ = str(value).split(".")
         if key.endswith("class_path") and parts and parts[0] != "flgraph":

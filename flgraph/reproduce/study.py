@@ -257,7 +257,7 @@ def load_study(name: str) -> Study:
     content = _read(file)
     known = {item.name for item in fields(Study)} - {"name", "source", "cut_short"}
     for key in content:
-        expect(key in known, str(file), f"a study with fields among {', '.join(sorted(known))}", key)
+        expect(key in known, str(file), f"a study with fields among {', '.join(sorted({*known, 'extends'}))}", key)
     packaged = file.resolve().parent.parent == _HERE
     content["name"] = f"{file.parent.name}/{file.stem}" if packaged else file.stem
     lacking = [own.name for own in fields(Study) if own.default is own.default_factory and own.name not in content]
@@ -298,6 +298,9 @@ def _part(paper: dict[str, Any], names: Any, *below: Any) -> dict[str, Any]:
     return {name: _part(part, *below) if below else part for name, part in paper.items() if name in names}
 
 
+_SET_BY_THE_STUDY = re.compile(r"--(trainer\.(rounds|name|default_root_dir)|seed_everything|ckpt_path)\b")
+
+
 @cache  # runs of all seeds have the same lines
 def _words(line: str) -> tuple[str, ...]:
     """The arguments of a line, with ``-c`` before every configuration file."""
@@ -323,6 +326,10 @@ def _check(study: Study) -> None:
             words = [word.rpartition("=")[2] for word in _words(line) if "{" not in word]
         except ValueError as error:
             raise InputError(f"{where}.{name}", "a line that a shell could read", f"{line!r} ({error})") from error
+        for word in _words(line):
+            own = _SET_BY_THE_STUDY.match(word)
+            wanted = "without what the study sets itself (`rounds`, `method_rounds`, `seeds`, folders),"
+            expect(own is None, f"{where}.{name}", wanted, word)
         for word in words:
             there = not word.endswith((".yaml", ".yml")) or find_config(word).is_file()
             expect(there, f"{where}.{name}", "arguments with configuration files that exist", word)

@@ -55,6 +55,26 @@ def test_frames_without_pandas(federate: Federate, data: Any, toy_module: Any, m
             getattr(results, part)
 
 
+def test_checkpoints_say_what_they_lack(federate: Federate, data: Any, toy_module: Any) -> None:
+    class Activated(toy_module):  # type: ignore[misc]
+        def __init__(self, in_features: int = -1, act: Any = torch.nn.ReLU) -> None:
+            super().__init__(in_features)
+            self.save_hyperparameters()
+
+    with pytest.warns(UserWarning, match="^Checkpoints of clients are without act of Activated, which are no plain"):
+        federate(Local(), rounds=1).fit(Activated(act=torch.nn.Tanh), data)
+
+
+def test_a_test_of_nothing_says_so(federate: Federate, data: Any, toy_module: Any) -> None:
+    class Untested(toy_module):  # type: ignore[misc]
+        test_step = pl.LightningModule.test_step
+
+    trainer = federate(Local(), rounds=1)
+    trainer.fit(Untested(), data)
+    with pytest.warns(UserWarning, match="^No client has anything to tell of test, which takes a model with a test_st"):
+        assert not any(trainer.test().values())
+
+
 def test_a_clients_model(federate: Federate, data: Any, toy_module: Any) -> None:
     """It is a copy that a plain Trainer takes, and of which nothing goes back."""
     trainer = federate(Local(), rounds=2)

@@ -371,5 +371,12 @@ def test_other_graphs_from_python_are_other_data(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("own", [{"class_path": "mine.Sets"}, {"graphs": {"north": "north"}}])
+def test_own_data_of_another_folder_is_other_data(make_run: Any, tmp_path: Path, own: dict[str, Any]) -> None:
+    for root in ("may", "june"):
+        make_run(root, [ROUND], data={**own, "root": root})
+    assert len(compare(find_runs([tmp_path])[0], "accuracy")) == 2
+
+
 def test_settings_are_shown_as_texts() -> None:
     assert [shown(value) for value in ("a.b.Cee", "a.txt", None, [1], True)] == ["Cee", "a.txt", "–", "[1]", "true"]

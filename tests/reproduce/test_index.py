@@ -273,6 +273,16 @@ def test_rounds_after_the_results_are_not_looked_at(runs: Path, tmp_path: Path) 
     assert read_index(index_file(study, tmp_path / "out"))
 
 
+def test_a_run_whose_records_are_cut_short_is_named(runs: Path, tmp_path: Path) -> None:
+    file = sorted(runs.glob("*/*/*/version_0/history.jsonl"))[0]
+    file.write_text(file.read_text().splitlines()[0] + "\n")
+    with pytest.raises(InputError, match=r"history.jsonl` to be of \d rounds, as its results are, but got 1"):
+        write_study(STUDY, runs, tmp_path / "out")
+    (file.parent / "results.json").write_text(json.dumps({"rounds": STUDY.rounds, "final": None}))
+    with pytest.raises(InputError, match=r"results.json` to be a run's, with `final` and `seed`, but got one without"):
+        write_study(STUDY, runs, tmp_path / "out")
+
+
 def test_gains_are_over_common_seeds(runs: Path, tmp_path: Path) -> None:
     """With seeds 1 and 2 both have 61 % + 10/3 points per seed; Local gets 10 more with seed 2 and loses seed 1."""
     local = [run for run in STUDY.runs() if run.method == "Local"]
@@ -337,7 +347,12 @@ def test_pictures_that_need_more_are_left_as_they_are(runs: Path, tmp_path: Path
 def test_a_broken_record_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "fedstar").mkdir()
     file = tmp_path / "fedstar" / "runs.jsonl"
-    file.write_text('{"digest": "a", "seed": 1, "rounds": 2}\n{"digest": "a", "se\n')
+    whole = '{"digest": "a", "seed": 1, "rounds": 2, "seconds_per_round": 0.5}\n'
+    for bad in ('{"digest": "a", "seed": 1, "rounds": 2}', '{"digest": "\xff"}'):
+        file.write_bytes((whole + bad).encode("latin-1"))
+        with pytest.raises(InputError, match=r"line 2 of .*runs.jsonl` to be the record of a run"):
+            read_index(file)
+    file.write_text(whole + '{"digest": "a", "se\n')
     with pytest.raises(InputError, match=r"line 2 of .*runs.jsonl` to be the record of a run but got '\{\"digest"):
         read_index(file)
     with pytest.raises(SystemExit) as caught:

@@ -263,6 +263,12 @@ def test_nothing_is_missing(study: Study, out: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "every printed number has its runs\n"
 
 
+def test_a_leaderboard_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["reproduce", "--leaderboard", "--out", str(tmp_path)])
+    assert "Expected `--leaderboard` to be given where" in capsys.readouterr().err
+
+
 def test_an_unknown_paper_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["reproduce", "--missing", "nope"])

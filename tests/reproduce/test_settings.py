@@ -84,6 +84,12 @@ def test_what_makes_a_difference(of: Callable[..., str], args: list[str]) -> Non
     assert of(*args) != of()
 
 
+@pytest.mark.parametrize("field", ["root", "name"])
+def test_where_own_data_lies_says_which_it_is(of: Callable[..., str], field: str) -> None:
+    for own in (["--data=mine.Sets"], ["--data=NodeClients", "--data.graphs.north=north"]):
+        assert of(*own, f"--data.{field}=may") != of(*own, f"--data.{field}=june")
+
+
 def test_how_settings_are_spread_over_files_makes_no_difference(of: Callable[..., str], tmp_path: Path) -> None:
     parts = yaml.safe_load(FILE)
     for name, content in reversed(parts.items()):

@@ -147,6 +147,11 @@ def test_a_seed_counts_once(tiny_study: Callable[..., Study]) -> None:
             {"methods": {"M": "--m='"}},
             r"`methods\.M` to be a line that a shell could read but got .* \(No closing quotation",
         ),
+        (
+            {"methods": {"M": "--trainer.rounds=2"}},
+            r"`methods\.M` to be without what the study sets itself .*rounds=2'",
+        ),
+        ({"settings": {"X": "--seed_everything 2"}}, r"`settings\.X` to be without what the study sets itself"),
         ({"method_rounds": None}, "`method_rounds` to be a mapping but got None"),
         ({"method_rounds": {"M": 0}}, r"`method_rounds\.M` to be a positive integer but got 0"),
         ({"notes": "abc"}, "`notes` to be a list of sentences but got 'abc'"),

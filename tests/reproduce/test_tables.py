@@ -97,7 +97,7 @@ def test_best_cluster_takes_each_clients_best_model_of_its_clusters(
     before = {"A": 0.4, "B": 0.7, "C": 0.9}
     lines = [
         {"round": n, "mean": {"test/accuracy": 1.0}, "metrics": {c: {"test/accuracy": v} for c, v in values.items()}}
-        for n, values in ((1, dict.fromkeys("ABC", 1.0)), (2, before), (3, dict.fromkeys("ABC", 1.0)))
+        for n, values in ((1, dict.fromkeys("ABC", 1.0)), (2, before), (3, dict.fromkeys("ABC", 1.0)), (4, {}))
     ]
     (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     cells = {cell.protocol: cell.mean for cell in collect(study, finished(study, tmp_path))}
