@@ -465,6 +465,7 @@ def _joined(parts: Sequence[Source], name: str) -> Source:
     targets = {
         key: Column.joined([part.targets[key] for part in parts], f"{key} of {name}") for key in parts[0].targets
     }
+    split = [own for part in parts for own in part.split or [None]]
     return Source(
         name,
         sum(counts),
@@ -472,9 +473,7 @@ def _joined(parts: Sequence[Source], name: str) -> Source:
         Column.of([label for part in parts for label in part.labels], f"label of {name}").texts(),
         torch.cat([x for x in xs if x is not None]) if widths else None,
         columns,
-        split=None
-        if all(part.split is None for part in parts)
-        else [s for part in parts for s in part.split or [None]],
+        split=split if any(part.split is not None for part in parts) else None,
         graph_of=torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(counts)),
         unused=[f"{entry} of {name}" for entry in unused],
         least_classes=max(part.least_classes for part in parts),

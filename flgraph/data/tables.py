@@ -209,7 +209,7 @@ def read_table(file: Path) -> Table:
         raise InputError(str(file), kind, _reason(file, error)) from None
     semicolons = len(frame.columns) == 1 and ";" in str(frame.columns[0])
     require(not semicolons, str(file), "a table with commas between its columns", "one with semicolons")
-    require(not bare, str(file), "a name for each column (pandas: `to_csv(index=False)`)", "one without")
+    require(not bare, str(file), "a table with a name for each column (pandas: `to_csv(index=False)`)", "one without")
     require(not header.has_duplicates, str(file), "a table with different names of columns", "two of one name")
     if file.suffix == ".csv" and frame.iloc[:, -1].isna().any():
         _warn_of_short_rows(file)

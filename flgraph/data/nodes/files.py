@@ -43,7 +43,8 @@ def read_node_file(path: str | Path, key: str | None = None, task: Task = "multi
     content = load_npz(path) if path.suffix == ".npz" else load_pt(path)
     if isinstance(content, dict) and all(isinstance(field, str) for field in content):
         content = Data(**content)
-    require(isinstance(content, Data), "data.dataset", _WANTED, f"{path} of a {type(content).__name__}")
+    sound = isinstance(content, Data) and "_store" in vars(content)  # which a file may lack
+    require(sound, "data.dataset", _WANTED, f"{path} of a {type(content).__name__}")
     least = least_classes(content.get("num_classes"), f"num_classes in {path}")
     return NodeGraph.from_pyg(content, path.stem, least, key=key, task=task)
 
