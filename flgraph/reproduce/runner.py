@@ -158,8 +158,7 @@ def find_results(study: Study, run: Run, runs: Path, index: RunIndex | None = No
         results = read_results(folder / "results.json")
         done = number(results.get("rounds"))
         if done == rounds or (results.get("stopped_early", False) and done < rounds):
-            whole = isinstance(results.get("final"), dict) and "seed" in results
-            if not whole:
+            if not isinstance(results.get("final"), dict) or "seed" not in results:
                 raise InputError(str(folder / "results.json"), "a run's, with `final` and `seed`,", "one without")
             return {**results, "folder": str(folder), "digest": home.parent.name}
     return None if index is None else recorded(index, home.parent.name, run.seed, rounds)

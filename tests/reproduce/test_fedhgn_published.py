@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 import torch
 from federations import typed_graph
@@ -18,7 +20,16 @@ def read_hetero_clients(name: str, split: str, num_clients: int) -> list[HeteroG
     """The clients of a partition by FedHGN's authors, from their files."""
     theirs = {"random_edges": "random-edges", "random_edge_types": "random-etypes"}[split]
     path = locate_hetero(name, f"{name.lower()}_{theirs}_{num_clients}.npz", None)
-    return [read_npz(path, number, f"{name}, client-{number + 1}") for number in range(num_clients)]
+    clients = []
+    with np.load(path, allow_pickle=False) as file, TemporaryDirectory() as folder:
+        common = {key: file[key] for key in ("num_classes", "name")}
+        for number in range(num_clients):
+            prefix = f"client{number}/"
+            own = {key.removeprefix(prefix): file[key] for key in file.files if key.startswith(prefix)}
+            np.savez(f"{folder}/own.npz", **own, **common)
+            graph = read_npz(f"{folder}/own.npz", f"{name}, client-{number + 1}")
+            clients.append(graph.replace(nodes=torch.from_numpy(own["node_id"]).long()))
+    return clients
 
 
 def partition_of(graph: HeteroGraph, clients: Sequence[HeteroGraph]) -> HeteroPartition:

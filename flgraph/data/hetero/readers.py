@@ -80,28 +80,22 @@ def _read_mag(root: str | Path | None) -> HeteroGraph:
     return with_reverse(HeteroGraph.from_pyg(data, "paper", MAG))
 
 
-def read_npz(path: str | Path, client: int | None = None, name: str | None = None) -> HeteroGraph:
+def read_npz(path: str | Path, name: str | None = None) -> HeteroGraph:
     """Reads a file of flat arrays.
 
-    Per graph: ``node_types [T]``, ``num_nodes [T]``, ``edge_types [R, 3]``, ``edge_ptr [R + 1]``,
+    These are ``node_types [T]``, ``num_nodes [T]``, ``edge_types [R, 3]``, ``edge_ptr [R + 1]``,
     ``edge_index [2, E]`` (nodes numbered within their types, relation after relation), ``target_node_type``,
-    ``labels``, ``train_mask``, ``val_mask``, ``test_mask``; in a file of several clients each name begins with
-    ``client0/``, ``client1/`` ..., and ``node_id`` are the numbers within the types of the whole graph. Per file:
-    ``num_classes`` and ``name``.
+    ``labels``, ``train_mask``, ``val_mask``, ``test_mask``, ``num_classes`` and ``name``.
 
     Args:
         path: the file.
-        client: which client, counted from 0; ``None`` for a whole graph.
         name: what error messages call the graph; the file's own when ``None``.
 
     Raises:
         InputError: the file is damaged, lacks an array, or holds values that cannot be used.
     """
-    prefix = "" if client is None else f"client{client}/"
     try:
-        arrays = load_npz(Path(path))
-        stored = {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
-        stored |= {key: arrays[key] for key in ("num_classes", "name")}
+        stored = load_npz(Path(path))
         types, kinds = stored["node_types"], [tuple(kind) for kind in stored["edge_types"]]
         for what, given in (("node_types", types), ("edge_types", kinds)):
             require(len(set(given)) == len(given), f"{what} in {path}", "different names", "one of them twice")
@@ -118,9 +112,7 @@ def read_npz(path: str | Path, client: int | None = None, name: str | None = Non
             val=stored["val_mask"],
             test=stored["test_mask"],
             num_classes=least_classes(stored["num_classes"], f"num_classes in {path}"),
-            name=name or stored["name"] + ("" if client is None else f", client-{client + 1}"),
-            # In the file of a whole graph the numbers are those of yet another graph, without types.
-            nodes=None if client is None else stored["node_id"].long(),
+            name=name or stored["name"],
         )
     except InputError:
         raise
