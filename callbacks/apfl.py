@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -116,6 +117,7 @@ class APFL(FedAvg):
             return
         expect(pl_module.automatic_optimization, "model", "a module with automatic optimization for APFL", "another")
         expect(trainer.world_size == 1, "trainer.strategy", "one of a single process for APFL", trainer.world_size)
+        expect(all(own.param_groups for own in trainer.optimizers), "model", "one with an optimizer for APFL", "none")
         closures = any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in trainer.optimizers)
         expect(not closures, "model", "one whose optimizer steps once for each gradient, for APFL,", "one with LBFGS")
         self._mixture, self._stepped = copy_of(pl_module), False
@@ -182,7 +184,7 @@ class APFL(FedAvg):
         own = self._parameters
         along = sum(float(((own[n] - common[n]).detach() * g.conj()).sum().real) for n, g in sorted(gradients.items()))
         rate = float(trainer.optimizers[0].param_groups[0]["lr"])
-        return min(1.0, max(0.0, self.alpha - rate * along))
+        return min(1.0, max(0.0, self.alpha - rate * along)) if math.isfinite(along) else self.alpha
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keeps the own model."""

@@ -17,8 +17,9 @@ class Ditto(FedProx):
 
     In a round a client trains the model that it was sent and uploads it, as in FedAvg; then, for as many epochs, its
     own, :math:`v`, on :math:`L_m(v) + \frac{\lambda}{2} \lVert v - \bar w \rVert^2` with :math:`\bar w` what it was
-    sent. That one it uses, is evaluated with, and leaves in its checkpoint. Both begin with the same weights, have
-    optimizers, schedulers and counts of epochs of their own, and their own version of layers that are not shared.
+    sent. That one it uses, is evaluated with, and leaves in its checkpoint. Both begin with what the client
+    is sent first; both have optimizers, schedulers and counts of epochs of their own, and their own version of layers
+    that are not shared.
 
     Args:
         lam: :math:`\lambda`; 0 trains own models alone.

@@ -76,7 +76,8 @@ class FedThin(AddsLoss, FedAvg):
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         """Asks the common model, counts classes, and trains."""
         data: Any = client.data
-        expect(hasattr(getattr(data, "graph", None), "batch"), "data", "of nodes of a graph", type(data).__name__)
+        fits = all(hasattr(data, name) for name in ("graph", "train"))
+        expect(fits, "data", "of nodes, such as flgraph.data.WholeGraphFederation,", type(data).__name__)
         if self.mu > 0:
             with evaluating_client(client) as prepared:
                 batch = prepared(data.graph.batch(torch.arange(data.graph.num_nodes)))

@@ -57,8 +57,9 @@ class MOON(AddsLoss, FedAvg):
 
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         super().local_update(client, round, exchange)
-        if self.mu > 0:
-            self._previous = {name: tensor.clone() for name, tensor in client.module.state_dict().items()}
+        trained = client.module.state_dict()
+        if self.mu > 0 and all(bool(own.isfinite().all()) for own in trained.values()):  # others would spoil all turns
+            self._previous = {name: tensor.clone() for name, tensor in trained.items()}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Makes the models to compare with: the client's is the global one now."""

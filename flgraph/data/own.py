@@ -139,7 +139,19 @@ def edges_of_source(source: Source, declared: Declared, undirected: bool) -> tup
         return sorted_edges(source.edge_index, source.num_nodes, undirected), None
     coding = Coding((), declared.edge_columns, declared.missing, field="data.edge_columns")
     rows = coding.features(source.edges, source.edge_index.size(1), f"edges of {source.name}")
+    if undirected and (count := _mixed_pairs(source, rows)):
+        said = f"{count} edges of {source.name} have other features than their reverse, and get the mean of both"
+        rank_zero_warn(f"{said} (`data.undirected` false keeps each).", category=Doubt)
     return sorted_with_features(source.edge_index, rows, source.num_nodes, undirected)
+
+
+def _mixed_pairs(source: Source, rows: Tensor) -> int:
+    """How many edges have a reverse, all alike in one direction, whose features differ from theirs."""
+    one_way, own = sorted_with_features(source.edge_index, rows, source.num_nodes, undirected=False)
+    back, other = sorted_with_features(source.edge_index.flip(0), rows, source.num_nodes, undirected=False)
+    keys, found = edge_keys(one_way, source.num_nodes), edge_keys(back, source.num_nodes)
+    both = torch.isin(keys, found)
+    return int((own[both] != other[torch.isin(found, keys)]).any(dim=1).sum())
 
 
 def features_of(source: Source, coding: Coding) -> Tensor:
@@ -164,13 +176,26 @@ def has_label(y: Tensor) -> Tensor:
 
 
 def splits_of(source: Source, y: Tensor, fractions: Sequence[float], seed: int, client: str) -> Splits:
-    """:func:`split_rows` of a source; where it has no labels and too few rows to split, all are for training."""
+    """:func:`split_or_keep` of a source."""
+    return split_or_keep(y, source.labels, source.split, f"label of {source.name}", fractions, seed, client)
+
+
+def split_or_keep(
+    y: Tensor,
+    labels: Sequence[str | None],
+    split: Sequence[str | None] | None,
+    where: str,
+    fractions: Sequence[float],
+    seed: int,
+    client: str,
+) -> Splits:
+    """:func:`split_rows`; where nobody has labels and there are too few rows to split, all are for training."""
     nobody = y.dim() == 1 and not bool((y < 0).any())  # or else they would have no class
-    bare = nobody and source.split is None and all(label is None for label in source.labels)
+    bare = nobody and split is None and all(label is None for label in labels)
     if bare and 0 < len(y) < fewest_for(fractions, len(y) + 1):
         rank_zero_warn(f"`{client}` has too few rows for `data.fractions`: all are for training.")
         return torch.arange(len(y)), torch.arange(0), torch.arange(0)
-    return split_rows(y, source.split, f"label of {source.name}", fractions, seed, client)
+    return split_rows(y, split, where, fractions, seed, client)
 
 
 def split_rows(

@@ -115,6 +115,7 @@ class Client:
             scalars=self.aggregator.upload_scalars,
             metrics=self.aggregator.reported_scalars,
             first=personal,
+            own=getattr(module, "schema_tensors", ()),
             client=name,
             network=self.aggregator.network,
         )

@@ -51,6 +51,7 @@ def goes_on(trainer: Any, module: pl.LightningModule, loader: Any) -> bool:
         and (trainer.accumulate_grad_batches, trainer.max_steps, trainer.limit_train_batches) == (1, -1, 1.0)
         and not (trainer.gradient_clip_val or trainer.lr_scheduler_configs or trainer._detect_anomaly)
         and module.automatic_optimization
+        and all(optimizer.param_groups for optimizer in trainer.optimizers)  # Lightning's stand-in for none has none
         and _is_usual(type(module).training_step)
         and not overrides(module, pl.LightningModule, _PREPARING + _DECIDING)
         and not any(overrides(callback, pl.Callback, _PREPARING) for callback in trainer.callbacks)

@@ -214,7 +214,10 @@ class FederatedLoop(pl.Trainer):
         )
         server.aggregator.template, server.job, server.authority = model, self.job, self.authority
         trusted, sums_only = self.engine.trusted, self.secure_sums is not None
-        server.account = account_of(server.transforms, self.privacy, server.aggregator, names, trusted, sums_only)
+        drawn = clients_per_round(len(names), self.client_fraction)
+        server.account = account_of(
+            server.transforms, self.privacy, server.aggregator, names, trusted, sums_only, drawn
+        )
         self._budget = [] if server.account is None else [PrivacyBudget(server.account)]
         if checkpoint is None or manifest is None:
             self.run_dir = runs

@@ -63,6 +63,7 @@ class Account:
         trusted: whether all is a simulation.
         sums_only: whether uploads are masked, so that the server sees sums.
         leave: patterns of tensors that the run's transforms leave as they are.
+        drawn: how many clients are drawn for a round; all when ``None``.
 
     Raises:
         InputError: the noise hides nothing in this algorithm, or a limit is set where nothing can be claimed.
@@ -77,7 +78,9 @@ class Account:
         trusted: bool,
         sums_only: bool = False,
         leave: Sequence[str] = (),
+        drawn: int | None = None,
     ) -> None:
+        self.drawn = len(clients) if drawn is None else drawn
         self.privacy, self.noise, self.clients, self.trusted = privacy, noise, list(clients), trusted
         self.sums_only, self.leave = sums_only, list(leave)
         self.uploads: Counter[str] = Counter()
@@ -116,7 +119,7 @@ class Account:
             InputError: the accountant is not installed.
         """
         if self._sampled:
-            sums = self.sums + Counter({self._usual: further})
+            sums = self.sums + Counter({str(self.drawn): further})
             events = tuple(sorted((int(drawn), times) for drawn, times in sums.items() if times))
         else:  # of the client that was asked most, as if it were asked again
             events = ((len(self.clients), max(self.uploads.values(), default=0) + further),)
@@ -127,11 +130,7 @@ class Account:
         """Whether it counts that not all clients are drawn: for each exchange anew, as there is one a round."""
         drawn_anew = all(len(self.aggregator.exchanges(round)) < 2 for round in (0, 1))
         at_server = self.noise.at == "server" and self.trusted
-        return at_server and drawn_anew and any(int(n) < len(self.clients) for n in self.sums)
-
-    @property
-    def _usual(self) -> str:
-        return self.sums.most_common(1)[0][0] if self.sums else str(len(self.clients))
+        return at_server and drawn_anew and any(n < len(self.clients) for n in (self.drawn, *map(int, self.sums)))
 
     def summary(self) -> dict[str, Any]:
         """For ``results.json``."""
@@ -207,12 +206,13 @@ def account_of(
     clients: Sequence[str],
     trusted: bool,
     sums_only: bool = False,
+    drawn: int | None = None,
 ) -> Account | None:
     """The account of a run with noise; see :class:`Account`."""
     noise = next((own for own in transforms.transforms if isinstance(own, GaussianNoise)), None)
     if noise is None:
         return None
-    return Account(privacy, noise, aggregator, clients, trusted, sums_only, transforms.leave)
+    return Account(privacy, noise, aggregator, clients, trusted, sums_only, transforms.leave, drawn)
 
 
 class PrivacyBudget(FederatedCallback):

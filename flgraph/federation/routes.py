@@ -118,6 +118,8 @@ class RoutingTable:
         scalars: names of the scalars that may leave.
         metrics: patterns of the metrics that may leave beside those that the model logs.
         first: patterns of tensors that are personal whatever the rules say.
+        own: patterns of tensors that stand for the client's own types, in an order of its own; rules that would share
+            them leave them personal.
         client: for error messages.
         network: of the algorithm, the same; see :attr:`Aggregator.network`.
 
@@ -137,6 +139,7 @@ class RoutingTable:
         scalars: Sequence[str] = (),
         metrics: Sequence[str] = (),
         first: Sequence[str] = (),
+        own: Sequence[str] = (),
         client: str = "client",
         network: str = "",
     ) -> None:
@@ -154,7 +157,9 @@ class RoutingTable:
             expect(isinstance(tensor, Tensor), "model", "one whose state is tensors, without `get_extra_state`,", name)
             matched.add(hits[0].pattern)
             dtype = str(tensor.dtype).removeprefix("torch.")
-            self.rows[name] = RoutedTensor(name, tuple(tensor.shape), dtype, hits[0])
+            kept = hits[0].kind == RouteKind.SHARED and matches(name, own)
+            route = Route(hits[0].pattern, RouteKind.PERSONAL) if kept else hits[0]
+            self.rows[name] = RoutedTensor(name, tuple(tensor.shape), dtype, route)
         for position, route in enumerate(routes):
             rest = route.pattern == "*" and position == len(routes) - 1  # "all others" may be none
             if route.pattern not in matched and not route.may_lack and not rest:

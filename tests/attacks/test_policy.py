@@ -544,3 +544,25 @@ def test_a_run_of_one_process_goes_on_where_numbers_of_samples_are_withheld() ->
     check_settings(tells_none, settings, {}, Path("checkpoint"))
     with pytest.raises(InputError, match="num_train_samples"):
         check_settings(settings, {"data": {"A": {SEALED: "x", "num_train_samples": 7}}}, {}, Path("checkpoint"))
+
+
+def test_jobs_that_share_a_file_know_of_each_other(tmp_path: Path) -> None:
+    one, two = (Spending(tmp_path / "privacy.json") for _ in range(2))
+    event = Event("client", 5.0, 1.0)
+    one.add(event, 3, 1e-5, None)
+    two.add(event, 4, 1e-5, None)
+    assert Spending(tmp_path / "privacy.json").events == {event: 7}
+
+
+@pytest.mark.parametrize("row", [["moon", 1.0, 1.0, 1], ["client", 1.0, 1.0, 0], ["client", 1.0, 1.0, -3]])
+def test_a_spoiled_file_is_refused(row: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "privacy.json").write_text(json.dumps([row]))
+    with pytest.raises(InputError, match="what this site wrote"):
+        Spending(tmp_path / "privacy.json")
+
+
+def test_limits_themselves_are_kept() -> None:
+    """Exactly as many, or as few, as a policy says are fine."""
+    policy = Policy(num_samples=10)
+    assert (policy.count(3), policy.count(14), policy.count(15)) == (10, 10, 20)
+    assert Policy(min_samples=5).tell({"val/loss": 1.0}, 99) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -296,3 +297,20 @@ def test_edges_without_graphs(tmp_path: Path) -> None:
     write(tmp_path, edges=[*edges, ("M0-0", "M1-0")])
     with pytest.raises(InputError, match=r"to be a node of the graph of its source but got one of another in row 21\."):
         GraphClients({"a": tmp_path}).setup()
+
+
+@pytest.mark.parametrize("amounts", [(1.0, 3.0), (2.0, 2.0)])
+def test_an_edge_and_its_reverse_with_other_features(amounts: tuple[float, float]) -> None:
+    """They become their mean, and that is said."""
+    net = nx.DiGraph()
+    net.add_edge(0, 1, amount=amounts[0])
+    net.add_edge(1, 0, amount=amounts[1])
+    net.add_edge(1, 2, amount=7.0)
+    nx.set_node_attributes(net, {node: str(node % 2) for node in net}, "label")
+    data = NodeClients({"a": net}, fractions=(1, 0, 0), edge_columns={"amount": "number"})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        data.setup()
+    assert data.client("a").graph.edge_attr[:, 0].tolist() == [2, 2, 7, 7]
+    wanted = "2 edges of a have other features than their reverse"
+    assert any(wanted in str(own.message) for own in said) == (amounts[0] != amounts[1])

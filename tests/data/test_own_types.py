@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from own_files import library, made
+from own_files import library, made, write
 from torch_geometric.data import HeteroData
 
-from flgraph.data import HeteroClients, HeteroGraph
+from flgraph.data import HeteroClients, HeteroDataModule, HeteroGraph, reordered
 from flgraph.errors import InputError
+from flgraph.models import RGCN, HeteroGAT
 
 
 def test_tables_of_types(tmp_path: Path) -> None:
@@ -150,3 +151,31 @@ def test_arrays_of_typed_graphs(changed: dict[str, Any], said: str, tmp_path: Pa
     np.savez(tmp_path / "own.npz", **{**arrays, **changed})
     with pytest.raises(InputError, match=said):
         HeteroClients({"north": tmp_path / "own.npz"}).setup()
+
+
+def test_a_model_answers_for_the_tables_of_later(tmp_path: Path) -> None:
+    """Other numbers of nodes, no labels: the nodes of before have the answers of before."""
+
+    def rows(count: int, labels: bool) -> dict[str, Any]:
+        authors = [("id", "age", *(["label"] if labels else []))]
+        authors += [(f"a{n}", n / 10, *(["xy"[n % 2]] if labels else [])) for n in range(count)]
+        papers = [("id", "pages"), *((f"p{n}", n) for n in range(count + 3))]
+        writes = [("source", "target"), *((f"a{n}", f"p{n}") for n in range(count))]
+        return {"author": authors, "paper": papers, "author__writes__paper": writes}
+
+    columns = {"author": {"age": "number"}, "paper": {"pages": "number"}}
+    write(tmp_path / "old", **rows(12, True))
+    write(tmp_path / "new", **rows(30, False))
+    old = made(HeteroClients({"north": tmp_path / "old"}, columns=columns)).client("north")
+    later = HeteroClients({"new": tmp_path / "new"}, columns=columns, target="author")
+    later.setup()
+    new = later.client("new").graph
+    kinds = [new.node_types.index(kind) for kind in old.graph.node_types]
+    edges = [new.edge_types.index(kind) for kind in old.graph.edge_types]
+    moved = HeteroDataModule(reordered(new, kinds, edges))
+    for model in (RGCN(**old.model_args, hidden_channels=4), HeteroGAT(**old.model_args, hidden_channels=4)):
+        (before,), (after,) = (list(map(model.eval(), data.predict_dataloader())) for data in (old, moved))
+        assert after.shape == (30, 2)
+        assert torch.allclose(after[:12], before, atol=1e-6)
+    with pytest.raises(InputError, match=r"`data\.target` to be given, unless one node type of .* but got none"):
+        HeteroClients({"new": tmp_path / "new"}, columns=columns).setup()

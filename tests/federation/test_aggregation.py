@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -119,3 +120,9 @@ def test_uploads_are_left_alone() -> None:
 
 def test_nobody_gives_nothing() -> None:
     assert weighted_mean({}, {}) == {}
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.inf, math.nan])
+def test_weights_are_finite_and_not_negative(weight: float) -> None:
+    with pytest.raises(InputError, match="finite number, 0 or more"):
+        mean({"A": 3.0, "B": weight}, A=torch.ones(1), B=torch.ones(1))

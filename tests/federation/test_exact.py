@@ -150,3 +150,14 @@ class FedGCNOfItsOwn(FedGCN):
 def test_which_algorithms_need_only_sums(aggregator: Aggregator, suffice: list[str]) -> None:
     told = [f"{r} {e}" for r in range(3) for e in aggregator.exchanges(r) if needs_only_sums(aggregator, r, e)]
     assert told == suffice
+
+
+def test_many_large_sums_are_merged_exactly() -> None:
+    one = 2.0**15 - 2.0**-24
+    total = ExactSum(1)
+    for _ in range(9):
+        part = ExactSum(1)
+        for _ in range(4001):
+            part.add(np.array([one]))
+        total.merge(part)
+    assert total.rounded()[0] == 9 * 4001 * 2**15 - 9 * 4001 * 2.0**-24

@@ -78,13 +78,17 @@ class Steps(NodeGCN):
         super().optimizer_step(*args, **kwargs)
 
 
-def client(model: type[NodeGCN], own: tuple[pl.Callback, ...], method: Any, **trainer_args: Any) -> Client:
+def nodes() -> WholeGraphFederation:
     generator = torch.Generator().manual_seed(0)
     x = (torch.rand(90, 12, generator=generator) < 0.2).float()
     graph = NodeGraph.from_pyg(
         Data(x=x, edge_index=torch.randint(0, 90, (2, 200), generator=generator), y=torch.arange(90) % 3)
     )
-    made = WholeGraphFederation(graph, num_clients=2, partition="dirichlet", global_fraction=0.0, alpha=100.0)
+    return WholeGraphFederation(graph, num_clients=2, partition="dirichlet", global_fraction=0.0, alpha=100.0)
+
+
+def client(model: type[NodeGCN], own: tuple[pl.Callback, ...], method: Any, **trainer_args: Any) -> Client:
+    made = nodes()
     made.cross_edges = False
     made.setup()
     data = made.client("client-1")
@@ -161,3 +165,15 @@ def test_after_a_state_was_loaded_lightning_begins(again: list[str]) -> None:
     assert not again
     one.fit(1)
     assert again
+
+
+class Observes(NodeGCN):
+    """Trains nothing."""
+
+    def configure_optimizers(self) -> Any:
+        return None
+
+
+def test_without_an_optimizer_every_fit_is_lightning_s(federate: Callable[..., Any]) -> None:
+    results = federate(FedAvg(), rounds=3).fit(Observes(hidden_channels=4), nodes())
+    assert results["rounds"] == 3

@@ -261,3 +261,15 @@ def test_states_of_anything_else_are_refused(value: Any, message: str) -> None:
     """JSON would take the first one, and give it back with a text for the number."""
     with pytest.raises(InputError, match=message):
         pack(value)
+
+
+def test_digests_do_not_depend_on_the_order() -> None:
+    one = Payload({"a": torch.ones(1), "b": torch.zeros(1)}, {"x": 1, "y": 2})
+    assert one.digest == Payload({"b": torch.zeros(1), "a": torch.ones(1)}, {"y": 2, "x": 1}).digest
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    with pytest.raises(InputError, match="a dense tensor"):
+        pack({"a": torch.eye(2).to_sparse()})
+    with pytest.raises(InputError, match="printed"):
+        Payload({"a\x1b[2J": torch.ones(1)})

@@ -22,7 +22,7 @@ from flgraph.data.graphs.batching import GraphLoader
 from flgraph.errors import InputError
 from flgraph.federation import Clip, GaussianNoise, Median, Payload, Privacy, Quantise
 from flgraph.federation.accountant import spent, spent_on_records
-from flgraph.federation.privacy import Account
+from flgraph.federation.privacy import Account, PrivacyBudget
 from flgraph.federation.transforms import Draw, Pipeline, draw_key
 from flgraph.runs.history import read_records
 from flgraph.runs.ledger import Ledger
@@ -247,6 +247,20 @@ def test_a_draw_counts_once_where_a_round_has_several_exchanges() -> None:
     for _ in account.aggregator.exchanges(1):
         account.count(["A"], 1)
     assert account.epsilon() == spent(10.0, 4, ((4, 2),), 1e-5)
+
+
+def test_the_first_round_costs_what_a_draw_costs() -> None:
+    """A limit that some rounds of a tenth of the clients keep is not refused before the first."""
+    names = [f"c{number}" for number in range(100)]
+    for limit, fits in ((1.0, True), (0.1, False)):
+        noise, privacy = GaussianNoise(1.0, 4.0, at="server"), Privacy(1e-5, max_epsilon=limit)
+        account = Account(privacy, noise, FedAvg("uniform"), names, trusted=True, drawn=10)
+        run: Any = SimpleNamespace(run_dir=None, current_round=0, rounds=10)
+        first = spent(4.0, 100, ((10, 1),), 1e-5)
+        assert account.epsilon(1) == first
+        assert fits == (first <= limit)
+        with nullcontext() if fits else pytest.raises(InputError, match=f"{first:.4g} or more, which round 1 costs"):
+            PrivacyBudget(account).on_federation_start(run)
 
 
 def test_at_sites_draws_do_not_count_and_lost_rounds_do(tmp_path: Any) -> None:

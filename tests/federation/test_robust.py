@@ -152,3 +152,28 @@ def test_what_cannot_be_combined(name: str) -> None:
 def test_arguments_out_of_range(make: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         make()
+
+
+def test_krum_by_hand_at_its_edges() -> None:
+    """Of n clients n - 3 may be bad at most; of three all are taken; those chosen count with their own weights."""
+    assert of(Krum(0.49, selected=1), [100.0], [0.0], [1.0], [1.5]) == [1.0]
+    assert of(Krum(selected=1), [1.0], [2.0], [9.0]) == [4.0]
+    rows = [0.0], [1.0], [2.0], [100.0], [3.5]
+    assert of(Krum(0.2, selected=3), *rows, weights=[1.0, 1.0, 2.0, 9.0, 9.0]) == [1.25]
+
+
+def test_ties_of_krum_do_not_depend_on_who_came_first() -> None:
+    rows = {name: {"w": torch.tensor([value])} for name, value in zip("ABCD", (0.0, 1.0, 2.0, 3.0), strict=True)}
+    mean, weights = Krum(0.2, selected=1), dict.fromkeys("ABCD", 1.0)
+    assert mean(rows, weights)["w"] == mean(dict(reversed(rows.items())), weights)["w"]
+
+
+def test_a_share_that_is_a_whole_number_of_clients_is_that_number() -> None:
+    """0.28 of 25 are seven, whatever floats make of it."""
+    rows = [[float(2**number)] for number in range(25)]
+    assert of(TrimmedMean(0.28), *rows)[0] == pytest.approx(np.mean([2.0**number for number in range(7, 18)]))
+
+
+def test_complex_numbers_have_no_median() -> None:
+    with pytest.raises(InputError, match="real numbers"):
+        Median()({"A": {"w": torch.ones(1, dtype=torch.complex64)}}, {"A": 1.0})

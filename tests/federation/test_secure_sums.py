@@ -421,3 +421,29 @@ def test_shares_that_nobody_can_read_spoil_the_secrets_of_who_sent_them() -> Non
     alter(clients)
     with pytest.raises(EngineError, match="The mask of client `c1` cannot be taken from the sum of round 1"):
         clients.run()
+
+
+def test_how_many_are_needed_by_hand() -> None:
+    """More than half of an odd number; 0.56 of 25 are 14, whatever floats make of it."""
+    assert SecureSums(0.51).needed(7) == 5
+    assert SecureSums(0.56).needed(25) == 14
+
+
+def test_masks_are_of_one_exchange_of_one_job() -> None:
+    told = {"a": b"1"}
+    contexts = {
+        SecureSums().context(job, round, exchange, [("w", (size,))], told)
+        for job, round, exchange, size in (
+            *(("job", 1, "train", 2), ("job", 2, "train", 2), ("job", 1, "other", 2)),
+            *(("job", 1, "train", 3), ("", 1, "train", 2)),
+        )
+    }
+    assert len(contexts) == 5
+
+
+def test_complex_numbers_and_sums_out_of_range_are_refused() -> None:
+    with pytest.raises(InputError, match="real numbers"):
+        encode({"w": torch.ones(1, dtype=torch.complex64)}, 1.0, 30, 3, "f")
+    for row in ([1, 0], [-(2**63) + 5, 2**30]):  # no weight, a number below the range
+        with pytest.raises(InputError, match="numbers in their range"):
+            decode(np.array(row, dtype=np.int64).view(np.uint64), [("w", (1,))], {"w": torch.float32}, 30)

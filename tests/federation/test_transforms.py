@@ -374,3 +374,35 @@ def test_arguments_that_cannot_be(make: Any, sentence: str) -> None:
 def test_a_pattern_of_nothing_is_refused(federate: Any, toy_federation: Any, toy_module: Any) -> None:
     with pytest.raises(InputError, match=r"`transforms.leave` to be patterns of tensors of client `A` but got 'none'"):
         federate(FedAvg(), rounds=1, transforms=[Clip(1.0, leave=["none"])]).fit(toy_module(), toy_federation(6, 8))
+
+
+def test_noise_at_the_server_clips_what_came_too_long() -> None:
+    """Whatever a client sent; what is no number counts as zero."""
+    noise = GaussianNoise(1.0, 1e-9, at="server")
+    long = noise.receive({"w": torch.full((4,), 100.0).double()}, Draw(bytes(32)), 1)["w"]
+    assert float(long.norm()) == pytest.approx(1.0, abs=1e-3)
+    found = noise.receive({"w": torch.tensor([math.nan, 0.0]).double()}, Draw(bytes(32)), 1)["w"]
+    assert bool(found.isfinite().all())
+
+
+def test_noise_of_secure_sums_covers_their_rounding() -> None:
+    """A thousandth more noise, for which a sum's steps have to be fine enough; at clients nothing is rounded."""
+    noise, zero = GaussianNoise(1.0, 1.0, at="server"), {"w": torch.zeros(200_000).double()}
+    assert noise.receive_mean(zero, Draw(bytes(32)), 1.0)["w"].equal(Draw(bytes(32)).normal(200_000) * 1.001)
+    with pytest.raises(InputError, match="fraction_bits"):
+        noise.expect_fine(10**6, 18)
+    GaussianNoise(1.0, 1.0).expect_fine(10**6, 1)
+
+
+def test_an_update_is_of_the_shape_that_was_sent() -> None:
+    pipeline = Pipeline([Clip(1.0)], FedAvg())
+    with pytest.raises(InputError, match="was sent"):
+        pipeline.encode(
+            Payload({"w": torch.ones(2, 2)}), Payload({"w": torch.ones(2)}), False, lambda transform: Draw(bytes(32))
+        )
+
+
+def test_whole_numbers_are_rounded_not_cut() -> None:
+    """Both are scaled by 0.53; seven become 3.85, and so four."""
+    update = {"k": torch.tensor([7]), "w": torch.tensor([2.0]).double()}
+    assert Clip(1.0).encode(update, Draw(bytes(32)))["k"].tolist() == [4]

@@ -15,7 +15,7 @@ import pytest
 from flgraph.errors import InputError
 from flgraph.runs import ledger as module
 from flgraph.runs.ledger import LEDGER, NOTHING, Ledger
-from flgraph.runs.ledger_reader import compare, read_ledger, totals
+from flgraph.runs.ledger_reader import Line, compare, lost_sums, read_ledger, totals
 
 TENSORS = {"conv.weight": "64x32 float32", "conv.bias": "64 float32"}
 
@@ -279,3 +279,16 @@ def test_lines_added_together_take_one_lock(tmp_path: Path, monkeypatch: pytest.
     assert [line.round for line in read_ledger(tmp_path / LEDGER)] == list(range(6))
     with Ledger().together() as nothing:
         assert nothing is None
+
+
+def test_sums_that_are_lost() -> None:
+    """Those of rounds after the last whole one, of clients whose upload was taken; a job that is opened begins anew."""
+
+    def up(number: int, request: str, verdict: str = "accepted") -> Line:
+        known = {"direction": "up", "request": request, "exchange": "train", "round": 2, "verdict": verdict}
+        return Line(number, "", "", "", client="A", **known)
+
+    opened = Line(2, "", "", "", client="A", event="opened")
+    assert lost_sums([up(1, "exchange"), up(2, "confirm")], 2) == {}
+    assert lost_sums([up(1, "exchange", "dropped: x"), up(2, "confirm")], 1) == {(2, "train"): set()}
+    assert lost_sums([up(1, "exchange"), opened, up(3, "confirm")], 1) == {(2, "train"): set()}

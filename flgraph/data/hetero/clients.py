@@ -14,7 +14,7 @@ from flgraph.data.hetero.container import HeteroGraph
 from flgraph.data.hetero.datamodule import HeteroClientData, HeteroTask, client_data
 from flgraph.data.hetero.schema import canonical, with_reverse
 from flgraph.data.hetero.sources import HeteroTables, read_hetero_source
-from flgraph.data.own import Declared, split_rows, warn_of_disjoint_classes
+from flgraph.data.own import Declared, split_or_keep, split_rows, warn_of_disjoint_classes
 from flgraph.data.statistics import hetero_statistics
 from flgraph.errors import expect
 from flgraph.nn.tasks import check_task
@@ -128,7 +128,7 @@ class HeteroClients(Federation[HeteroClientData]):
         if self.declared.classes is not None:
             return self.declared.classes
         tables = {name: source for name, source in read.items() if isinstance(source, HeteroTables)}
-        labels = {name: source.labels[targets[name]] for name, source in tables.items()}
+        labels = {name: source.labels_of(targets[name]) for name, source in tables.items()}
         numbered = {name: source.y[source.y >= 0] for name, source in read.items() if isinstance(source, HeteroGraph)}
         codes = {name: map(str, y.unique().tolist()) for name, y in numbered.items()}
         warn_of_disjoint_classes({name: {**labels, **codes}[name] for name in read})
@@ -156,12 +156,15 @@ class HeteroClients(Federation[HeteroClientData]):
     ) -> HeteroGraph:
         learned = target if self.task == "nodes" else None
         warn_of_unused(source.left_out(learned, {kind: own.columns for kind, own in coding.items()}), name)
-        y, splits = torch.full((source.num_nodes[target],), -1), None
+        y, splits, count = torch.full((source.num_nodes[target],), -1), None, len(classes)
         if self.task == "nodes":
             where = f"label of {target} in {source.name}"
-            y = Coding(classes, {}).labels(source.labels[target], where)
-            splits = split_rows(y, source.split.get(target), where, self.fractions, self.split_seed, name)
-        graph = source.graph(target, y, splits, coding, len(classes)).replace(name=name)
+            labels, split = source.labels_of(target), source.split.get(target)
+            bare = not classes  # nobody has labelled anything: all are alike, and there to be predicted
+            y = torch.zeros(len(labels), dtype=torch.long) if bare else Coding(classes, {}).labels(labels, where)
+            count = max(1, count)
+            splits = split_or_keep(y, labels, split, where, self.fractions, self.split_seed, name)
+        graph = source.graph(target, y, splits, coding, count).replace(name=name)
         return with_reverse(graph) if self.reverse else graph
 
     def _with_classes(self, name: str, graph: HeteroGraph, classes: tuple[str, ...]) -> HeteroGraph:

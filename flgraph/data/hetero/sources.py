@@ -48,12 +48,17 @@ class HeteroTables:
     ids: Mapping[str, Sequence[str]]
 
     def find_target(self, given: str | None) -> str:
-        """The node type whose nodes have labels.
+        """The node type whose nodes have labels, or would have, where no table has any.
 
         Raises:
             InputError: there is none, or there are several.
         """
-        return _target(list(self.labels), given, self.name)
+        bare = not self.labels and given in self.num_nodes  # nobody has labelled anything, and that is meant
+        return given if bare and given is not None else _target(list(self.labels), given, self.name)
+
+    def labels_of(self, kind: str) -> Sequence[str | None]:
+        """Of each node of a type; ``None`` for all where its table has none."""
+        return self.labels.get(kind, (None,) * self.num_nodes[kind])
 
     def left_out(self, target: str | None, columns: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """What it holds and training makes no use of, in words.

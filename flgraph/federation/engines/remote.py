@@ -22,8 +22,6 @@ from flgraph.runs.checkpoint import link_or_copy, state_name
 from flgraph.runs.files import Digest
 from flgraph.runs.site_states import Location, checkpoint_label, labels_in_use, read_locations, write_location
 
-"""Of numbers that a site tells of its clients."""
-
 _MOST_CLIENTS = 1000
 """Of one site: each costs the server memory, and has a say."""
 

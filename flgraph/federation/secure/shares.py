@@ -16,7 +16,7 @@ def split(secret: bytes, needed: int, count: int) -> list[bytes]:
 
 
 def combine(shares: Mapping[int, bytes], needed: int, is_right: Callable[[bytes], bool]) -> bytes | None:
-    """The secret, also where a holder gave another share than it got; ``None`` if that makes it impossible.
+    """The secret, also where a holder gave another share than it got; ``None`` if no ``needed`` in a row are right.
 
     Args:
         shares: number of a holder to its share.
@@ -24,7 +24,7 @@ def combine(shares: Mapping[int, bytes], needed: int, is_right: Callable[[bytes]
         is_right: whether a secret is the one.
     """
     held = list(shares.items())
-    for first in range(len(held) if len(held) >= needed else 0):
+    for first in range(len(held)):
         secret = Shamir.combine((held[first:] + held[:first])[:needed])
         if is_right(secret):
             return secret

@@ -82,7 +82,7 @@ class HeteroGAT(HeteroInputs, Classifier[HeteroBatch]):
     def encode(self, batch: HeteroBatch) -> Tensor:
         """What the classifier gets of the nodes ``batch.index``, ``[n, hidden_channels]``."""
         self.check_sizes()
-        h, types = self._embed(batch.x), self._types_of_nodes()
+        h, types = self._embed(batch.x), self._types_of_nodes(batch.x)
         self._check_relations(batch, "types")
         for conv in self.convs[:-1]:
             h = F.elu(conv(h, types, batch.relations))

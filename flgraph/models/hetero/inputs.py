@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,14 @@ class HeteroInputs(torch.nn.Module):
 
     Nodes of types without features have learned embeddings (``embedding.weight``), those of type number ``T`` with
     features a linear map of these (``inputs.T.*``).
+
+    Attributes:
+        schema_tensors: patterns of what belongs to node types and relations. Every client has these in an order of its
+            own, so that a mean by position would mix different ones: no algorithm shares them but one that aligns them
+            (FedHGN, SchemaFedAvg).
     """
+
+    schema_tensors: ClassVar[tuple[str, ...]] = ("embedding.*", "inputs.*", "*.coefficients", "convs.*.weight")
 
     num_nodes: list[int] | int
     num_features: list[int] | int
@@ -68,18 +75,18 @@ class HeteroInputs(torch.nn.Module):
         )
 
     def _embed(self, x: Sequence[Tensor | None]) -> Tensor:
-        """What the first layer gets, ``[N, channels]``, type after type."""
+        """What the first layer gets, ``[N, channels]``, type after type; of types with features any number of nodes."""
         if not len(self.inputs):
             return self.embedding.weight
         embedded = iter(self.embedding.weight.split([count for count, width in self._node_types if not width]))
         parts = []
-        for t, (count, width) in enumerate(self._node_types):
+        for t, (_, width) in enumerate(self._node_types):
             if not width:
                 parts.append(next(embedded))
                 continue
             features = x[t] if t < len(x) else None
             shape = None if features is None else list(features.shape)
-            expect(shape == [count, width], f"batch.x[{t}]", f"of shape [{count}, {width}]", shape)
+            expect(shape is not None and shape[1:] == [width], f"batch.x[{t}]", f"of shape [n, {width}]", shape)
             parts.append(self.inputs[str(t)](features))
         return torch.cat(parts)
 
@@ -96,13 +103,18 @@ class HeteroInputs(torch.nn.Module):
         if batch.schema not in ("", self._schema):
             wanted = "of the node types and relations of training, in that order (see `flgraph.data.reordered`),"
             raise InputError("batch.schema", wanted, "another order or other names")
-        nodes = sum(count for count, _ in self._node_types)
+        nodes = sum(self._counts(batch.x))
         found = [relations.num_targets, relations.num_rows]
         wanted = f"between {nodes} nodes, of {self.num_relations} {rows},"
         expect(found == [nodes, self.num_relations], "batch.relations", wanted, found)
 
-    def _types_of_nodes(self) -> Tensor:
+    def _counts(self, x: Sequence[Tensor | None]) -> list[int]:
+        """Number of nodes of each type: as the module's, or as many as have features."""
+        rows = [*x, *[None] * len(self._node_types)]
+        return [count if own is None else own.size(0) for (count, _), own in zip(self._node_types, rows, strict=False)]
+
+    def _types_of_nodes(self, x: Sequence[Tensor | None]) -> Tensor:
         """The type of each node ``[N]``."""
-        counts = [count for count, _ in self._node_types]
+        counts = self._counts(x)
         numbers = torch.tensor(counts, device=self.embedding.weight.device)
         return torch.repeat_interleave(numbers, output_size=sum(counts))

@@ -98,7 +98,7 @@ class LinkPredictor(HeteroInputs, LinkModule):
     def encode(self, batch: LinkBatch) -> Tensor:
         """Representations of all nodes ``[N, hidden_channels]``."""
         self.check_sizes()
-        h, types = self._embed(batch.x), self._types_of_nodes()
+        h, types = self._embed(batch.x), self._types_of_nodes(batch.x)
         self._check_relations(batch)
         for number, conv in enumerate(self.convs):
             typed = isinstance(conv, TypedAttentionConv)

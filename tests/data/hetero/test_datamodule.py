@@ -14,6 +14,7 @@ from flgraph.data import HeteroDataModule, HeteroFederation, HeteroGraph, Hetero
 from flgraph.data.hetero.schema import reordered, reverses
 from flgraph.errors import InputError
 from flgraph.federation import FederatedTrainer
+from flgraph.federation.routes import RouteKind
 from flgraph.models import RGCN
 from flgraph.reproduce.fedhgn.published import PublishedHeteroFederation
 
@@ -116,7 +117,7 @@ def test_a_partition_file(tmp_path: Path) -> None:
 
 
 def test_trains_in_a_federation(federate: Callable[..., FederatedTrainer], recorder: Any) -> None:
-    """Bases are averaged while each client has relations, nodes and embeddings of its own."""
+    """Bases are averaged while each client has relations, nodes and embeddings of its own, also where sizes agree."""
     data = HeteroFederation(graph(), partition="random_edge_types", partition_seed=3)
     results = federate(FedAvg(), rounds=2, engine=recorder).fit(RGCN(hidden_channels=8, num_bases=3), data)
     modules = [client.module for client in recorder.clients.values()]
@@ -124,6 +125,9 @@ def test_trains_in_a_federation(federate: Callable[..., FederatedTrainer], recor
     assert len({module.convs[1].coefficients.size(0) for module in modules}) > 1
     for module in modules[1:]:
         assert torch.equal(module.convs[1].bases, modules[0].convs[1].bases)
+    for client in recorder.clients.values():
+        kept = {name for name, row in client.routing.rows.items() if row.route.kind == RouteKind.PERSONAL}
+        assert kept == {"embedding.weight", "convs.1.coefficients"}
     assert results["partition"]["digest"] == data.statistics["digest"]
 
 

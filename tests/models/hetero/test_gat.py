@@ -81,7 +81,7 @@ def test_equals_a_loop_over_nodes_heads_and_edges(features: bool) -> None:
     ).double()
     for conv in net.convs:
         torch.nn.init.normal_(conv.bias)
-    batch, kinds = batch_of(made), net._types_of_nodes().tolist()
+    batch, kinds = batch_of(made), net._types_of_nodes(batch_of(made).x).tolist()
     h = net._embed(batch.x)
     for conv in net.convs:
         h = F.elu(literal_layer(conv, h, kinds, made))

@@ -144,7 +144,7 @@ def test_templates_and_errors() -> None:
     assert net(batch_of(made)).shape == (6, 3)
     with pytest.raises(InputError, match=r"`model\.num_nodes` to be given"):
         template(batch_of(made))
-    with pytest.raises(InputError, match=r"`batch\.x\[1\]` to be of shape \[9, 5\] but got None"):
+    with pytest.raises(InputError, match=r"`batch\.x\[1\]` to be of shape \[n, 5\] but got None"):
         net(batch_of(graph()))
     with pytest.raises(InputError, match=r"`batch\.relations` to be between 25 nodes, of 4 weights"):
         RGCN(**{**args, "num_relations": 4})(batch_of(made))
