@@ -178,7 +178,7 @@ class FederatedCLI(LightningCLI):
             for client, batches in predictions.items():
                 rows, predicted = self.trainer.prediction_rows[client], self.trainer.predicted[client]
                 write_predictions(client, batches, rows, predicted, folder / f"{client}.csv", names)
-        print(f"predictions in {folder}")
+        print(f"predictions in {folder}, after round {self.trainer.current_round}")
 
 
 def _as_module() -> list[str]:

@@ -374,9 +374,10 @@ def derived_classes(
         require(not row, where, "names, and empty where there is none,", got)
         found |= {label for label in own if label is not None}
     plain = {own: unicodedata.normalize("NFKC", own).casefold() for own in found}
-    alike = len(found) - len({str(int(own)) if _INTEGER.fullmatch(own) else plain[own] for own in found})
+    numbers = {own: str(int(match[1])) for own in found if (match := _WHOLE.fullmatch(own))}
+    alike = len(found) - len({numbers.get(own, plain[own]) for own in found})
     if alike:
-        how = "in capital letters only, in how accents are coded, or as 01 does from 1"
+        how = "in capital letters only, in how accents are coded, or as 01 and 1.0 do from 1"
         text = f"`{field}`: {alike} of {len(found)} names differ from another {how}"
         rank_zero_warn(f"{text}; they count apart. Write them alike, or declare them.", category=Doubt)
     whole = all(map(_INTEGER.fullmatch, found))

@@ -159,6 +159,8 @@ class RoutingTable:
             dtype = str(tensor.dtype).removeprefix("torch.")
             kept = hits[0].kind == RouteKind.SHARED and matches(name, own)
             route = Route(hits[0].pattern, RouteKind.PERSONAL) if kept else hits[0]
+            stays = route.kind == RouteKind.PERSONAL or "/" not in name
+            expect(stays, "model", "one whose tensors that leave have no `/` in their names, as groups have,", name)
             self.rows[name] = RoutedTensor(name, tuple(tensor.shape), dtype, route)
         for position, route in enumerate(routes):
             rest = route.pattern == "*" and position == len(routes) - 1  # "all others" may be none

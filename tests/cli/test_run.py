@@ -280,7 +280,7 @@ def test_evaluation(done: Call, small: list[str], finished: Path, subcommand: st
 
 def test_predictions(done: Call, small: list[str], finished: Path) -> None:
     out = done("predict", *FEDSTAR, *small).out
-    assert f"predictions in {finished / 'predictions'}" in out
+    assert f"predictions in {finished / 'predictions'}, after round " in out
     for client, graphs, classes in (("ALPHA", 40, 2), ("BETA", 30, 3)):
         with open(finished / "predictions" / f"{client}.csv", newline="") as stream:
             rows = list(csv.DictReader(stream))

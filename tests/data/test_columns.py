@@ -133,6 +133,8 @@ def test_derived_classes() -> None:
     assert derived_classes([("n", ["0"])], least=3) == ("0", "1", "2")
     with pytest.warns(Doubt, match="1 of 3 names differ from another in capital letters only, in how accents are"):
         assert derived_classes([("n", ["1", "2"]), ("e", ["01"])]) == ("01", "1", "2")
+    with pytest.warns(Doubt, match=r"2 of 5 names differ from another .*, or as 01 and 1\.0 do from 1"):
+        derived_classes([("n", ["1", "0"]), ("e", ["1.0", "0.0", "x"])])
     with pytest.warns(Doubt, match="1 of 2 names differ from another"):
         assert len(derived_classes([("n", ["caf\u00e9"]), ("e", ["cafe\u0301"])])) == 2
 

@@ -46,6 +46,21 @@ def test_a_route_that_never_comes_to_bear_is_an_error(hidden: list[Route]) -> No
         table([*shared("*"), *hidden])
 
 
+def test_what_is_in_a_client_s_own_order_is_never_shared_by_place() -> None:
+    """Whatever rule would share it; what is collected is no mean."""
+    made = RoutingTable([*collected("head.weight"), *shared("*")], MODEL, own=["convs.*.weight", "head.*"])
+    assert made.shared == ["convs.0.bias", "norm.num_batches_tracked"]
+    assert made.kind("head.weight") == RouteKind.COLLECTED
+    assert made.kind("convs.1.weight") == RouteKind.PERSONAL
+
+
+def test_names_of_what_leaves_have_no_slash() -> None:
+    named = {"parts.a/b": torch.ones(1), "rest": torch.ones(1)}
+    with pytest.raises(InputError, match=r"tensors that leave have no `/` in their names, .* but got 'parts\.a/b'"):
+        RoutingTable(shared("*"), named)
+    assert RoutingTable([*personal("parts.*"), *shared("*")], named).shared == ["rest"]
+
+
 def test_the_last_route_may_find_nothing_left() -> None:
     assert table([*shared("*"), *personal("*")]).shared == list(MODEL)
 
