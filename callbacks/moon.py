@@ -58,7 +58,8 @@ class MOON(AddsLoss, FedAvg):
     def local_update(self, client: Client, round: int, exchange: str) -> None:
         super().local_update(client, round, exchange)
         trained = client.module.state_dict()
-        if self.mu > 0 and all(bool(own.isfinite().all()) for own in trained.values()):  # others would spoil all turns
+        # What is not finite is refused, and would spoil all later turns, too.
+        if self.mu > 0 and all(bool(own.isfinite().all()) for own in trained.values()):
             self._previous = {name: tensor.clone() for name, tensor in trained.items()}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -146,8 +146,7 @@ class SCAFFOLD(ServerStep):
 
     def upload(self, client: Client, round: int, exchange: str) -> Payload | None:
         after = {name: total.cpu() / self._steps[name] for name, total in self._gradients.items()}
-        finite = {
-            name: own for name, own in after.items() if bool(own.isfinite().all())
-        }  # others would spoil all turns
+        # What is not finite is refused, and would spoil all later turns, too.
+        finite = {name: own for name, own in after.items() if bool(own.isfinite().all())}
         self._own, self._correction, self._gradients = {**self._own, **finite}, {}, {}
         return Payload({**client.shared_tensors(), "control": after}, self.sample_count(client))

@@ -109,9 +109,9 @@ class HeteroInputs(torch.nn.Module):
         expect(found == [nodes, self.num_relations], "batch.relations", wanted, found)
 
     def _counts(self, x: Sequence[Tensor | None]) -> list[int]:
-        """Number of nodes of each type: as the module's, or as many as have features."""
-        rows = [*x, *[None] * len(self._node_types)]
-        return [count if own is None else own.size(0) for (count, _), own in zip(self._node_types, rows, strict=False)]
+        """Number of nodes of each type: as in training, or as many as have features."""
+        kinds = enumerate(self._node_types)
+        return [x[t].size(0) if width and t < len(x) else count for t, (count, width) in kinds]  # type: ignore[union-attr]
 
     def _types_of_nodes(self, x: Sequence[Tensor | None]) -> Tensor:
         """The type of each node ``[N]``."""
