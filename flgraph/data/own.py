@@ -176,34 +176,25 @@ def has_label(y: Tensor) -> Tensor:
 
 
 def splits_of(source: Source, y: Tensor, fractions: Sequence[float], seed: int, client: str) -> Splits:
-    """:func:`split_or_keep` of a source."""
-    return split_or_keep(y, source.labels, source.split, f"label of {source.name}", fractions, seed, client)
+    """:func:`split_rows` of a source."""
+    nobody = y.dim() == 1 and not bool((y < 0).any())  # or else they would have no class
+    bare = nobody and all(label is None for label in source.labels)
+    return split_rows(y, source.split, f"label of {source.name}", fractions, seed, client, bare)
 
 
-def split_or_keep(
+def split_rows(
     y: Tensor,
-    labels: Sequence[str | None],
     split: Sequence[str | None] | None,
     where: str,
     fractions: Sequence[float],
     seed: int,
     client: str,
-) -> Splits:
-    """:func:`split_rows`; where nobody has labels and there are too few rows to split, all are for training."""
-    nobody = y.dim() == 1 and not bool((y < 0).any())  # or else they would have no class
-    bare = nobody and split is None and all(label is None for label in labels)
-    if bare and 0 < len(y) < fewest_for(fractions, len(y) + 1):
-        rank_zero_warn(f"`{client}` has too few rows for `data.fractions`: all are for training.")
-        return torch.arange(len(y)), torch.arange(0), torch.arange(0)
-    return split_rows(y, split, where, fractions, seed, client)
-
-
-def split_rows(
-    y: Tensor, split: Sequence[str | None] | None, where: str, fractions: Sequence[float], seed: int, client: str
+    bare: bool = False,
 ) -> Splits:
     """The training, validation and test nodes (or graphs) of a client, all with labels.
 
-    They are those that the data says; where it says nothing, they are drawn with equal shares of every class.
+    They are those that the data says; where it says nothing, they are drawn with equal shares of every class. Where
+    there are too few rows for that, and nobody has labels, all are for training.
 
     Args:
         y: see :func:`labels_of`.
@@ -212,10 +203,14 @@ def split_rows(
         fractions: see :func:`~flgraph.data.stratified_split`.
         seed: of the draw.
         client: for messages.
+        bare: whether nobody has labels, and all rows are of one class.
 
     Raises:
         InputError: there are no labels, or some is missing where the data has a split.
     """
+    if bare and split is None and 0 < len(y) < fewest_for(fractions, len(y) + 1):
+        rank_zero_warn(f"`{client}` has too few rows for `data.fractions`: all are for training.")
+        return torch.arange(len(y)), torch.arange(0), torch.arange(0)
     known = has_label(y)
     labelled = known.nonzero()[:, 0]
     require(labelled.numel() > 0, where, "there for some", "none")
@@ -225,8 +220,8 @@ def split_rows(
     rows = ([row for row, own in enumerate(split) if own == part] for part in SPLITS)
     train, val, test = (torch.tensor(own, dtype=torch.long) for own in rows)
     for name, part in zip(SPLITS, (train, val, test), strict=True):
-        bare = int((~known[part]).sum())
-        require(bare == 0, where, f"there for all that are for `{name}`", f"{bare} without")
+        without = int((~known[part]).sum())
+        require(without == 0, where, f"there for all that are for `{name}`", f"{without} without")
         if not part.numel():
             rank_zero_warn(f"The split that the data of `{client}` has leaves nothing for `{name}`.")
     return train, val, test

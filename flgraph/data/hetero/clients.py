@@ -14,7 +14,7 @@ from flgraph.data.hetero.container import HeteroGraph
 from flgraph.data.hetero.datamodule import HeteroClientData, HeteroTask, client_data
 from flgraph.data.hetero.schema import canonical, with_reverse
 from flgraph.data.hetero.sources import HeteroTables, read_hetero_source
-from flgraph.data.own import Declared, split_or_keep, split_rows, warn_of_disjoint_classes
+from flgraph.data.own import Declared, split_rows, warn_of_disjoint_classes
 from flgraph.data.statistics import hetero_statistics
 from flgraph.errors import expect
 from flgraph.nn.tasks import check_task
@@ -163,7 +163,7 @@ class HeteroClients(Federation[HeteroClientData]):
             bare = not classes  # nobody has labelled anything: all are alike, and there to be predicted
             y = torch.zeros(len(labels), dtype=torch.long) if bare else Coding(classes, {}).labels(labels, where)
             count = max(1, count)
-            splits = split_or_keep(y, labels, split, where, self.fractions, self.split_seed, name)
+            splits = split_rows(y, split, where, self.fractions, self.split_seed, name, bare)
         graph = source.graph(target, y, splits, coding, count).replace(name=name)
         return with_reverse(graph) if self.reverse else graph
 

@@ -53,8 +53,8 @@ class HeteroTables:
         Raises:
             InputError: there is none, or there are several.
         """
-        bare = not self.labels and given in self.num_nodes  # nobody has labelled anything, and that is meant
-        return given if bare and given is not None else _target(list(self.labels), given, self.name)
+        kinds = self.labels or ([] if given is None else self.num_nodes)  # without labels any type that is named
+        return _target(list(kinds), given, self.name)
 
     def labels_of(self, kind: str) -> Sequence[str | None]:
         """Of each node of a type; ``None`` for all where its table has none."""
